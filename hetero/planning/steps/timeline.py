@@ -98,14 +98,17 @@ class _Host:
         "in_free_s",
         "num_threads",
         "out_free_s",
+        "paces",
         "receiving",
         "since_s",
         "speed",
         "turn",
     )
 
-    def __init__(self, host: TimelineHost) -> None:
+    def __init__(self, host: TimelineHost, paces: dict[tuple[int, int, float], tuple[float, float]]) -> None:
         self.host = host
+        self.paces = paces
+        """Results of the host's ``pace``. Equal hosts share them."""
         self.busy: list[tuple[float, int, _Attempt]] = []
         """Heap of the batches that are made, with the value of `done` at which each is ready."""
         self.done = 0.0
@@ -120,6 +123,13 @@ class _Host:
     def advance(self, now_s: float) -> None:
         self.done += (now_s - self.since_s) * self.speed
         self.since_s = now_s
+
+    def pace(self, num_threads: int) -> tuple[float, float]:
+        key = len(self.busy), num_threads, self.receiving
+        found = self.paces.get(key)
+        if found is None:
+            found = self.paces[key] = self.host.pace(*key)
+        return found
 
 
 class _Attempt:
@@ -198,7 +208,8 @@ class Timeline:
 
     def __init__(self, job: TimelineJob, hosts: Sequence[TimelineHost], *, is_long: bool = False) -> None:
         self.job = job
-        self.hosts = [_Host(host) for host in hosts]
+        paces: dict[int, dict[tuple[int, int, float], tuple[float, float]]] = {}
+        self.hosts = [_Host(host, paces.setdefault(id(host), {})) for host in hosts]
         self.num_ranks = job.num_trainers * job.ranks_per_host
         self.place = [(host, index) for host in self.hosts for index in range(host.host.num_endpoints)]
         self.queues: list[list[tuple[int, int, _Attempt]]] = [[] for _ in self.place]
@@ -300,12 +311,15 @@ class Timeline:
                 self._refill(rank, now_s)
 
     def _plan(self, rank: _Rank) -> None:
-        limit = rank.next + rank.window + min(len(rank.arrived), int(rank.extra))
-        rank.added = max(rank.added, min(limit, self.epoch))
+        limit = rank.next + rank.window
+        if rank.extra >= 1:
+            limit += min(len(rank.arrived), int(rank.extra))
+        if limit > rank.added:
+            rank.added = min(limit, self.epoch)
 
     def _refill(self, rank: _Rank, now_s: float) -> None:
         self._plan(rank)
-        while self._request(rank, now_s):
+        while rank.requested < rank.added and self._request(rank, now_s):
             pass
 
     def _request(self, rank: _Rank, now_s: float) -> bool:
@@ -317,9 +331,9 @@ class Timeline:
             return False
         rank.requested += 1
         endpoint = rank.used[sequence % len(rank.used)] if self.job.is_own_loader else rank.choose()
-        attempt = _Attempt(rank, sequence, endpoint, self.place[endpoint][0])
+        host = self.place[endpoint][0]
+        attempt = _Attempt(rank, sequence, endpoint, host)
         if self.current[endpoint] is None:
-            host = attempt.host
             host.advance(now_s)
             self._begin(attempt)
             self._schedule(host, now_s)
@@ -332,12 +346,13 @@ class Timeline:
         rank.arrived.remove(rank.next)
         rank.next += 1
         rank.is_asking = False
-        rank.extra = max(0.0, rank.extra - 1 / 16)
+        if rank.extra:
+            rank.extra = max(0.0, rank.extra - 1 / 16)
         self._refill(rank, now_s)
         job, host = self.job, rank.host
         step_s = job.steps_s[self.step % len(job.steps_s)]
         if host.busy:
-            step_s *= host.host.pace(len(host.busy), job.rank_threads * job.ranks_per_host, host.receiving)[1]
+            step_s *= host.pace(job.rank_threads * job.ranks_per_host)[1]
         self.computed_s += step_s
         self.end_s = max(self.end_s, now_s + step_s)
         self.num_ready += 1
@@ -380,9 +395,10 @@ class Timeline:
         """Compute when the first process of a host is ready. Called after each change."""
         host.turn += 1
         if host.busy:
-            host.speed = host.host.pace(len(host.busy), host.num_threads, host.receiving)[0]
-            at_s = now_s + max(0.0, host.busy[0][0] - host.done) / host.speed
-            self._push(at_s, _MADE, host, host.turn)
+            host.speed = host.pace(host.num_threads)[0]
+            left = host.busy[0][0] - host.done
+            at_s = now_s + left / host.speed if left > 0 else now_s
+            heapq.heappush(self.events, (at_s, next(self.count), _MADE, host, host.turn))
 
     def _made(self, host: _Host, now_s: float) -> None:
         """Send the batch that is ready. Its endpoint begins with the next."""
