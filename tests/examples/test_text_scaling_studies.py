@@ -96,3 +96,12 @@ def test_summary_of_another_file_is_refused(script: Script, runs_csv: Path, caps
     with pytest.raises(SystemExit, match="2"):
         script("text_scaling/summary.py").main([str(runs_csv), "--metric", "loss"])
     assert "has no finished run with loss, expected the runs.csv of a study of train.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["scaled", "learning_rate"])
+def test_readme_has_the_summary_of_the_results(name: str, script: Script) -> None:
+    summary = script("text_scaling/summary.py")
+    runs = summary.read_runs(FOLDER / "results" / f"{name}.csv", "f1")
+    plan = prepare_study(FOLDER / "studies" / f"{name}.yaml").plan
+    assert {run["run_id"] for run in runs} == {run.run_id for run in plan.runs}
+    assert summary.table(runs, "f1") in (FOLDER / "README.md").read_text()
