@@ -125,6 +125,7 @@ class _Host:
         self.since_s = now_s
 
     def pace(self, num_threads: int) -> tuple[float, float]:
+        """Return what the host's ``pace`` returns for the processes that are busy now."""
         key = len(self.busy), num_threads, self.receiving
         found = self.paces.get(key)
         if found is None:
@@ -208,8 +209,8 @@ class Timeline:
 
     def __init__(self, job: TimelineJob, hosts: Sequence[TimelineHost], *, is_long: bool = False) -> None:
         self.job = job
-        paces: dict[int, dict[tuple[int, int, float], tuple[float, float]]] = {}
-        self.hosts = [_Host(host, paces.setdefault(id(host), {})) for host in hosts]
+        paces: dict[TimelineHost, dict[tuple[int, int, float], tuple[float, float]]] = {}
+        self.hosts = [_Host(host, paces.setdefault(host, {})) for host in hosts]
         self.num_ranks = job.num_trainers * job.ranks_per_host
         self.place = [(host, index) for host in self.hosts for index in range(host.host.num_endpoints)]
         self.queues: list[list[tuple[int, int, _Attempt]]] = [[] for _ in self.place]
@@ -311,15 +312,12 @@ class Timeline:
                 self._refill(rank, now_s)
 
     def _plan(self, rank: _Rank) -> None:
-        limit = rank.next + rank.window
-        if rank.extra >= 1:
-            limit += min(len(rank.arrived), int(rank.extra))
-        if limit > rank.added:
-            rank.added = min(limit, self.epoch)
+        limit = rank.next + rank.window + min(len(rank.arrived), int(rank.extra))
+        rank.added = max(rank.added, min(limit, self.epoch))
 
     def _refill(self, rank: _Rank, now_s: float) -> None:
         self._plan(rank)
-        while rank.requested < rank.added and self._request(rank, now_s):
+        while self._request(rank, now_s):
             pass
 
     def _request(self, rank: _Rank, now_s: float) -> bool:
@@ -331,9 +329,9 @@ class Timeline:
             return False
         rank.requested += 1
         endpoint = rank.used[sequence % len(rank.used)] if self.job.is_own_loader else rank.choose()
-        host = self.place[endpoint][0]
-        attempt = _Attempt(rank, sequence, endpoint, host)
+        attempt = _Attempt(rank, sequence, endpoint, self.place[endpoint][0])
         if self.current[endpoint] is None:
+            host = attempt.host
             host.advance(now_s)
             self._begin(attempt)
             self._schedule(host, now_s)
@@ -346,8 +344,7 @@ class Timeline:
         rank.arrived.remove(rank.next)
         rank.next += 1
         rank.is_asking = False
-        if rank.extra:
-            rank.extra = max(0.0, rank.extra - 1 / 16)
+        rank.extra = max(0.0, rank.extra - 1 / 16)
         self._refill(rank, now_s)
         job, host = self.job, rank.host
         step_s = job.steps_s[self.step % len(job.steps_s)]
@@ -396,9 +393,8 @@ class Timeline:
         host.turn += 1
         if host.busy:
             host.speed = host.pace(host.num_threads)[0]
-            left = host.busy[0][0] - host.done
-            at_s = now_s + left / host.speed if left > 0 else now_s
-            heapq.heappush(self.events, (at_s, next(self.count), _MADE, host, host.turn))
+            at_s = now_s + max(0.0, host.busy[0][0] - host.done) / host.speed
+            self._push(at_s, _MADE, host, host.turn)
 
     def _made(self, host: _Host, now_s: float) -> None:
         """Send the batch that is ready. Its endpoint begins with the next."""
