@@ -184,6 +184,14 @@ JOBS: tuple[Job, ...] = (
         refused=True,
     ),
     Job(
+        name="short-passes",
+        about="eight loader workers make all batches of a canary's pass at the same time",
+        script="train_net.py",
+        args=("--images", "3000", "--sample-work", "400", "--workers", "8", "--passes", "2"),
+        by_samples=True,
+        refused=True,
+    ),
+    Job(
         name="evaluation",
         about="evaluates every 250 steps, which 3 % never reach",
         script="train_net.py",

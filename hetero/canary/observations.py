@@ -105,6 +105,7 @@ def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
             pass_samples=summary.pass_samples,
             num_passes=summary.num_passes,
             num_complete_passes=summary.num_complete_passes,
+            max_in_flight=summary.max_in_flight,
         )
         for label, summary in longest.labelled
     )

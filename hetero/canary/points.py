@@ -39,6 +39,8 @@ class LoaderWork:
     """Samples of a pass over all ranks."""
     num_passes: int = 0
     num_complete_passes: int = 0
+    max_in_flight: int = 0
+    """Most batches that were requested and not yet delivered. 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

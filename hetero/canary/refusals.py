@@ -22,6 +22,9 @@ MAX_P_VALUE = 0.003
 _BENT = 0.12
 """Distance of the exponent's whole 90 % interval from 1 that bends the forecast more than its interval allows for."""
 _EQUAL = 0.02
+_FLIGHTS = 1.5
+"""Batches of a pass / batches in flight from which on the pass shows how fast batches follow each other. A loader of n
+processes has 2 n batches in flight, so each process then makes three."""
 
 
 def check_script(points: Sequence[CanaryPoint]) -> list[Refusal]:
@@ -185,6 +188,19 @@ def _fixed_steps(points: Sequence[CanaryPoint]) -> str:
     return ""
 
 
+def _short_passes(points: Sequence[CanaryPoint]) -> str:
+    for name in _names(points):
+        fractions, works = _works(points, name)
+        longest = max(work.num_steps / max(1, work.num_passes) for work in works)
+        in_flight = max(work.max_in_flight for work in works)
+        if in_flight > 1 and longest < _FLIGHTS * in_flight and not is_fixed_loader(works, fractions):
+            return (
+                f"a pass over loader {name} has at most {longest:.3g} batches in the canaries, of which the loader "
+                f"fetches {in_flight} at the same time, so the canaries do not show how fast batches follow each other"
+            )
+    return ""
+
+
 def _loaders(points: Sequence[CanaryPoint]) -> str:
     names = [tuple(sorted(loader.name for loader in point.loaders)) for point in points]
     if len(set(names)) > 1:
@@ -222,5 +238,6 @@ _SCRIPT_RULES: tuple[tuple[str, Callable[[Sequence[CanaryPoint]], str]], ...] = 
     ("unreached", _unreached),
     ("passes", _passes),
     ("fixed-steps", _fixed_steps),
+    ("short-passes", _short_passes),
     ("loaders", _loaders),
 )

@@ -53,6 +53,8 @@ def suggestion(points: Sequence[CanaryPoint], time: ForecastFigure, refusals: Se
         return text + "They would show whether the time grows at all."
     if "unreached" in rules:
         return text + "They count further, and may reach the condition."
+    if "short-passes" in rules:
+        return text + "Their passes have more batches."
     width = _width_with(points, fraction, fixed_s, growing_s)
     return text + (
         f"If the line holds, they narrow the interval of the time from {time.half_width:.0%} to about {width:.0%} of "

@@ -82,6 +82,8 @@ class Extent:
     """Passes that began."""
     num_complete_passes: int = 0
     """Passes that delivered all of their batches."""
+    max_in_flight: int = 0
+    """Most batches of a pass that were requested and not yet delivered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,8 @@ class StepSummary:
     """Passes that began. 0 if the loader does not count them."""
     num_complete_passes: int = field(default=0, metadata=limits(maximum=2**53))
     """Passes that delivered all of their batches."""
+    max_in_flight: int = field(default=0, metadata=limits(maximum=2**53))
+    """Most batches of a pass that were requested and not yet delivered. 0 if the loader does not count them."""
 
     @property
     def total_s(self) -> float:
@@ -362,6 +366,7 @@ class StepTimer:
             pass_samples=self.extent.pass_samples,
             num_passes=self.extent.num_passes,
             num_complete_passes=self.extent.num_complete_passes,
+            max_in_flight=self.extent.max_in_flight,
         )
 
     def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:

@@ -85,6 +85,8 @@ class Pipeline(LoaderPipeline):
         ranks sets it, because accelerate may request more batches from such a pass after its end."""
         self.stride: int | None = None
         """The n of a tool that consumes every n-th batch. None until known."""
+        self._num_delivered = 0
+        """Requests whose batches were delivered, or belong to earlier passes."""
         self._has_warned = False
         self._restores_epoch = False
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
@@ -171,6 +173,7 @@ class Pipeline(LoaderPipeline):
         self.progress.leave()
         self.take_sampler_epoch()
         self.extent.num_passes += 1
+        self._num_delivered = self._num_requested
         number, start = self.progress.begin()
         if self.sampler_order is None:
             return number, *self._begin_own_order(start, plan)
@@ -226,13 +229,20 @@ class Pipeline(LoaderPipeline):
         self.progress.note_length(num_samples)
         return replace(start, num_samples=num_samples), plan(start)
 
+    def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
+        """Return the request for a planned batch, and count the batches in flight."""
+        request = super().request(planned, epoch)
+        self.extent.max_in_flight = max(self.extent.max_in_flight, self._num_requested - self._num_delivered)
+        return request
+
     def note_delivered(self, number: int, sampler_state: object) -> None:
-        """Record in the user's sampler order that the next batch of a pass was delivered.
+        """Record that the next batch of a pass was delivered, also in the user's sampler order.
 
         Args:
             number: Number of the pass.
             sampler_state: The sampler's state after that batch. None for a sampler without a state.
         """
+        self._num_delivered += 1
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.delivered(sampler_state)
 

@@ -103,6 +103,24 @@ def test_fixed_number_of_steps_is_refused() -> None:
     assert "fixed-steps" in rules(points)
 
 
+@pytest.mark.parametrize(("whole_steps", "passes", "max_in_flight"), [(200, 3, 6), (400, 1, 12), (700, 2, 17)])
+def test_passes_with_hardly_more_batches_than_are_in_flight_are_refused(
+    whole_steps: int, passes: int, max_in_flight: int
+) -> None:
+    points = job(line, more=with_loaders(whole_steps=whole_steps, passes=passes, max_in_flight=max_in_flight))
+    found = shown(points)
+    reasons = {refusal.rule: refusal.reason for refusal in found.refused("time")}
+    assert f"at most {0.03 * whole_steps:g} batches" in reasons["short-passes"]
+    assert f"fetches {max_in_flight} at the same time" in reasons["short-passes"]
+    assert "passes have more batches" in found.more_canaries
+
+
+@pytest.mark.parametrize(("whole_steps", "max_in_flight"), [(3000, 17), (100, 1), (300, 3), (3000, 0)])
+def test_passes_with_many_more_batches_than_are_in_flight_are_not_refused(whole_steps: int, max_in_flight: int) -> None:
+    points = job(line, more=with_loaders(whole_steps=whole_steps, max_in_flight=max_in_flight))
+    assert "short-passes" not in rules(points)
+
+
 def test_validation_set_that_stays_whole_is_not_refused() -> None:
     points = job(line, more=lambda fraction: {"loaders": (work(fraction), work(0.05, name="validation"))})
     assert rules(points) == set()
