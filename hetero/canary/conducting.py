@@ -24,7 +24,7 @@ from hetero.errors import ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
 from hetero.studies.conduct import Progress, conduct
-from hetero.studies.ledger import LEDGER_FILE_NAME
+from hetero.studies.ledger import LEDGER_FILE_NAME, digest_of_script
 from hetero.studies.runs import Executor, PlannedRun, RunResult
 from hetero.studies.study_file import Budget
 from hetero.system.documents import write_text
@@ -112,7 +112,7 @@ def run_canaries(
             folder,
             budget=Budget(hours=budget_hours),
             on_progress=on_progress,
-            identity=_identity(request),
+            identity=_identity(request, data_bytes),
         )
         report = report_of(
             request,
@@ -226,10 +226,13 @@ def write_report(report: CanaryReport, folder: Path) -> None:
         raise ConfigError(f"cannot write the forecast to {folder}: {error.strerror or error}") from error
 
 
-def _identity(request: CanaryRequest) -> dict[str, object]:
+def _identity(request: CanaryRequest, data_bytes: float | None) -> dict[str, object]:
     """Return what must be the same if a killed study goes on."""
+    script = request.script_path
     return {
         "script": request.script,
+        "content of the script": None if script is None else digest_of_script(script),
+        "bytes of the channels": data_bytes,
         "args": list(request.script_args),
         "clusters": [list(cluster.groups) for cluster in request.clusters],
         "fractions": list(request.fractions),

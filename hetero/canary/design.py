@@ -56,6 +56,8 @@ class CanaryRequest:
     """
 
     script: str
+    script_path: Path | None = None
+    """File of the script. None if it is not known. Runs of a script that has changed since are rejected."""
     script_args: tuple[str, ...] = ()
     clusters: tuple[Cluster, ...]
     fractions: tuple[float, ...] = (0.01, 0.02, 0.03)

@@ -14,7 +14,7 @@ from hetero.cli.arguments import Subparsers, pairs, positive
 from hetero.cli.output import say
 from hetero.config.flags import MoreWords
 from hetero.errors import ConfigError, ExitCode
-from hetero.system.scripts import script_label
+from hetero.system.scripts import find_script, script_label
 
 if TYPE_CHECKING:
     from hetero.canary.design import Cluster
@@ -139,8 +139,10 @@ def _run(namespace: argparse.Namespace) -> int:
     unknown = next((rule for rule in namespace.accept if rule not in RULES), None)
     if unknown is not None:
         raise ConfigError(f"--accept {unknown!r:.60}: expected one of {', '.join(RULES)}")
+    is_module = bool(namespace.module)
     request = CanaryRequest(
         script=namespace.script,
+        script_path=find_script(namespace.script, is_module=is_module),
         script_args=tuple(namespace.script_args),
         clusters=_clusters(namespace),
         fractions=parse_fractions(namespace.fractions.split(",")),
@@ -155,7 +157,7 @@ def _run(namespace: argparse.Namespace) -> int:
     )
     logs.setup_logging(group="canary", host="", role="", level=namespace.log_level or "info")
     logger = logging.getLogger(__name__)
-    folder = Path(namespace.output_dir or Path("canaries") / script_label(namespace.script, is_module=False))
+    folder = Path(namespace.output_dir or Path("canaries") / script_label(namespace.script, is_module=is_module))
     catalogue = catalogue_of(request.options)
     report = run_canaries(
         request,

@@ -29,7 +29,15 @@ from hetero.studies.runs import FINISHED, STATES, STOPPED, Level, PlannedRun, Ru
 from hetero.system.documents import read_bounded
 from hetero.system.records import decode, encode, limits
 
-__all__ = ["JOB_FILE_NAME", "LEDGER_FILE_NAME", "RUNS_FOLDER", "Ledger", "differences", "digest_of"]
+__all__ = [
+    "JOB_FILE_NAME",
+    "LEDGER_FILE_NAME",
+    "RUNS_FOLDER",
+    "Ledger",
+    "differences",
+    "digest_of",
+    "digest_of_script",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +81,18 @@ def digest_of(run: PlannedRun) -> str:
     content = {each.name: getattr(run, each.name) for each in fields(run)}
     text = json.dumps(content, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digest_of_script(path: Path) -> str:
+    """Return a digest of a script's content. A study whose script has changed is another study.
+
+    Raises:
+        ConfigError: If the script cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigError(f"script: cannot read {path}: {error.strerror or error}") from error
 
 
 def _plain(value: object) -> object:

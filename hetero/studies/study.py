@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from hetero.pricing import Catalogue
 from hetero.studies.checks import check_study
 from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.executors import LaunchExecutor, SimulateExecutor
-from hetero.studies.ledger import JOB_FILE_NAME, LEDGER_FILE_NAME, RUNS_FOLDER
+from hetero.studies.ledger import JOB_FILE_NAME, LEDGER_FILE_NAME, RUNS_FOLDER, digest_of_script
 from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, study_page
 from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
 from hetero.studies.plots import has_matplotlib
@@ -156,11 +155,7 @@ def identity_of(study: Study) -> dict[str, Any]:
         found["factors"] = {name: _without_expectation(value) for name, value in found["factors"].items()}
     found["metrics"] = [{"name": metric.name, "regex": metric.regex} for metric in study.metrics]
     found["executor"] = study.executor.kind
-    try:
-        digest = hashlib.sha256(study.script_path.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise ConfigError(f"script: cannot read {study.script_path}: {error.strerror or error}") from error
-    return {"script": study.script, "content of the script": digest, **found}
+    return {"script": study.script, "content of the script": digest_of_script(study.script_path), **found}
 
 
 def _without_expectation(levels: Any) -> Any:

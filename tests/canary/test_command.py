@@ -45,6 +45,7 @@ def test_fractions_before_the_script_are_not_taken_for_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
     code, text = run(capsys, "--group", "t=ml.m5.large:1", "--fractions", "1%", "2%", "70%", "train.py", "--", "3%")
     assert code == 2
     assert "--fractions are 1 %, 2 %, 70 %" in text

@@ -54,3 +54,9 @@ def test_canary_of_a_script_refuses_what_it_did_not_reach(start: Start, tmp_path
     again = start([*command[:-1], "--json", command[-1]], tmp_path, {})
     assert again.wait(60.0) == 1, again.output
     assert load_canary(tmp_path / "out").candidates[0] == found
+    # The runs of a script that has changed since are not mixed with others.
+    (tmp_path / "train.py").write_text(SCRIPT.replace("0.01", "0.02"))
+    other = start(command, tmp_path, {})
+    assert other.wait(60.0) == 2, other.output
+    assert "content of the script" in other.output
+    assert "--fresh" in other.output
