@@ -25,6 +25,7 @@ from hetero.planning.profile import (
 )
 from hetero.pricing.catalog import Catalogue
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, Headline, Report, RunFacts, load_report
+from hetero.system.text import counted
 
 __all__ = ["load_any_profile", "profile_of_report"]
 
@@ -45,8 +46,14 @@ def load_any_profile(path: Path, catalogue: Catalogue) -> Profile:
         catalogue: Knows the vCPUs of instance types.
 
     Raises:
-        ConfigError: As `load_profile`, `load_report` and `profile_of_report` do.
+        ConfigError: As `load_profile`, `load_report` and `profile_of_report` do, or if the folder is that of a study.
     """
+    runs = sorted(path.glob(f"runs/*/{REPORT_FILE_NAME}"))
+    if runs and not any((path / name).exists() for name in (REPORT_FILE_NAME, PROFILE_FILE_NAME)):
+        raise ConfigError(
+            f"{path} is the folder of a study with {counted(len(runs), 'run')}, expected that of one run\n"
+            f"  Give for example {runs[0].parent}"
+        )
     has_report = (path / REPORT_FILE_NAME).is_file() and not (path / PROFILE_FILE_NAME).is_file()
     if has_report or path.name == REPORT_FILE_NAME:
         return profile_of_report(load_report(path), catalogue)

@@ -142,3 +142,11 @@ def test_folder_of_a_run_gives_the_profile_of_its_report(make_facts: FactsMaker,
 def test_folder_without_profile_and_report_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="make one with hetero profile SCRIPT"):
         load_any_profile(tmp_path, Catalogue.load())
+
+
+def test_folder_of_a_study_is_rejected_with_one_of_its_runs(tmp_path: Path) -> None:
+    for name in ("001-first", "002-second"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "report.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"folder of a study with 2 runs.*\n.*{tmp_path}/runs/001-first"):
+        load_any_profile(tmp_path, Catalogue.load())
