@@ -315,6 +315,8 @@ def bounds(outcomes: Sequence[Outcome], scores: Sequence[Score]) -> list[str]:
         target("jobs that finished although they were said to run out of memory", float(false_alarms), 0, at_most=True),
         target(f"share of {found['num_intervals']} intervals that cover", value("coverage"), COVERAGE[0]),
         target("the same, not more than", value("coverage"), COVERAGE[1], at_most=True),
+        "- by figure: "
+        + ", ".join(f"{name} {hits} of {num}" for name, (hits, num) in found["coverage_by_figure"].items()),
         target(
             f"jobs that must be refused and were not, of {len(must_refuse)}",
             float(sum(not each.rules for each in must_refuse)),

@@ -152,7 +152,7 @@ JOBS: tuple[Job, ...] = (
     ),
     Job(
         name="cold-cache",
-        about="reads files from storage, three passes",
+        about="reads files from storage, twelve passes",
         script="scan_files.py",
         args=("--passes", "12"),
         make=binary_files(100, 24_000_000),

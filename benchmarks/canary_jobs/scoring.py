@@ -92,6 +92,11 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
         "time_max": max(times, default=None),
         "memory_median": statistics.median(memory) if memory else None,
         "coverage": sum(covered) / len(covered) if covered else None,
+        "coverage_by_figure": {
+            name: [sum(found), len(found)]
+            for name in dict.fromkeys(each.figure for each in given)
+            if (found := [each.is_covered for each in given if each.figure == name])
+        },
         "num_intervals": len(covered),
         "num_times": len(times),
     }

@@ -21,10 +21,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hetero.canary.line import Form, Line, Noise, constant_draws, fit_line, fit_ratio, interval
+from hetero.canary.line import Form, Line, Noise, constant_draws, fit_line, fit_ratio, interval, num_distinct
 from hetero.canary.model import CandidateForecast, ForecastFigure, Refusal
 from hetero.canary.points import CanaryPoint, LoaderWork
-from hetero.canary.refusals import check_cache, check_figure, check_line, check_script, is_fixed_loader
+from hetero.canary.refusals import (
+    check_cache,
+    check_figure,
+    check_line,
+    check_script,
+    is_fixed_loader,
+    ran_out_of_memory,
+)
 from hetero.canary.suggestions import suggestion
 from hetero.errors import ConfigError
 from hetero.pricing import cost
@@ -39,6 +46,8 @@ _MEMORY = Noise(relative=0.01, absolute=1.5e6, degrees=2.0)
 _CPU = Noise(relative=0.02, absolute=0.03)
 _LACK = Noise(relative=0.1, absolute=0.05)
 _MIN_RUNS = 4
+_MIN_FRACTIONS = 3
+"""Fractions that show whether growth is a line. Two points are always on a line."""
 _MIN_STEPS = 3
 _MACHINE_DRIFT = 0.015
 """Standard deviation of a machine's speed between the canaries and the whole job, which no canary can show."""
@@ -103,10 +112,16 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     refusals = [refusal for refusal in check_script(candidate.points) if refusal.rule not in options.accept]
     canary_s = sum(point.wall_s for point in candidate.points)
     empty = np.empty(0)
-    if len(finished) < _MIN_RUNS or len({point.fraction for point in finished}) < 2:
-        reason = f"{len(finished)} canary runs finished; a forecast needs at least {_MIN_RUNS}, with two fractions"
+    is_too_large = any(ran_out_of_memory(point) for point in candidate.points)
+    num_fractions = num_distinct([point.fraction for point in finished])
+    if len(finished) < _MIN_RUNS or num_fractions < _MIN_FRACTIONS:
+        reason = (
+            f"{len(finished)} canary runs finished, with {num_fractions} different amounts of data; a forecast needs "
+            f"at least {_MIN_RUNS}, with {_MIN_FRACTIONS}, because two points are always on a line"
+        )
         refusals.append(Refusal(rule="too-few", figure="", reason=reason))
-        return Forecast(_shown(candidate, [], refusals, None, canary_s, None, ""), empty, empty)
+        shown = _shown(candidate, [], refusals, 1.0 if is_too_large else None, canary_s, None, "")
+        return Forecast(shown, empty, empty)
     model = _Model(candidate, finished, options)
     time_s = model.time()
     figures = [model.figure("time", "s", time_s, fixed=float(np.median(model.fixed_s)))]
@@ -128,10 +143,16 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
             if figure.name not in named and figure.name != "cost"
             for refusal in check_figure(figure)
         ]
-    out_of_memory = model.out_of_memory(candidate.memory_limit_bytes)
+    out_of_memory = 1.0 if is_too_large else model.out_of_memory(candidate.memory_limit_bytes)
     if any(refusal.figure in ("", "memory peak") for refusal in refusals):
         out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
-    advice = suggestion(finished, figures[0], [refusal for refusal in refusals if refusal.figure in ("", "time")])
+
+    def width_with(more: Sequence[CanaryPoint]) -> float:
+        _, low, high = interval(draws := _Model(candidate, [*finished, *more], options).time())
+        return (high - low) / 2 / float(np.median(draws))
+
+    about_time = [refusal for refusal in refusals if refusal.figure in ("", "time")]
+    advice = suggestion(finished, figures[0].half_width, about_time, width_with)
     shown = _shown(candidate, figures, refusals, out_of_memory, canary_s, time_s, advice)
     return Forecast(shown, time_s, usd)
 
@@ -200,17 +221,18 @@ class _Model:
         growing_s = [point.growing_s for point in self._points]
         whole_line = self._line(growing_s, _TIME, self._options.curvature)
         loaders = self._step_loaders()
-        self.refusals += check_line("time", whole_line, self._points, must_grow=not loaders)
+        works = {name: [_work_of(point, name) for point in self._points] for name in loaders}
+        grows = any(not is_fixed_loader(each, self._fractions) for each in works.values())
+        self.refusals += check_line("time", whole_line, self._points, must_grow=not grows)
         self.fixed_s = constant_draws(
             [point.fixed_s for point in self._points], self._random, noise=_TIME, num_draws=len(whole_line.single)
         )
         if loaders:
             rest_s = list(growing_s)
             steps_s = np.zeros(len(whole_line.single))
-            for name in loaders:
-                works = [_work_of(point, name) for point in self._points]
-                rest_s = [rest - work.measured_s for rest, work in zip(rest_s, works, strict=True)]
-                steps_s = steps_s + self._steps(name, works)
+            for name, own in works.items():
+                rest_s = [rest - work.measured_s for rest, work in zip(rest_s, own, strict=True)]
+                steps_s = steps_s + self._steps(name, own)
             rest = self._line([max(0.0, value) for value in rest_s], _TIME, self._options.curvature)
             self._growing_s = steps_s + rest.single
         else:

@@ -25,7 +25,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NUM_DRAWS", "Exponent", "Form", "Line", "Noise", "constant_draws", "fit_line", "fit_ratio", "interval"]
+__all__ = [
+    "NUM_DRAWS",
+    "Exponent",
+    "Form",
+    "Line",
+    "Noise",
+    "constant_draws",
+    "fit_line",
+    "fit_ratio",
+    "interval",
+    "num_distinct",
+]
 
 Array = npt.NDArray[np.float64]
 
@@ -202,6 +213,16 @@ def constant_draws(values: Sequence[float], random: np.random.Generator, *, nois
     return np.asarray(np.maximum(0.0, means + spread * random.standard_normal(num_draws)))
 
 
+def num_distinct(fractions: Sequence[float]) -> int:
+    """Return how many fractions differ by a tenth or more. Files are whole, so replicates differ by less."""
+    ordered = sorted(fractions)
+    count, last = 0, 0.0
+    for fraction in ordered:
+        if fraction >= 1.1 * last:
+            count, last = count + 1, fraction
+    return count
+
+
 def interval(draws: Array, coverage: float = 0.9) -> tuple[float, float, float]:
     """Return the median and the ends of the interval that contains this share of the draws."""
     tail = (1 - coverage) / 2
@@ -283,7 +304,7 @@ def _softmax(values: Array) -> Array:
 
 def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal], columns: Columns) -> Exponent | None:
     """Return the exponent that the runs alone suggest."""
-    if len({round(math.log(value), 1) for value in x}) < (2 if columns is Columns.GROWING else 3):
+    if num_distinct(x) < (2 if columns is Columns.GROWING else 3):
         return None
     models = [model_of(float(exponent), columns) for exponent in _EXPONENTS]
     # A fixed part is not negative. Where it would be, it is zero.

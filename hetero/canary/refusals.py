@@ -12,7 +12,15 @@ from hetero.canary.line import Line
 from hetero.canary.model import ForecastFigure, Refusal
 from hetero.canary.points import CanaryPoint, LoaderWork
 
-__all__ = ["MAX_HALF_WIDTH", "check_cache", "check_figure", "check_line", "check_script", "is_fixed_loader"]
+__all__ = [
+    "MAX_HALF_WIDTH",
+    "check_cache",
+    "check_figure",
+    "check_line",
+    "check_script",
+    "is_fixed_loader",
+    "ran_out_of_memory",
+]
 
 MAX_HALF_WIDTH = 0.35
 """Widest interval that is still an answer, as half of its width over the value."""
@@ -22,6 +30,8 @@ MAX_P_VALUE = 0.003
 _BENT = 0.12
 """Distance of the exponent's whole 90 % interval from 1 that bends the forecast more than its interval allows for."""
 _EQUAL = 0.02
+_OUT_OF_MEMORY = ("out of memory", "memoryerror")
+"""Words in the cause of a run that failed: Python's exception, and the messages of PyTorch, CUDA and SageMaker."""
 _FLIGHTS = 1.5
 """Batches of a pass / batches in flight from which on the pass shows how fast batches follow each other. A loader of n
 processes has 2 n batches in flight, so each process then makes three."""
@@ -97,6 +107,11 @@ def check_cache(
         "reads from storage in each pass"
     )
     return [Refusal(rule="cache", figure="", reason=reason)]
+
+
+def ran_out_of_memory(point: CanaryPoint) -> bool:
+    """Return whether a run failed because it ran out of memory, as far as its cause says so."""
+    return any(words in point.failure.lower() for words in _OUT_OF_MEMORY)
 
 
 def percent(fraction: float) -> str:

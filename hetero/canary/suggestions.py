@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from hetero.canary.line import Noise, fit_line, interval
-from hetero.canary.model import ForecastFigure, Refusal
-from hetero.canary.points import CanaryPoint
-from hetero.canary.refusals import percent
+from hetero.canary.model import Refusal
+from hetero.canary.points import CanaryPoint, LoaderWork
+from hetero.canary.refusals import is_fixed_loader, percent
 
 __all__ = ["BUDGET_S", "suggestion"]
 
@@ -18,35 +18,48 @@ BUDGET_S = 600.0
 _LARGEST = 0.5
 _STEPS = (1.0, 0.5)
 """The suggested fractions, as shares of the largest one."""
-_NO_USE = ("early-stop", "passes", "failed")
+_BY_VALUES = ("early-stop", "passes", "failed")
+_NARROWER = 0.9
+"""New width of an interval / the old one, at most, for which more runs are worth their time."""
 
 
-def suggestion(points: Sequence[CanaryPoint], time: ForecastFigure, refusals: Sequence[Refusal]) -> str:
-    """Return what ten more minutes of canaries would tell, or an empty text if they would tell nothing.
+def suggestion(
+    points: Sequence[CanaryPoint],
+    half_width: float,
+    refusals: Sequence[Refusal],
+    width_with: Callable[[Sequence[CanaryPoint]], float],
+) -> str:
+    """Return what ten more minutes of canaries would tell.
 
     Args:
         points: The finished runs.
-        time: The forecast of the time.
-        refusals: The reasons against it.
+        half_width: Half of the width of the interval of the time, as a share of the time.
+        refusals: The reasons against the forecast of the time.
+        width_with: Returns the half-width with further runs.
     """
-    if any(refusal.rule in _NO_USE for refusal in refusals):
+    rules = {refusal.rule for refusal in refusals}
+    if rules & set(_BY_VALUES):
         return (
             "More canaries with larger fractions would not tell how long the whole runs, because the script decides "
             "that by its values. Give it a fixed number of passes for a forecast."
         )
+    if "fixed-steps" in rules:
+        return (
+            "More canaries with larger fractions would not tell how long the whole runs, because its steps do not "
+            "depend on the data. Run the script with fewer steps, and multiply."
+        )
     fixed_s = float(np.median([point.fixed_s for point in points]))
     largest = max(point.fraction for point in points)
     growing_s = float(np.median([point.growing_s / point.fraction for point in points]))
-    growth = _growth(points)
-    fraction = _affordable(fixed_s, growing_s, growth, largest)
+    fraction = _affordable(fixed_s, growing_s, _growth(points), largest)
+    minutes = f"{BUDGET_S / 60:.0f} minutes"
     if fraction <= 1.3 * largest:
         return (
-            f"Another {BUDGET_S / 60:.0f} minutes do not suffice for larger fractions than "
-            f"{percent(largest)}. They would only add replicates."
+            f"Another {minutes} do not suffice for larger fractions than {percent(largest)}. They would only add "
+            "replicates."
         )
     fractions = " and ".join(percent(fraction * share) for share in reversed(_STEPS))
-    text = f"Another {BUDGET_S / 60:.0f} minutes of canaries suffice for {fractions} of the data. "
-    rules = {refusal.rule for refusal in refusals}
+    text = f"Another {minutes} of canaries suffice for {fractions} of the data. "
     if "curved" in rules:
         return text + "They would show whether the growth keeps its power, or turns into a line."
     if "no-growth" in rules:
@@ -55,10 +68,12 @@ def suggestion(points: Sequence[CanaryPoint], time: ForecastFigure, refusals: Se
         return text + "They count further, and may reach the condition."
     if "short-passes" in rules:
         return text + "Their passes have more batches."
-    width = _width_with(points, fraction, fixed_s, growing_s)
+    width = width_with([_on_the_line(points, fraction * share) for share in _STEPS])
+    if width > _NARROWER * half_width:
+        return text + f"They would not make the interval of the time much narrower than {half_width:.0%} to each side."
     return text + (
-        f"If the line holds, they narrow the interval of the time from {time.half_width:.0%} to about {width:.0%} of "
-        "the value to each side."
+        f"If the line holds, they narrow the interval of the time from {half_width:.0%} to about {width:.0%} of the "
+        "value to each side."
     )
 
 
@@ -80,19 +95,30 @@ def _affordable(fixed_s: float, growing_s: float, growth: float, largest: float)
     return largest
 
 
-def _width_with(points: Sequence[CanaryPoint], fraction: float, fixed_s: float, growing_s: float) -> float:
-    """Return the half-width of the interval if the suggested runs were exactly on the line."""
-    x = [point.fraction for point in points]
-    y = [point.growing_s for point in points]
-    line = fit_line(x, y, np.random.default_rng(0), noise=Noise(relative=0.02, absolute=0.03), curvature=0.0)
-    a, b = float(np.median(line.fixed)), float(np.median(line.expected - line.fixed))
-    more = [fraction * share for share in _STEPS]
-    wider = fit_line(
-        [*x, *more],
-        [*y, *(a + b * each for each in more)],
-        np.random.default_rng(0),
-        noise=Noise(relative=0.02, absolute=0.03),
-        curvature=0.015,
-    )
-    middle, low, high = interval(wider.single + fixed_s)
-    return (high - low) / 2 / max(middle, 1e-9)
+def _on_the_line(points: Sequence[CanaryPoint], fraction: float) -> CanaryPoint:
+    """Return a run with another fraction, whose growing parts are on the line through the smallest and the largest."""
+    smallest, model = min(points, key=lambda each: each.fraction), max(points, key=lambda each: each.fraction)
+    slope = max(0.0, (model.growing_s - smallest.growing_s) / (model.fraction - smallest.fraction))
+    growing_s = model.growing_s + slope * (fraction - model.fraction)
+    stretch, ratio = growing_s / max(1e-9, model.growing_s), fraction / model.fraction
+    fixed = [work for work in model.loaders if is_fixed_loader(_works(work.name, smallest, model), (1.0, 2.0))]
+    loaders = [
+        work
+        if work in fixed
+        else replace(
+            work,
+            num_steps=round(work.num_steps * ratio),
+            num_samples=round(work.num_samples * ratio),
+            num_steps_measured=round(work.num_steps * ratio) - (work.num_steps - work.num_steps_measured),
+            num_samples_measured=round(work.num_samples * ratio) - (work.num_samples - work.num_samples_measured),
+            measured_s=min(growing_s, work.measured_s * ratio),
+        )
+        for work in model.loaders
+    ]
+    parts = [replace(part, seconds=part.seconds * stretch) if part.grows else part for part in model.parts]
+    wall_s = model.wall_s + growing_s - model.growing_s
+    return replace(model, fraction=fraction, wall_s=wall_s, parts=tuple(parts), loaders=tuple(loaders))
+
+
+def _works(name: str, *points: CanaryPoint) -> list[LoaderWork]:
+    return [work for point in points for work in point.loaders if work.name == name]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 
 import numpy as np
 import pytest
@@ -100,6 +102,40 @@ def test_too_few_runs_give_no_forecast() -> None:
     assert found.shown.figures == ()
     assert [refusal.rule for refusal in found.shown.refusals] == ["too-few"]
     assert len(found.time_s) == 0
+
+
+@pytest.mark.parametrize("fractions", [(0.01, 0.03), (0.01, 0.0102, 0.0104, 0.03)])
+def test_two_amounts_of_data_give_no_forecast(fractions: tuple[float, ...]) -> None:
+    found = forecast(candidate(job(lambda fraction: 100 * fraction**1.5, fractions=fractions))).shown
+    assert [refusal.rule for refusal in found.refusals] == ["too-few"]
+    assert "with 2 different amounts of data" in found.refusals[0].reason
+    assert found.figures == ()
+
+
+def test_ten_percent_tell_n_log_n_from_a_line_and_three_percent_do_not() -> None:
+    def n_log_n(fraction: float) -> float:
+        return 60 * fraction * math.log(260_000 * fraction) / math.log(260_000)
+
+    for seed in range(5):
+        small = forecast(candidate(job(n_log_n, noise=0.01, seed=seed))).shown
+        assert not small.refused("time")  # docs/canary.md says so
+        large = forecast(candidate(job(n_log_n, noise=0.01, seed=seed, fractions=(0.01, 0.03, 0.1)))).shown
+        assert "curved" in {refusal.rule for refusal in large.refused("time")}
+
+
+def test_loader_that_ignores_the_fraction_must_grow_otherwise() -> None:
+    found = forecast(candidate(job(lambda fraction: 20.0, more=lambda fraction: {"loaders": (work(0.2),)}))).shown
+    assert "no-growth" in {refusal.rule for refusal in found.refused("time")}
+
+
+def test_suggestion_is_the_width_that_two_more_runs_give() -> None:
+    found = forecast(candidate(job(lambda fraction: 0.5 + 100 * fraction))).shown
+    assert re.search(r"narrow the interval of the time from \d+% to about \d+%", found.more_canaries)
+    before, after = (int(text) for text in re.findall(r"(\d+)%", found.more_canaries)[-2:])
+    assert after < before
+    # Steps of a loader are already certain, so larger fractions say little more.
+    steps = job(lambda fraction: 7200 * fraction, more=lambda fraction: {"loaders": (work(fraction, step_s=2.38),)})
+    assert "not make the interval of the time much narrower" in forecast(candidate(steps)).shown.more_canaries
 
 
 def test_run_without_data_is_rejected() -> None:

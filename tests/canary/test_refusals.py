@@ -141,7 +141,8 @@ def test_loader_of_some_runs_only_is_refused() -> None:
 def test_failed_run_is_refused_with_its_cause() -> None:
     points = job(line, more=lambda fraction: {"failure": "MemoryError" if fraction > 0.02 else ""})
     found = shown(points)
-    assert [refusal.rule for refusal in found.refusals] == ["failed"]
+    assert [refusal.rule for refusal in found.refusals] == ["failed", "too-few"]
+    assert found.out_of_memory == 1.0  # on less data than the whole
     assert "3 of 9 canary runs failed, the first with: MemoryError" in found.refusals[0].reason
 
 
