@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from harness import CHAIN, Job, Start
 
 from hetero.report import load_report
 
+STUDIES_PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
 SCRIPT = CHAIN.with_name("studied.py")
 FILE = """
 name: killed
@@ -77,3 +80,23 @@ def test_killed_study_goes_on_and_compares_its_runs(start: Start, tmp_path: Path
     assert page.count("<img") >= 5
     lines = [json.loads(line) for line in (folder / "out" / "runs.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines].count("ended") == 7  # one of them stopped with the study
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_walk_of_the_studies_page_leads_from_a_study_to_a_plan(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = STUDIES_PAGE.read_text(encoding="utf-8").partition("## From a canary to a study to a plan\n")[2]
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", section.partition("\n## ")[0], re.DOTALL | re.MULTILINE)
+    found = {language: block for language, block in blocks if language != "sh"}
+    (tmp_path / "fit.py").write_text(found["python"])
+    (tmp_path / "cluster.yaml").write_text(found["yaml"].replace('"0.05"', '"0.01"'))  # the fewest steps that suffice
+    commands = [shlex.split(block.replace("\\\n", " "))[1:] for language, block in blocks if language == "sh"]
+    assert [words[0] for words in commands] == ["canary", "study", "plan"]
+    assert commands[0][-1] == "fit.py"
+    for words in ([*commands[1], "--only", "cluster=one host"], commands[2]):
+        job = start([sys.executable, "-m", "hetero.cli", *words], tmp_path, {})
+        assert job.wait(120.0) == 0, job.output
+    assert job.output.startswith("Add 1 x ml.c5.9xlarge as data hosts: a step takes ")
