@@ -6,6 +6,9 @@ import ast
 import builtins
 import json
 import runpy
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,9 +50,7 @@ def _restored() -> Iterator[None]:
     original = builtins.__import__
     yield
     assert builtins.__import__ is original
-    for name in ("__hetero_modulo__", "__hetero_left_loop__"):
-        if hasattr(builtins, name):
-            delattr(builtins, name)
+    assert not hasattr(builtins, "__hetero_observe__")
 
 
 def observe(tmp_path: Path, text: str) -> dict[str, Any]:
@@ -112,3 +113,125 @@ def test_observer_exists_in_canary_runs_only(tmp_path: Path, monkeypatch: pytest
     assert observer_of(0) is None
     monkeypatch.setenv(CANARY_DIR_VARIABLE, str(tmp_path))
     assert observer_of(0) is not None
+
+
+PICKLED = """
+import cloudpickle, pathlib
+
+def periods(n):
+    for i in range(n):
+        if i % 2 == 0:
+            pass
+        if i >= 5:
+            break
+    return i
+
+pathlib.Path({path!r}).write_bytes(cloudpickle.dumps(periods))
+result = periods(9)
+"""
+
+
+def test_function_that_is_pickled_by_value_works_in_another_process(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    path = tmp_path / "function.pickle"
+    found = observe(tmp_path, PICKLED.format(path=str(path)))
+    assert found["left_loops"][0]["count"] == 1
+    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))(9), 'hetero' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "5 False\n"
+
+
+def test_hot_loop_calls_the_observer_for_few_of_its_evaluations(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("for i in range(3_000_000):\n    if i % 1_000_000_000 == 0:\n        pass\n")
+    observer = ScriptObserver(tmp_path, 0)
+    began_s = time.monotonic()
+    with observer.running(str(script), is_module=False):
+        runpy.run_path(str(script), run_name="__main__")
+    passed_s = time.monotonic() - began_s
+    (recorder,) = observer._modulos
+    assert 10_000 <= recorder.count <= 10_001 + passed_s / 0.02
+    (found,) = json.loads((tmp_path / "rank-0.json").read_text())["periodic"]
+    assert found["largest"] > 10_000  # samples follow
+
+
+EPOCHS = """
+class Stopper:
+    def __init__(self, at): self.at, self.bad = at, 0
+    def step(self, loss): self.bad += 1; return self.bad >= self.at
+    @property
+    def should_stop(self): return self.bad >= self.at
+
+def train(losses, patience=2):
+    stopper, best, bad, total = Stopper(2), 9.0, 0, 0
+    for epoch, loss in enumerate(losses):
+        stopper.step(loss)
+        stop = loss > best
+        best, bad = min(best, loss), bad
+        if loss >= best:
+            bad += 1
+        total += 1
+        if CONDITION:
+            break
+    return epoch
+
+result = train([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+"""
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["bad == patience", "not bad != patience", "stopper.should_stop", "stopper.step(loss)", "stop", "total and stop"],
+)
+def test_stop_that_depends_on_values_is_recorded(condition: str, tmp_path: Path) -> None:
+    found = observe(tmp_path, EPOCHS.replace("CONDITION", condition))
+    assert [each["text"] for each in found["left_loops"]] == [f"if {condition}"]
+
+
+@pytest.mark.parametrize("condition", ["epoch == 3", "total == 2", "total == patience", "epoch in (1, 2)", "patience"])
+def test_stop_at_a_fixed_place_is_not_recorded(condition: str, tmp_path: Path) -> None:
+    assert observe(tmp_path, EPOCHS.replace("CONDITION", condition))["left_loops"] == []
+
+
+def test_steps_of_gradient_accumulation_end_at_a_fixed_place(tmp_path: Path) -> None:
+    text = "done = 0\nfor i in range(99):\n    if i % 4 == 3:\n        done += 1\n    if done == 5:\n        break\n"
+    assert observe(tmp_path, text)["left_loops"] == []
+
+
+def test_search_is_no_early_stop(tmp_path: Path) -> None:
+    text = "for word in ['a', 'b', 'c']:\n    if word.startswith('b'):\n        break\n"
+    assert observe(tmp_path, text)["left_loops"] == []
+
+
+@pytest.mark.parametrize(
+    ("test", "is_recorded"),
+    [
+        ("old - loss > 0.01", True),
+        ("loss > 0.25", True),
+        ("count < 3", False),
+        ("rate > 0.25", False),
+        ("loss > 0.25 and count < 9", False),
+    ],
+)
+def test_while_loop_that_ends_by_a_value_is_recorded(test: str, is_recorded: bool, tmp_path: Path) -> None:
+    text = (
+        "count, old, loss, rate = 0, 9.0, 4.0, 1.0\n"
+        f"while {test}:\n    old, loss = loss, float(loss / 2)\n    count += 1\n    rate *= 0.5\n"
+    )
+    found = observe(tmp_path, text)["left_loops"]
+    assert [each["text"] for each in found] == [f"while {test}"] * is_recorded
+
+
+def test_compiled_and_traced_functions_stay_as_they_are() -> None:
+    loop = "    for i in range(9):\n        if i % 4 == 0:\n            pass\n"
+    for head in ("@njit\ndef f():\n", "@torch.compile(fullgraph=True)\ndef f():\n", "def forward():\n"):
+        assert ast.unparse(instrumented(head + loop)) == ast.unparse(ast.parse(head + loop))
+    assert "__hetero" in ast.unparse(instrumented("@hydra.main()\ndef f():\n" + loop))
+
+
+def test_docstring_and_future_imports_stay_first(tmp_path: Path) -> None:
+    text = (
+        '"""What it does."""\nfrom __future__ import annotations\nif 5 + 2 % 2:\n    pass\nx = 7\nif x % 2:\n    pass\n'
+    )
+    assert observe(tmp_path, text)["periodic"][0]["largest"] == 7
+    assert ast.get_docstring(instrumented(text)) == "What it does."
