@@ -24,6 +24,7 @@ from hetero.planning.profile import (
     load_profile,
 )
 from hetero.pricing.catalog import Catalogue
+from hetero.report.build import missing_emulation
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, Headline, Report, RunFacts, load_report
 from hetero.system.text import counted
 
@@ -154,6 +155,11 @@ def _supply(report: Report, headline: Headline, catalogue: Catalogue) -> SupplyP
             f"run {run.run_id} preprocessed on trainer and data hosts, so it does not show what a sample costs\n"
             "  Give the report of a run that preprocesses on data hosts only (--trainer-endpoints 0). "
             f"Or: {_RUN_PROFILE}"
+        )
+    if missing := missing_emulation(run):
+        raise ConfigError(
+            f"run {run.run_id} simulated its hosts without {' and '.join(missing)}, so its samples and steps took the "
+            f"time of this machine\n  Give {' and '.join(missing)}. Or: {_RUN_PROFILE}"
         )
     if vcpus is None or headline.samples_per_s is None or not headline.samples_per_s.value:
         raise ConfigError(

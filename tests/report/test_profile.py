@@ -118,6 +118,10 @@ def test_profile_of_a_run_that_waited_for_nothing_is_rejected(make_facts: FactsM
     [
         ({"exit_code": 30}, "run r-1 failed with exit code 30"),
         ({"ranks": ()}, "run r-1 has no measured step"),
+        (
+            {"options": {"emulate_sample_s": "None", "emulate_step_s": "0.1"}},
+            r"(?s)run r-1 simulated its hosts without --emulate-sample-seconds, so .* Give --emulate-sample-seconds",
+        ),
         ({"placement": "hybrid"}, r"(?s)run r-1 preprocessed on trainer and data hosts.*--trainer-endpoints 0"),
     ],
 )
