@@ -10,7 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetero.canary.comparison import decide
-from hetero.canary.design import CanaryRequest, Cluster, PlannedCanary, how_text, plan_canaries
+from hetero.canary.design import (
+    MIN_RUNS,
+    PRICE_OPTIONS,
+    CanaryRequest,
+    Cluster,
+    PlannedCanary,
+    how_text,
+    plan_canaries,
+)
 from hetero.canary.files import evict
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport, CandidateForecast
@@ -20,33 +28,59 @@ from hetero.canary.points import CanaryPoint
 from hetero.canary.text import canary_text
 from hetero.cluster import Role
 from hetero.cluster.roles import assign_roles
-from hetero.errors import ConfigError
+from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
-from hetero.studies.conduct import Progress, conduct
+from hetero.simulate.simulate import locked_folder
+from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.ledger import LEDGER_FILE_NAME, digest_of_script
-from hetero.studies.runs import Executor, PlannedRun, RunResult
+from hetero.studies.runs import FAILED, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import Budget
 from hetero.system.documents import write_text
 
-__all__ = ["TEXT_FILE_NAME", "memory_limit_of", "report_of", "run_canaries", "write_report"]
+__all__ = [
+    "TEXT_FILE_NAME",
+    "execute_canaries",
+    "memory_limit_of",
+    "raise_over_budget",
+    "report_of",
+    "run_canaries",
+    "write_report",
+]
 
 logger = logging.getLogger(__name__)
 
 TEXT_FILE_NAME = "canary.md"
 _GIB = 2**30
-_NUM_FIRST = 4
-"""Runs of each cluster before the first forecast, if a forecast may end the study."""
 _FINAL = ("early-stop", "fixed-steps", "passes", "failed")
 """Rules that refuse whatever further runs of the same fractions show."""
 
 
-class _ColdExecutor:
-    """Drops the files of a run from the page cache before it starts. Otherwise it is another executor."""
+class _PreparingExecutor:
+    """Links the files of a run before it starts, and drops them from the page cache. Otherwise it is another executor.
 
-    def __init__(self, inner: Executor, files: Mapping[str, Sequence[Path]]) -> None:
+    Args:
+        inner: Executes the runs.
+        planned: The runs.
+        request: What was asked for.
+        folder: Folder of the study.
+        is_cold: Whether to drop the files from the page cache.
+    """
+
+    def __init__(
+        self,
+        inner: Executor,
+        planned: Sequence[PlannedCanary],
+        request: CanaryRequest,
+        folder: Path,
+        *,
+        is_cold: bool,
+    ) -> None:
         self._inner = inner
-        self._files = files
+        self._planned = {each.run.run_id: each for each in planned}
+        self._prices = {name: value for name, value in request.options.items() if name in PRICE_OPTIONS}
+        self._folder = folder
+        self._is_cold = is_cold
         self.max_parallel = inner.max_parallel
 
     def hourly_usd(self, run: PlannedRun) -> float | None:
@@ -55,14 +89,110 @@ class _ColdExecutor:
 
     def execute(self, run: PlannedRun, folder: Path) -> RunResult:
         """Run the job, see `hetero.studies.runs.Executor.execute`."""
-        evict(self._files.get(run.run_id, ()))
-        for old in Path(run.environment[CANARY_DIR_VARIABLE]).glob("rank-*.json"):
+        planned = self._planned[run.run_id]
+        planned.link(self._folder)
+        if self._is_cold:
+            evict(path for linked in planned.links for path in linked.paths)
+        observations = Path(run.environment[CANARY_DIR_VARIABLE])
+        observations.mkdir(parents=True, exist_ok=True)
+        for old in observations.glob("rank-*.json"):
             old.unlink()
-        return self._inner.execute(run, folder)
+        return self._inner.execute(replace(run, options={**run.options, **self._prices}), folder)
 
     def stop(self) -> None:
         """Ask the runs that are being executed to stop."""
         self._inner.stop()
+
+
+class _RunFailedError(Exception):
+    """A run failed, so `conduct` must begin no more runs of its cluster."""
+
+    def __init__(self, run: PlannedRun) -> None:
+        super().__init__(run.run_id)
+        self.run = run
+
+
+class _Watch:
+    """Ends `conduct` after a run that fails, without stopping the others that are being executed.
+
+    Args:
+        inner: Executes the runs.
+        on_progress: Called when a run begins and when it ends.
+    """
+
+    def __init__(self, inner: Executor, on_progress: Callable[[Progress], object] | None) -> None:
+        self._inner = inner
+        self._on_progress = on_progress
+        self._has_failed = False
+        self.max_parallel = inner.max_parallel
+        self.hourly_usd = inner.hourly_usd
+        self.execute = inner.execute
+
+    def watch(self, progress: Progress) -> None:
+        """Raise `_RunFailedError` if a run failed."""
+        if self._on_progress is not None:
+            self._on_progress(progress)
+        if progress.result is not None and progress.result.state == FAILED and not self._has_failed:
+            self._has_failed = True
+            raise _RunFailedError(progress.run)
+
+    def stop(self) -> None:
+        """Ask the runs that are being executed to stop, unless `conduct` ends because one of them failed."""
+        if not self._has_failed:
+            self._inner.stop()
+
+
+def execute_canaries(
+    runs: Sequence[PlannedRun],
+    executor: Executor,
+    folder: Path,
+    *,
+    budget: Budget,
+    on_progress: Callable[[Progress], object] | None,
+    identity: Mapping[str, object],
+    accepts_failures: bool,
+    retry_failed: bool = True,
+) -> tuple[list[RunResult], BudgetError | None]:
+    """Execute the runs that the ledger in ``folder`` does not have yet.
+
+    After a run that fails, no more runs of its cluster begin, because they could not change that the forecast is
+    refused.
+
+    Args:
+        runs: The runs.
+        executor: Executes the runs.
+        folder: Folder of the study.
+        budget: Limits of all runs together.
+        on_progress: Called when a run begins and when it ends.
+        identity: What the study is.
+        accepts_failures: Whether runs go on after one that failed.
+        retry_failed: Whether runs that failed at an earlier start run again, unless failures are accepted.
+
+    Returns:
+        The results, and the error if the budget does not allow all runs.
+    """
+    left = list(runs)
+    retry_failed = retry_failed and not accepts_failures
+    while True:
+        watch = _Watch(executor, on_progress)
+        try:
+            conduct(
+                left,
+                executor if accepts_failures else watch,
+                folder,
+                budget=budget,
+                on_progress=on_progress if accepts_failures else watch.watch,
+                identity=identity,
+                retry_failed=retry_failed,
+            )
+        except BudgetError as error:
+            return read_results(runs, folder), error
+        except _RunFailedError as error:
+            left = [run for run in left if run.groups != error.run.groups]
+            retry_failed = False
+            logger.error("run %s failed, so no more runs of this cluster begin", error.run.run_id)
+        else:
+            return read_results(runs, folder), None
 
 
 def run_canaries(
@@ -74,7 +204,7 @@ def run_canaries(
     memory_gib: Mapping[str, float] | None = None,
     options: ForecastOptions | None = None,
     enough: float | None = None,
-    budget_hours: float | None = None,
+    budget: Budget | None = None,
     is_cold: bool = True,
     fresh: bool = False,
     on_progress: Callable[[Progress], object] | None = None,
@@ -90,30 +220,36 @@ def run_canaries(
         options: Options of the forecast.
         enough: Half-width of the interval of the time, as a share of its value, at which no more runs begin. None
             executes all runs.
-        budget_hours: Longest time of all runs together.
+        budget: Limits of all runs together. None: no limit.
         is_cold: Whether to drop the files of a run from the page cache before it.
         fresh: Whether to forget the runs of earlier starts.
         on_progress: Called when a run begins and when it ends.
 
     Raises:
-        BudgetError: If the budget does not allow a run.
-        ConfigError: If the data cannot be divided, or the ledger is of other runs.
+        BudgetError: If the budget does not allow a run. The forecast from the runs that ended is written.
+        ConfigError: If the data cannot be divided, the ledger is of other runs, or another study writes to the folder.
     """
+    options = options or ForecastOptions()
+    _check_memory(request, memory_gib or {})
     planned, data_bytes = plan_canaries(request, folder)
     if fresh:
-        (folder / LEDGER_FILE_NAME).unlink(missing_ok=True)
-    files = {each.run.run_id: each.files for each in planned} if is_cold else {}
-    cold = _ColdExecutor(executor, files)
-    num_runs = len(planned) if enough is None else min(len(planned), _NUM_FIRST * len(request.clusters))
+        _forget(folder)
+    preparing = _PreparingExecutor(executor, planned, request, folder, is_cold=is_cold)
+    num_runs = len(planned) if enough is None else min(len(planned), MIN_RUNS * len(request.clusters))
+    results: list[RunResult] = []
+    is_first = True
     while True:
-        results = conduct(
-            [each.run for each in planned[:num_runs]],
-            cold,
+        results, over_budget = execute_canaries(
+            _to_execute(planned[:num_runs], results, accepts_failures="failed" in options.accept),
+            preparing,
             folder,
-            budget=Budget(hours=budget_hours),
+            budget=budget or Budget(),
             on_progress=on_progress,
             identity=_identity(request, data_bytes),
+            accepts_failures="failed" in options.accept,
+            retry_failed=is_first,
         )
+        is_first = False
         report = report_of(
             request,
             planned,
@@ -122,13 +258,54 @@ def run_canaries(
             catalogue=catalogue,
             memory_gib=memory_gib or {},
             data_bytes=data_bytes,
-            options=options or ForecastOptions(),
+            options=options,
         )
-        if num_runs >= len(planned) or all(_is_enough(each, enough) for each in report.candidates):
+        if (
+            over_budget is not None
+            or num_runs >= len(planned)
+            or all(_is_enough(each, enough) for each in report.candidates)
+        ):
             break
         num_runs = min(len(planned), num_runs + len(request.clusters))
     write_report(report, folder)
+    raise_over_budget(over_budget, folder, "--budget-hours" if budget is None or budget.usd is None else "budget_usd")
     return report
+
+
+def _to_execute(
+    planned: Sequence[PlannedCanary], results: Sequence[RunResult], *, accepts_failures: bool
+) -> list[PlannedRun]:
+    """Return the runs without those of a cluster that failed before they began."""
+    ended = {result.run_id for result in results}
+    failed = {result.run_id for result in results if result.state == FAILED and not accepts_failures}
+    clusters = {each.run.groups for each in planned if each.run.run_id in failed}
+    return [each.run for each in planned if each.run.run_id in ended or each.run.groups not in clusters]
+
+
+def raise_over_budget(error: BudgetError | None, folder: Path, option: str) -> None:
+    """Raise an error that names the forecast in a folder and the option, if the budget ended the study."""
+    if error is not None:
+        reason = str(error).partition("\n  to do")[0]
+        raise BudgetError(
+            f"{reason}\n  {folder / TEXT_FILE_NAME} has the forecast from the runs that ended\n"
+            f"  to do: raise {option} and start again, which keeps these runs"
+        ) from error
+
+
+def _forget(folder: Path) -> None:
+    """Forget the runs of earlier starts, unless a study executes them now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked_folder(folder):
+        (folder / LEDGER_FILE_NAME).unlink(missing_ok=True)
+
+
+def _check_memory(request: CanaryRequest, memory_gib: Mapping[str, float]) -> None:
+    types = {text.partition("=")[2].rpartition(":")[0] for cluster in request.clusters for text in cluster.groups}
+    unknown = next((name for name in memory_gib if name not in types), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"--memory {unknown}: no candidate has such hosts; expected one of {', '.join(sorted(types))}"
+        )
 
 
 def _is_enough(candidate: CandidateForecast, enough: float | None) -> bool:
@@ -155,7 +332,7 @@ def report_of(
     forecasts = []
     for cluster in request.clusters:
         own = [each for each in planned if each.cluster == cluster and each.run.run_id in by_id]
-        points = tuple(_point(each, by_id[each.run.run_id]) for each in own)
+        points = tuple(_point(each, by_id[each.run.run_id], by_samples=request.by_samples) for each in own)
         reports = [report for each in own if (report := by_id[each.run.run_id].report) is not None]
         notes = dict.fromkeys(report.cost.objection for report in reports if report.cost.objection)
         candidate = Candidate(
@@ -185,9 +362,19 @@ def _note(objection: str) -> str:
     )
 
 
-def _point(planned: PlannedCanary, result: RunResult) -> CanaryPoint:
+def _point(planned: PlannedCanary, result: RunResult, *, by_samples: bool) -> CanaryPoint:
     observed = read_observed(Path(planned.run.environment[CANARY_DIR_VARIABLE]))
-    return point_of(result, fraction=planned.fraction, observed=observed)
+    point = point_of(result, fraction=planned.fraction, observed=observed)
+    if not by_samples:
+        return point
+    known = [
+        (loader.dataset_samples, loader.pass_samples)
+        for loader in point.loaders
+        if loader.dataset_samples and loader.pass_samples
+    ]
+    # The largest loader has most of the work, and its samples round least.
+    whole, part = max(known, default=(1, planned.fraction))
+    return replace(point, fraction=min(1.0, part / whole))
 
 
 def memory_limit_of(cluster: Cluster, catalogue: Catalogue, memory_gib: Mapping[str, float]) -> float | None:

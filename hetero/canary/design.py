@@ -9,19 +9,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetero.canary.files import DataFile, choose_files, data_files, link_files
+from hetero.canary.files import LinkedFolder, choose_files, data_files, link_files, matches
+from hetero.canary.line import num_distinct
 from hetero.canary.refusals import percent
 from hetero.errors import ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
+from hetero.simulate.opt_ml import CHANNEL_NAME
 from hetero.studies.runs import PlannedRun
 from hetero.system.text import counted
 
 __all__ = [
+    "MAX_FRACTION",
+    "MAX_RUNS",
+    "MIN_FRACTIONS",
+    "MIN_RUNS",
+    "PRICE_OPTIONS",
     "CanaryRequest",
     "Cluster",
     "PlannedCanary",
+    "check_fractions",
+    "check_real",
+    "check_repeats",
     "cluster_name",
+    "data_folder",
     "how_text",
     "parse_fractions",
     "plan_canaries",
@@ -32,6 +43,17 @@ _PLACEHOLDER = re.compile(r"\{(fraction|samples)\}")
 _FRACTION = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 MAX_FRACTION = 0.5
 MAX_RUNS = 200
+MIN_RUNS = 4
+"""Runs of each cluster that a forecast needs."""
+MIN_FRACTIONS = 3
+"""Different fractions that a forecast needs, because two points are always on a line."""
+_MIN_SPREAD = 2.0
+"""Largest fraction / smallest fraction, at least."""
+_ROUNDING = 0.9
+"""Part of `_MIN_SPREAD` that suffices for real fractions, because files are whole."""
+_MORE_PARTS = "divide the data into more files, give larger --fractions, or reduce samples with --samples"
+PRICE_OPTIONS = ("region", "price_profile", "price_file", "prices")
+"""Launch options that do not change a run, but only its cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +103,17 @@ class CanaryRequest:
     def __post_init__(self) -> None:
         if not self.clusters:
             raise ConfigError("no cluster is given; expected for example --group trainer=ml.m5.xlarge:1")
-        if not self.fractions or not all(0 < fraction <= MAX_FRACTION for fraction in self.fractions):
-            shown = ", ".join(percent(fraction) for fraction in self.fractions) or "none"
-            raise ConfigError(f"--fractions are {shown}; expected one or more above 0 % and at most 50 %")
-        if len(set(self.fractions)) != len(self.fractions) or len(self.fractions) < 2:
-            raise ConfigError("--fractions: expected at least two different fractions, because one point is no line")
-        if not 1 <= self.repeats <= 50 or self.repeats * len(self.fractions) * len(self.clusters) > MAX_RUNS:
-            raise ConfigError(f"--repeats is {self.repeats}; expected 1 to 50, and at most {MAX_RUNS} runs in all")
+        twice = next((each for each in self.clusters if self.clusters.count(each) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"--candidate {','.join(twice.groups)} is given twice; expected different clusters")
+        check_fractions(self.fractions)
+        check_repeats(self.repeats, len(self.fractions), len(self.clusters))
+        for name in self.channels:
+            if not CHANNEL_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"--channel {name!r:.80}: expected a name of 1 to 64 letters, digits and . _ - that starts with a "
+                    "letter, a digit or _"
+                )
         self._check_way()
 
     def _check_way(self) -> None:
@@ -111,6 +137,10 @@ class CanaryRequest:
             )
         if "samples" in placeholders and not self.whole_samples:
             raise ConfigError("{samples} needs the number of samples of the whole job; give --whole-samples N")
+        if self.whole_samples is not None and "samples" not in placeholders:
+            raise ConfigError("--whole-samples has no use without {samples} in the script's arguments; leave it out")
+        if self.keep and not set(self.channels) - self.whole_channels:
+            raise ConfigError("--keep has no use without a channel that is reduced; leave it out")
 
     @property
     def placeholders(self) -> set[str]:
@@ -126,11 +156,76 @@ class PlannedCanary:
     cluster: Cluster
     fraction: float
     """Share of the data that the run really gets."""
-    files: tuple[Path, ...] = ()
-    """The files that it gets, if it gets a part of the files."""
+    links: tuple[LinkedFolder, ...] = ()
+    """Folders with the files that it gets, if it gets a part of the files."""
+
+    def link(self, folder: Path) -> None:
+        """Make the folders. Another study that writes to the same folder must not run.
+
+        Args:
+            folder: Folder of the study.
+
+        Raises:
+            ConfigError: If a folder cannot be made, see `hetero.canary.files.link_files`.
+        """
+        for linked in self.links:
+            link_files(linked, within=data_folder(folder))
 
 
-def parse_fractions(texts: Sequence[str]) -> tuple[float, ...]:
+def data_folder(folder: Path) -> Path:
+    """Return the folder of a study's links."""
+    return folder / "data"
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Raise `ConfigError` unless a forecast can be made from these fractions."""
+    shown = ", ".join(percent(fraction) for fraction in fractions) or "none"
+    if not fractions or not all(0 < fraction <= MAX_FRACTION for fraction in fractions):
+        raise ConfigError(f"--fractions are {shown}; expected each above 0 % and at most {percent(MAX_FRACTION)}")
+    if len(set(fractions)) != len(fractions):
+        raise ConfigError(f"--fractions are {shown}; expected different ones")
+    _check_spread(fractions, f"--fractions are {shown}", _MIN_SPREAD)
+
+
+def check_repeats(repeats: int, num_fractions: int, num_clusters: int) -> None:
+    """Raise `ConfigError` unless the number of runs is in its bounds."""
+    if not 1 <= repeats <= 50 or repeats * num_fractions * num_clusters > MAX_RUNS:
+        raise ConfigError(f"--repeats is {repeats}; expected 1 to 50, and at most {MAX_RUNS} runs in all")
+    if repeats * num_fractions < MIN_RUNS:
+        raise ConfigError(
+            f"--repeats is {repeats}, which gives each cluster {repeats * num_fractions} runs; a forecast needs at "
+            f"least {MIN_RUNS}"
+        )
+
+
+def check_real(fractions: Sequence[float], what: str, to_do: str = _MORE_PARTS) -> None:
+    """Raise `ConfigError` unless a forecast can be made from the fractions that the runs really get.
+
+    Args:
+        fractions: Real fraction of each run of a cluster.
+        what: What is divided, for example ``the channels have 3 files``.
+        to_do: What to do about it.
+    """
+    shown = ", ".join(dict.fromkeys(percent(fraction) for fraction in sorted(fractions)))
+    _check_spread(
+        fractions,
+        f"{what}, of which whole ones give the runs {shown} of the data",
+        _MIN_SPREAD * _ROUNDING,
+        f"\n  to do: {to_do}",
+    )
+
+
+def _check_spread(fractions: Sequence[float], found: str, min_spread: float, to_do: str = "") -> None:
+    if num_distinct(fractions) < MIN_FRACTIONS:
+        raise ConfigError(
+            f"{found}; expected at least {MIN_FRACTIONS} that differ by a tenth or more\n"
+            f"  Two points cannot show whether growth is a line.{to_do}"
+        )
+    if max(fractions) < min_spread * min(fractions):
+        raise ConfigError(f"{found}; expected the largest to be at least {_MIN_SPREAD:g} times the smallest{to_do}")
+
+
+def parse_fractions(texts: Sequence[str], flag: str = "--fractions") -> tuple[float, ...]:
     """Return the fractions in texts such as ``1%`` or ``0.5%``.
 
     Raises:
@@ -140,7 +235,7 @@ def parse_fractions(texts: Sequence[str]) -> tuple[float, ...]:
     for text in texts:
         match = _FRACTION.fullmatch(text)
         if match is None:
-            raise ConfigError(f"--fractions {text!r}: expected a number with a percent sign, for example 2%")
+            raise ConfigError(f"{flag} {text!r:.40}: expected a number with a percent sign, for example 2%")
         found.append(float(match[1]) / 100)
     return tuple(found)
 
@@ -168,7 +263,7 @@ def how_text(request: CanaryRequest) -> str:
 
 
 def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCanary], float | None]:
-    """Plan the runs, and link their files into ``folder``.
+    """Plan the runs. Nothing is written: `PlannedCanary.link` makes the links of a run.
 
     Args:
         request: The request.
@@ -179,19 +274,23 @@ def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCan
         random, so that a machine that becomes slower does not look like growth.
 
     Raises:
-        ConfigError: If a channel has no files, or the smallest fraction is less than one of them.
+        ConfigError: If a channel has no files, or too few for different fractions.
     """
+    for name, path in request.channels.items():
+        if not path.is_dir():
+            raise ConfigError(f"--channel {name}={path}: the folder does not exist; expected the files of the channel")
     source = _Files(request) if set(request.channels) - request.whole_channels else None
     cells = itertools.product(request.clusters, request.fractions, range(1, request.repeats + 1))
     found = [
         _planned(request, cluster, run_name(number, fraction, replicate), fraction, replicate, folder, source)
         for number, (cluster, fraction, replicate) in enumerate(cells, start=1)
     ]
-    if source is not None and len({round(each.fraction, 6) for each in found}) < 2:
-        raise ConfigError(
-            f"the channels have {counted(source.num_files, 'file')}, and whole files give all runs the same data\n"
-            "  to do: divide the data into more files, give larger --fractions, or reduce samples with --samples"
-        )
+    for cluster in request.clusters:
+        own = [each.fraction for each in found if each.cluster == cluster]
+        if source is not None:
+            check_real(own, f"the channels have {counted(source.num_files, 'file')}")
+        elif request.whole_samples is not None:
+            check_real(own, f"the job has {counted(request.whole_samples, 'sample')}")
     return _ordered(found, request), None if source is None else source.num_bytes
 
 
@@ -220,27 +319,31 @@ class _Files:
     def __init__(self, request: CanaryRequest) -> None:
         names = sorted(set(request.channels) - request.whole_channels)
         self._found = {name: data_files(request.channels[name], keep=request.keep) for name in names}
+        unused = next((pattern for pattern in request.keep if not self._keeps(pattern)), None)
+        if unused is not None:
+            raise ConfigError(f"--keep {unused!r:.80}: no file of {', '.join(names)} has such a name")
         self._request = request
         self.num_files = sum(len(files) for files, _ in self._found.values())
         self.num_bytes = float(sum(file.num_bytes for files, _ in self._found.values() for file in files))
 
-    def link(
+    def _keeps(self, pattern: str) -> bool:
+        return any(matches(file.name, [pattern]) for _, kept in self._found.values() for file in kept)
+
+    def part(
         self, fraction: float, replicate: int, min_files: int, target: Path
-    ) -> tuple[float, dict[str, str], tuple[Path, ...]]:
-        """Link a part of the files. Return its real share of the bytes, the folders, and the files."""
+    ) -> tuple[float, dict[str, LinkedFolder]]:
+        """Choose a part of the files. Return its real share of the bytes, and the folder of each channel."""
         chosen_bytes = 0
-        folders: dict[str, str] = {}
-        paths: list[Path] = []
+        folders = {}
         for name, (files, kept) in self._found.items():
-            chosen: list[DataFile] = choose_files(
+            chosen = choose_files(
                 files, fraction, seed=self._request.seed, replicate=replicate - 1, min_files=min_files
             )
             chosen_bytes += sum(file.num_bytes for file in chosen)
-            source = self._request.channels[name]
-            link_files(source, [*chosen, *kept], target / name)
-            folders[name] = str((target / name).resolve())
-            paths += [source / file.name for file in chosen]
-        return chosen_bytes / max(1.0, self.num_bytes), folders, tuple(paths)
+            folders[name] = LinkedFolder(
+                source=self._request.channels[name], target=target / name, files=(*chosen, *kept)
+            )
+        return chosen_bytes / max(1.0, self.num_bytes), folders
 
 
 def _planned(
@@ -252,17 +355,16 @@ def _planned(
     folder: Path,
     source: _Files | None,
 ) -> PlannedCanary:
-    """Return one run, with its links made."""
+    """Return one run."""
     observations = folder / "observed" / run_id
-    observations.mkdir(parents=True, exist_ok=True)
     environment = {CANARY_DIR_VARIABLE: str(observations.resolve())}
     channels = {name: str(path.resolve()) for name, path in request.channels.items()}
     real = fraction
-    files: tuple[Path, ...] = ()
+    folders: dict[str, LinkedFolder] = {}
     if source is not None:
         num_hosts = sum(int(text.rpartition(":")[2]) for text in cluster.groups)
-        real, folders, files = source.link(fraction, replicate, num_hosts, folder / "data" / run_id)
-        channels |= folders
+        real, folders = source.part(fraction, replicate, num_hosts, data_folder(folder) / run_id)
+        channels |= {name: str(linked.target.resolve()) for name, linked in folders.items()}
     elif request.by_samples:
         environment |= {FRACTION_VARIABLE: repr(fraction), PART_SEED_VARIABLE: str(request.seed * 1000 + replicate)}
     samples = None if request.whole_samples is None else max(1, round(fraction * request.whole_samples))
@@ -277,7 +379,7 @@ def _planned(
         script_args=tuple(_PLACEHOLDER.sub(lambda match: values[match[1]], text) for text in request.script_args),
         groups=cluster.groups,
         channels=channels,
-        options=request.options,
+        options={name: value for name, value in request.options.items() if name not in PRICE_OPTIONS},
         environment=environment,
     )
-    return PlannedCanary(run=run, cluster=cluster, fraction=real, files=files)
+    return PlannedCanary(run=run, cluster=cluster, fraction=real, links=tuple(folders.values()))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_FILES", "DataFile", "choose_files", "data_files", "evict", "link_files"]
+__all__ = ["MAX_FILES", "DataFile", "LinkedFolder", "choose_files", "data_files", "evict", "link_files", "matches"]
 
 MAX_FILES = 5_000_000
 _NUM_DRAWS = 40
@@ -38,6 +38,20 @@ class DataFile:
     def folder(self) -> str:
         """The part of the name before the last ``/``."""
         return self.name.rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedFolder:
+    """A folder with links to some files of another folder."""
+
+    source: Path
+    target: Path
+    files: tuple[DataFile, ...]
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that the links lead to."""
+        return [self.source / file.name for file in self.files]
 
 
 def data_files(folder: Path, *, keep: Sequence[str] = ()) -> tuple[list[DataFile], list[DataFile]]:
@@ -59,7 +73,7 @@ def data_files(folder: Path, *, keep: Sequence[str] = ()) -> tuple[list[DataFile
             with contextlib.suppress(FileNotFoundError):  # a link without a target
                 relative = path.relative_to(folder).as_posix()
                 file = DataFile(relative, path.stat().st_size)
-                (kept if _matches(relative, keep) else found).append(file)
+                (kept if matches(relative, keep) else found).append(file)
         if len(found) > MAX_FILES:
             raise ConfigError(f"{folder} has more than {MAX_FILES:,} files; give a canary fewer, larger files")
     if not found:
@@ -67,7 +81,8 @@ def data_files(folder: Path, *, keep: Sequence[str] = ()) -> tuple[list[DataFile
     return sorted(found), sorted(kept)
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether the name of a file has one of the patterns, see `data_files`."""
     last = name.rpartition("/")[2]
     return any(fnmatch.fnmatchcase(name if "/" in pattern else last, pattern) for pattern in patterns)
 
@@ -112,22 +127,41 @@ def _pool(ordered: Sequence[DataFile], num_pools: int, *, seed: int, replicate: 
     return pool
 
 
-def link_files(source: Path, files: Iterable[DataFile], target: Path) -> None:
+def link_files(linked: LinkedFolder, *, within: Path) -> None:
     """Make a folder with links to files of another folder, in the same subfolders. An earlier folder is replaced.
 
+    Args:
+        linked: The folder.
+        within: Folder of the study's own data. Nothing outside of it is changed.
+
     Raises:
-        ConfigError: If the folder cannot be made.
+        ConfigError: If the folder is not below ``within``, has something that is no link, or cannot be made.
     """
+    target = linked.target
+    if within.resolve() not in target.resolve().parents:
+        raise ConfigError(f"cannot link files in {target}; expected a folder below {within}")
     try:
         if target.exists():
+            _check_replaceable(target)
             shutil.rmtree(target)
         target.mkdir(parents=True)
-        for file in files:
+        for file in linked.files:
             link = target / file.name
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to((source / file.name).resolve())
+            link.symlink_to((linked.source / file.name).resolve())
     except OSError as error:
         raise ConfigError(f"cannot make the folder {target}: {error.strerror or error}") from error
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise `ConfigError` unless a folder has only links and folders, as `link_files` makes them."""
+    for root, _, names in os.walk(folder):
+        other = next((path for name in names if not (path := Path(root, name)).is_symlink()), None)
+        if other is not None:
+            raise ConfigError(
+                f"{other} is no link of the study, so {folder} is not replaced\n"
+                "  to do: move the file away if you need it, remove the folder, and start again"
+            )
 
 
 def evict(paths: Iterable[Path]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hetero.canary.model import CanaryReport, CandidateForecast, ForecastFigure
 from hetero.canary.refusals import percent
 from hetero.pricing.tables import markdown_table
@@ -107,9 +105,3 @@ def _number_text(value: float, unit: str) -> str:
     if unit == "USD":
         return f"USD {value:.4f}" if value < 1 else f"USD {value:,.2f}"
     return f"{value:,.0f} {unit}"
-
-
-def fractions_text(fractions: Sequence[float]) -> str:
-    """Return fractions for a sentence: ``1 %, 2 % and 3 %``."""
-    texts = [percent(fraction) for fraction in fractions]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ def add(commands: Subparsers) -> None:
         "time, cost, CPU, memory and GPU of the whole job, each with a 90 % prediction interval, or refuse with the "
         "reason. See docs/canary.md.",
         epilog="exit status: 0 all candidates have a forecast of the time, 1 one was refused, 2 the command line is "
-        "wrong",
+        "wrong, 26 --budget-hours ended the study (the forecast from the runs that ended is written)",
     )
     parser.add_argument(
         "--fractions",
@@ -42,9 +43,12 @@ def add(commands: Subparsers) -> None:
         metavar="PERCENT",
         action=MoreWords,
         more=re.compile(r"[\d.]+%"),
-        help="fractions of the data, for example 1%% 2%% 3%%, which is the default",
+        help="at least three fractions of the data, each at most 50%%, the largest at least twice the smallest. "
+        "Default: 1%% 2%% 3%%",
     )
-    parser.add_argument("--repeats", default="3", metavar="N", help="runs of each fraction. Default: 3")
+    parser.add_argument(
+        "--repeats", default="3", metavar="N", help="runs of each fraction, at most 200 in all. Default: 3"
+    )
     parser.add_argument(
         "--group",
         action="append",
@@ -111,9 +115,9 @@ def add(commands: Subparsers) -> None:
         "--enough",
         metavar="PERCENT",
         help="begin no more runs once the interval of the time is this narrow, as a percentage of its value to each "
-        "side. Default: execute all runs",
+        "side, for example 15%%. At most 35%%. Default: execute all runs",
     )
-    parser.add_argument("--budget-hours", type=float, metavar="HOURS", help="longest time of all canary runs together")
+    parser.add_argument("--budget-hours", metavar="HOURS", help="longest time of all canary runs together")
     parser.add_argument("--part-seed", default="0", metavar="N", help="seed that chooses files or samples. Default: 0")
     parser.add_argument("--fresh", action="store_true", help="forget the runs of an earlier start")
     parser.add_argument("--json", action="store_true", help="write JSON instead of text")
@@ -132,6 +136,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.studies.executors import SimulateExecutor
     from hetero.studies.plan import catalogue_of
     from hetero.studies.study import progress_text
+    from hetero.studies.study_file import Budget
     from hetero.system import logs
 
     if namespace.script is None:
@@ -155,6 +160,8 @@ def _run(namespace: argparse.Namespace) -> int:
         options=_launch_options(namespace),
         seed=_whole_number("--part-seed", namespace.part_seed),
     )
+    enough = None if namespace.enough is None else _enough(namespace.enough)
+    budget = Budget(hours=None if namespace.budget_hours is None else _hours(namespace.budget_hours))
     logs.setup_logging(group="canary", host="", role="", level=namespace.log_level or "info")
     logger = logging.getLogger(__name__)
     folder = Path(namespace.output_dir or Path("canaries") / script_label(namespace.script, is_module=is_module))
@@ -166,8 +173,8 @@ def _run(namespace: argparse.Namespace) -> int:
         catalogue=catalogue,
         memory_gib=_gib(namespace),
         options=ForecastOptions(accept=tuple(namespace.accept)),
-        enough=None if namespace.enough is None else parse_fractions([namespace.enough])[0],
-        budget_hours=namespace.budget_hours,
+        enough=enough,
+        budget=budget,
         is_cold=namespace.cache == "cold",
         fresh=namespace.fresh,
         on_progress=lambda progress: logger.info("%s", progress_text(progress)),
@@ -207,6 +214,26 @@ def _gib(namespace: argparse.Namespace) -> dict[str, float]:
             raise ConfigError(f"--memory {name}={text!r:.40}: expected a number of GiB, for example 16") from None
         if not 0 < found[name] < 1e6:
             raise ConfigError(f"--memory {name}={text}: expected more than 0 and less than 1,000,000 GiB")
+    return found
+
+
+def _enough(text: str) -> float:
+    from hetero.canary.design import parse_fractions
+    from hetero.canary.refusals import MAX_HALF_WIDTH
+
+    (found,) = parse_fractions([text], "--enough")
+    if not 0 < found <= MAX_HALF_WIDTH:
+        raise ConfigError(f"--enough {text}: expected more than 0% and at most {MAX_HALF_WIDTH:.0%}")
+    return found
+
+
+def _hours(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise ConfigError(f"--budget-hours {text!r:.40}: expected a number of hours above 0, for example 1.5")
     return found
 
 

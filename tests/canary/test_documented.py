@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from hetero.canary.comparison import CERTAIN
-from hetero.canary.conducting import _NUM_FIRST
+from hetero.canary.design import MAX_FRACTION, MAX_RUNS, MIN_FRACTIONS, MIN_RUNS
 from hetero.canary.model import RULES
 from hetero.canary.refusals import MAX_HALF_WIDTH
 from hetero.canary.suggestions import BUDGET_S
+from hetero.errors import ExitCode
 from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
 
+WORDS = {3: "three", 4: "four", 10: "ten"}
 PAGE = " ".join((Path(__file__).parents[2] / "docs" / "canary.md").read_text(encoding="utf-8").split())
 
 
@@ -27,8 +29,13 @@ def test_every_rule_is_explained(rule: str) -> None:
         f"wider than {100 * MAX_HALF_WIDTH:.0f} % of the value to each side",
         f"Below {100 * CERTAIN:.0f} % it says",
         f"`{FRACTION_VARIABLE}` and `{PART_SEED_VARIABLE}`",
-        "after four runs" if _NUM_FIRST == 4 else "?",
-        "ten more minutes" if BUDGET_S == 600 else "?",
+        f"after {WORDS[MIN_RUNS]} runs",
+        f"fewer than {WORDS[MIN_RUNS]} runs finished, or they had fewer than {WORDS[MIN_FRACTIONS]} different",
+        f"At least {WORDS[MIN_FRACTIONS]} fractions",
+        f"{WORDS[BUDGET_S / 60]} more minutes",
+        f"each at most {100 * MAX_FRACTION:.0f} %",
+        f"at most {MAX_RUNS} runs",
+        f"| {int(ExitCode.BUDGET)} | `--budget-hours` ended the study",
     ],
 )
 def test_figure_of_the_page_is_that_of_the_code(text: str) -> None:

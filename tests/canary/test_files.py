@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.canary.files import DataFile, choose_files, data_files, evict, link_files
+from hetero.canary.files import DataFile, LinkedFolder, choose_files, data_files, evict, link_files
 from hetero.errors import ConfigError
 
 
@@ -63,13 +63,34 @@ def test_links_lead_to_the_files_in_their_folders(tmp_path: Path) -> None:
     assert [file.name for file in found] == ["a/1.csv", "b/2.csv"]
     assert [file.name for file in kept] == ["labels.json"]
     for _ in range(2):  # the second time replaces the first
-        link_files(tmp_path / "data", [found[1], *kept], tmp_path / "part")
+        linked = LinkedFolder(source=tmp_path / "data", target=tmp_path / "part", files=(found[1], *kept))
+        link_files(linked, within=tmp_path)
+    assert linked.paths == [tmp_path / "data" / "b" / "2.csv", tmp_path / "data" / "labels.json"]
     assert sorted(path.relative_to(tmp_path / "part").as_posix() for path in (tmp_path / "part").rglob("*.*")) == [
         "b/2.csv",
         "labels.json",
     ]
     assert (tmp_path / "part" / "b" / "2.csv").read_text() == "b/2.csv"
     evict([tmp_path / "data" / "a" / "1.csv", tmp_path / "missing"])
+
+
+def test_folder_outside_of_the_study_is_not_replaced(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "thesis.txt").write_text("do not delete")
+    for target in (own, tmp_path / "out" / "data" / ".." / ".." / "own", tmp_path / "out" / "data"):
+        with pytest.raises(ConfigError, match="expected a folder below"):
+            link_files(LinkedFolder(source=own, target=target, files=()), within=tmp_path / "out" / "data")
+    assert (own / "thesis.txt").read_text() == "do not delete"
+
+
+def test_folder_with_something_else_than_links_is_not_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "part"
+    (target / "deep").mkdir(parents=True)
+    (target / "deep" / "cache.bin").write_text("1")
+    with pytest.raises(ConfigError, match=r"cache.bin is no link of the study"):
+        link_files(LinkedFolder(source=tmp_path, target=target, files=()), within=tmp_path)
+    assert (target / "deep" / "cache.bin").is_file()
 
 
 def test_pattern_with_a_folder_is_compared_with_the_whole_name(tmp_path: Path) -> None:

@@ -1,0 +1,185 @@
+"""The runs of a study: links, failures, budgets, prices, and starts at the same time. The jobs are functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero.canary import conducting, forecast
+from hetero.canary.conducting import run_canaries
+from hetero.canary.design import MIN_FRACTIONS, MIN_RUNS, CanaryRequest, Cluster
+from hetero.canary.forecast import ForecastOptions
+from hetero.canary.model import load_canary
+from hetero.errors import BudgetError, ConfigError
+from hetero.pricing import Catalogue
+from hetero.studies.ledger import Ledger
+from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
+from hetero.studies.study_file import Budget
+
+SMALL, LARGE = (Cluster(groups=(f"trainer=ml.m5.{size}:1",)) for size in ("large", "24xlarge"))
+
+
+class Jobs:
+    """Executes runs at once. A run takes 100 s for each file, and may fail."""
+
+    max_parallel = 1
+
+    def __init__(self, fails: Callable[[PlannedRun], bool] = lambda run: False) -> None:
+        self.runs: list[PlannedRun] = []
+        self.is_stopped = False
+        self._fails = fails
+
+    def hourly_usd(self, run: PlannedRun) -> float | None:
+        return 1.0
+
+    def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+        self.runs.append(run)
+        num_files = len(list(Path(run.channels["training"]).iterdir()))
+        is_bad = self._fails(run)
+        return RunResult(
+            run_id=run.run_id,
+            state=FAILED if is_bad else FINISHED,
+            exit_code=int(is_bad),
+            cause="CUDA out of memory" if is_bad else "",
+            started_at="2026-01-01T00:00:00+00:00",
+            wall_s=10 + 100.0 * num_files,
+            usd=(10 + 100.0 * num_files) / 3600,
+        )
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for index in range(200):
+        (folder / f"{index:03d}.csv").write_bytes(b"x" * 1000)
+    return folder
+
+
+def run(jobs: Jobs, data: Path, folder: Path, *, request: dict[str, Any] | None = None, **more: Any) -> Any:
+    made = CanaryRequest(script="train.py", **{"clusters": (SMALL,), "channels": {"training": data}, **(request or {})})
+    return run_canaries(made, folder, executor=jobs, catalogue=Catalogue.load(), is_cold=False, **more)
+
+
+def test_bounds_of_requests_are_those_of_the_forecast() -> None:
+    assert (MIN_RUNS, MIN_FRACTIONS) == (forecast._MIN_RUNS, forecast._MIN_FRACTIONS)
+
+
+def test_second_start_runs_nothing_and_does_not_touch_the_links(data: Path, tmp_path: Path) -> None:
+    jobs = Jobs()
+    first = run(jobs, data, tmp_path / "out")
+    assert len(jobs.runs) == 9
+    written = Path(jobs.runs[0].channels["training"]) / "cache.bin"
+    written.write_text("of the script")
+    assert run(jobs, data, tmp_path / "out") == first
+    assert len(jobs.runs) == 9
+    assert written.read_text() == "of the script"
+
+
+def test_after_a_run_that_fails_no_more_begin_and_the_cause_is_reported(data: Path, tmp_path: Path) -> None:
+    jobs = Jobs(lambda run: len(jobs.runs) == 2)
+    (shown,) = run(jobs, data, tmp_path / "out").candidates
+    assert len(jobs.runs) == 2
+    assert "CUDA out of memory" in next(each.reason for each in shown.refusals if each.rule == "failed")
+    assert run(jobs, data, tmp_path / "out").candidates[0].refusals == ()  # it runs again
+    assert len(jobs.runs) == 10
+
+
+def test_failure_ends_only_the_runs_of_its_cluster(data: Path, tmp_path: Path) -> None:
+    jobs = Jobs(lambda run: run.groups == SMALL.groups)
+    small, large = run(jobs, data, tmp_path / "out", request={"clusters": (SMALL, LARGE)}).candidates
+    assert [each.groups for each in jobs.runs].count(SMALL.groups) == 1
+    assert (len(small.points), len(large.points)) == (1, 9)
+    assert not large.refused("time")
+
+
+def test_failed_cluster_does_not_run_again_while_another_becomes_certain(data: Path, tmp_path: Path) -> None:
+    jobs = Jobs(lambda run: run.groups == SMALL.groups)
+    run(jobs, data, tmp_path / "out", request={"clusters": (SMALL, LARGE)}, enough=0.0001)
+    assert [each.groups for each in jobs.runs].count(SMALL.groups) == 1
+
+
+def test_accepted_failures_do_not_end_the_study(data: Path, tmp_path: Path) -> None:
+    jobs = Jobs(lambda run: len(jobs.runs) == 2)
+    (shown,) = run(jobs, data, tmp_path / "out", options=ForecastOptions(accept=("failed",))).candidates
+    assert len(jobs.runs) == 9
+    assert not shown.refused("time")
+
+
+def test_budget_that_ends_the_study_leaves_a_forecast(data: Path, tmp_path: Path) -> None:
+    jobs = Jobs()
+    with pytest.raises(BudgetError, match=r"--budget-hours and start again") as caught:
+        run(jobs, data, tmp_path / "out", budget=Budget(hours=2500 / 3600))
+    assert "canary.md has the forecast" in str(caught.value)
+    assert int(caught.value.exit_code) == 26
+    (shown,) = load_canary(tmp_path / "out").candidates
+    assert 4 <= len(shown.points) < 9
+    assert shown.figure("time") is not None
+
+
+def test_budget_in_usd_is_named_as_such(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="raise budget_usd"):
+        run(Jobs(), data, tmp_path / "out", budget=Budget(usd=0.1))
+
+
+def test_fresh_start_does_not_destroy_a_study_that_runs(data: Path, tmp_path: Path) -> None:
+    run(Jobs(), data, tmp_path / "out")
+    content = (tmp_path / "out" / "runs.jsonl").read_bytes()
+    with Ledger(tmp_path / "out"), pytest.raises(ConfigError, match="another .* writes to"):
+        run(Jobs(), data, tmp_path / "out", fresh=True)
+    assert (tmp_path / "out" / "runs.jsonl").read_bytes() == content
+    jobs = Jobs()
+    run(jobs, data, tmp_path / "out", fresh=True)
+    assert len(jobs.runs) == 9
+
+
+def test_price_that_is_added_later_needs_no_new_runs(data: Path, tmp_path: Path) -> None:
+    jobs = Jobs()
+    run(jobs, data, tmp_path / "out", request={"options": {"warmup_steps": "3"}})
+    priced = {"warmup_steps": "3", "prices": ("ml.m5.large=1",), "region": "us-east-1"}
+    run(jobs, data, tmp_path / "out", request={"options": priced})
+    assert len(jobs.runs) == 9
+    run(jobs, data, tmp_path / "new", request={"options": priced})
+    assert jobs.runs[-1].options == priced  # the reports of the runs have costs
+
+
+def test_memory_of_a_type_without_hosts_is_rejected(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--memory ml.m5.huge: no candidate has such hosts; expected one of ml.m5.la"
+    ):
+        run(Jobs(), data, tmp_path / "out", memory_gib={"ml.m5.huge": 16.0})
+
+
+def test_share_of_samples_is_the_real_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from canary_points import point, work
+
+    from hetero.canary.design import PlannedCanary
+
+    loaders = (
+        work(0.01, dataset_samples=50, pass_samples=1),
+        work(0.01, dataset_samples=1000, pass_samples=12),
+        work(0.01),
+    )
+    made = PlannedRun(run_id="r", levels={}, script="t", environment={"HETERO_CANARY_DIR": str(tmp_path)})
+    planned = PlannedCanary(run=made, cluster=SMALL, fraction=0.01)
+    result = Jobs().execute(
+        PlannedRun(run_id="r", levels={}, script="t", channels={"training": str(tmp_path)}), tmp_path
+    )
+    monkeypatch.setattr(conducting, "point_of", lambda *_, **__: point(0.01, 1, 5.0, loaders=loaders))
+    assert conducting._point(planned, result, by_samples=True).fraction == 0.012
+    assert conducting._point(planned, result, by_samples=False).fraction == 0.01
+    monkeypatch.setattr(conducting, "point_of", lambda *_, **__: point(0.01, 1, 5.0))
+    assert conducting._point(planned, result, by_samples=True).fraction == 0.01
+
+
+def test_ledger_has_the_failure(data: Path, tmp_path: Path) -> None:
+    run(Jobs(lambda run: True), data, tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "runs.jsonl").read_text().splitlines()]
+    assert [line["state"] for line in lines if line["kind"] == "ended"] == ["failed"]
