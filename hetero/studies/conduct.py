@@ -243,6 +243,7 @@ def conduct(
     expected_s: Mapping[str, float] | None = None,
     identity: Mapping[str, Any] | None = None,
     retry_failed: bool = False,
+    fresh: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[RunResult]:
     """Execute the runs that the ledger in ``folder`` does not have yet, in their order, and return all results.
@@ -259,6 +260,7 @@ def conduct(
         expected_s: Stated durations by run id, for runs whose cluster no finished run had.
         identity: What the study is, for comparison with the ledger. None: no comparison.
         retry_failed: Whether runs that failed run again.
+        fresh: Whether to forget the runs of earlier starts.
         clock: Monotonic seconds.
 
     Raises:
@@ -271,7 +273,7 @@ def conduct(
     budget = Budget() if budget is None else budget
     if budget.usd is not None:
         _check_prices(runs, executor)
-    with Ledger(folder, identity) as ledger:
+    with Ledger(folder, identity, fresh=fresh) as ledger:
         if retry_failed:
             ledger.forget_failed()
         estimates = Estimates(expected_s or {})

@@ -119,16 +119,20 @@ class Ledger:
     Args:
         folder: Folder of the study. It is created if it does not exist.
         identity: What the study is. A ledger of a study that differs is rejected. None: any ledger is accepted.
+        fresh: Whether to forget the runs of earlier starts. Their folders stay until runs of the same name begin.
 
     Raises:
         ConfigError: If the ledger belongs to another study or is malformed, or another study writes to the folder.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None, *, fresh: bool = False) -> None:
         self._path = folder / LEDGER_FILE_NAME
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_locked(folder))
+            if fresh:  # under the lock, because a study may be writing this ledger
+                for path in (self._path, *folder.glob(f"{RUNS_FOLDER}/*/{JOB_FILE_NAME}")):
+                    path.unlink(missing_ok=True)
             self.results: dict[str, tuple[str, RunResult]] = {}
             """Last result of each run, with the digest of the run, without reports."""
             self.spent_usd = 0.0

@@ -15,7 +15,7 @@ from hetero.pricing import Catalogue
 from hetero.studies.checks import check_study
 from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.executors import LaunchExecutor, SimulateExecutor
-from hetero.studies.ledger import JOB_FILE_NAME, LEDGER_FILE_NAME, RUNS_FOLDER, digest_of_script
+from hetero.studies.ledger import digest_of_script
 from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, study_page
 from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
 from hetero.studies.plots import has_matplotlib
@@ -194,9 +194,6 @@ def run_study(
     identity = identity_of(plan.study)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if fresh:
-            for path in (folder / LEDGER_FILE_NAME, *folder.glob(f"{RUNS_FOLDER}/*/{JOB_FILE_NAME}")):
-                path.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; give another --output-dir") from error
     is_ours = False
@@ -210,6 +207,7 @@ def run_study(
             expected_s=plan.expected_s,
             identity=identity,
             retry_failed=retry_failed,
+            fresh=fresh,
         )
         is_ours = True
     except ConfigError:

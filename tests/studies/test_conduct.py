@@ -230,6 +230,22 @@ def test_second_study_in_the_same_folder_is_rejected(tmp_path: Path) -> None:
     conduct(small_runs(1), PretendExecutor(before=before), tmp_path)
 
 
+def test_fresh_forgets_earlier_runs_unless_a_study_executes_them(tmp_path: Path) -> None:
+    runs = small_runs(2)
+
+    def before(run: PlannedRun) -> None:
+        (tmp_path / "runs" / run.run_id / "job.json").write_text("{}")
+        content = (tmp_path / "runs.jsonl").read_bytes()
+        with pytest.raises(ConfigError, match="another study writes to"):
+            conduct(runs, PretendExecutor(), tmp_path, fresh=True)
+        assert (tmp_path / "runs.jsonl").read_bytes() == content
+
+    conduct(runs, PretendExecutor(before=before), tmp_path, identity={"seed": 1})
+    again = PretendExecutor()
+    assert len(conduct(runs, again, tmp_path, identity={"seed": 2}, fresh=True)) == len(again.executed) == 2
+    assert not list(tmp_path.glob("runs/*/job.json"))
+
+
 @pytest.mark.parametrize("line", ["[]", "nothing", '{"kind": "ended"}', '{"kind": "other"}', '{"kind": "study"}'])
 def test_malformed_ledger_is_rejected_with_its_line(tmp_path: Path, line: str) -> None:
     (tmp_path / "runs.jsonl").write_text(line + "\n")
