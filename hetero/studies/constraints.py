@@ -10,7 +10,8 @@ epochs                  steps x global_batch / training_samples, with steps befo
 learning_rate           by the rule, from global_batch / smallest global batch of the study
 ======================  =================================================================================
 
-If a stated quantity changes, as the learning rate by its rule, ``base_learning_rate`` is the stated one.
+The stated steps change with the global batch, and the stated learning rate changes by its rule. ``base_steps`` and
+``base_learning_rate`` are then the stated ones. Any other quantity that is stated and follows differently is an error.
 
 A quantity that should be whole and is not stays as it is, for example 2.5 epochs. `hetero.studies.checks` reports it.
 """
@@ -30,10 +31,21 @@ from hetero.simulate.simulate import parse_group
 from hetero.studies.runs import Level
 from hetero.studies.study_file import Constraints, Settings, Study
 
-__all__ = ["Cell", "derive", "merged_settings", "num_ranks", "trainer_groups"]
+__all__ = ["Cell", "derive", "merged_settings", "num_hosts", "num_ranks", "trainer_groups"]
 
 _INPUTS = ("samples", "steps", "epochs", "batch_per_device", "global_batch", "learning_rate", "learning_rate_rule")
 _BASE = "base_"
+_MAY_CHANGE = ("steps", "learning_rate")
+_SOURCES = {
+    "ranks": "groups and nproc_per_node",
+    "hosts": "groups",
+    "training_samples": "samples and train_share",
+    "global_batch": "batch_per_device and ranks",
+    "batch_per_device": "global_batch and ranks",
+    "steps": "epochs, training samples and global_batch",
+    "epochs": "steps, global_batch and training samples",
+}
+"""Where each quantity comes from if it is not stated, for messages."""
 _TO_CHECK = ("memory_gb_per_sample", "memory_gb_fixed", "data_gb", "volume_gb")
 
 
@@ -43,13 +55,16 @@ class Cell:
 
     levels: Mapping[str, Level]
     settings: Settings
-    """Settings of the study and of the levels together."""
+    """Settings of the study and of the levels together, with the levels among their values."""
     quantities: Mapping[str, Level]
     """Levels, further values of the settings, and derived quantities."""
 
 
 def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
-    """Return the settings of the study, with those of the levels added. A level's groups replace the study's."""
+    """Return the settings of the study, with those of the levels added. A level's groups replace the study's.
+
+    The levels are among the values. A factor's level counts before a value of the same name.
+    """
     found = study.settings
     for factor in study.factors:
         own = factor.settings.get(levels[factor.name])
@@ -63,7 +78,7 @@ def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
                 expected_minutes=found.expected_minutes if own.expected_minutes is None else own.expected_minutes,
                 ranks=found.ranks if own.ranks is None else own.ranks,
             )
-    return found
+    return dataclasses.replace(found, values={**found.values, **levels})
 
 
 def trainer_groups(settings: Settings) -> list[tuple[str, int]]:
@@ -87,18 +102,28 @@ def num_ranks(settings: Settings, catalogue: Catalogue) -> int:
     """Return the ranks of the job.
 
     Without ``nproc_per_node``, a host has one rank per accelerator that the catalogue states. It has one rank if there
-    are none, or if TensorFlow trains. A study without groups has one host.
+    are none, or if TensorFlow trains. A study without groups has one host, unless a level states ``ranks`` or
+    ``hosts``.
     """
     if settings.ranks is not None:
         return settings.ranks
+    if not settings.groups and "ranks" in settings.values:
+        return _whole("ranks", settings.values)
     stated = settings.options.get("nproc_per_node")
     with_tensorflow = settings.options.get("framework") == "tensorflow" or settings.options.get("data_service") == "tf"
     number = 0
-    for instance_type, count in trainer_groups(settings) or [("", 1)]:
+    for instance_type, count in trainer_groups(settings) or [("", num_hosts(settings))]:
         info = catalogue.find(instance_type)
         per_host = 1 if with_tensorflow or info is None else info.num_accelerators or 1
         number += count * (stated if isinstance(stated, int) else per_host)
     return number
+
+
+def num_hosts(settings: Settings) -> int:
+    """Return the hosts of the job that train."""
+    if settings.groups:
+        return sum(count for _, count in trainer_groups(settings))
+    return _whole("hosts", settings.values) if "hosts" in settings.values else 1
 
 
 def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalogue) -> list[Cell]:
@@ -107,25 +132,24 @@ def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalog
     The smallest global batch is that of these rows.
 
     Raises:
-        ConfigError: If a quantity is missing or is not a number.
+        ConfigError: If a quantity is missing or is not a number, or if two statements contradict each other.
         ClusterError: If the role of a group is unclear.
     """
     cells = []
     for levels in rows:
         settings = merged_settings(study, levels)
-        stated = _stated(study.constraints, {**settings.values, **levels})
+        stated = _stated(study.constraints, settings.values)
         ranks = num_ranks(settings, catalogue)
-        hosts = sum(count for _, count in trainer_groups(settings)) or 1
-        cells.append((levels, settings, stated, {"ranks": ranks, "hosts": hosts}))
+        cells.append((levels, settings, stated, {"ranks": ranks, "hosts": num_hosts(settings)}))
     batches = [_global_batch(study.constraints, stated, own["ranks"]) for _, _, stated, own in cells]
     smallest = min((batch for batch in batches if batch is not None), default=None)
     quantities = [
-        _together(levels, settings, stated, {**own, **_derived(study, stated, own, batch, smallest)})
+        _together(study.constraints, settings, stated, {**own, **_derived(study, stated, own, batch, smallest)})
         for (levels, settings, stated, own), batch in zip(cells, batches, strict=True)
     ]
-    bases = dict.fromkeys(name for each in quantities for name in each if name.startswith(_BASE))
+    changed = [name for name in _MAY_CHANGE if any(_BASE + name in each for each in quantities)]
     for each in quantities:  # also where the quantity does not change, because a column must not have gaps
-        each.update({name: each[name.removeprefix(_BASE)] for name in bases if name not in each})
+        each.update({_BASE + name: each[name] for name in changed if name in each and _BASE + name not in each})
     return [
         Cell(levels=levels, settings=settings, quantities=each)
         for (levels, settings, _, _), each in zip(cells, quantities, strict=True)
@@ -133,11 +157,24 @@ def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalog
 
 
 def _together(
-    levels: Mapping[str, Level], settings: Settings, stated: Mapping[str, Level], derived: Mapping[str, Level]
+    constraints: Constraints, settings: Settings, stated: Mapping[str, Level], derived: Mapping[str, Level]
 ) -> dict[str, Level]:
-    """Return all quantities. Of a stated and a derived one with the same name, the stated one becomes ``base_NAME``."""
-    given = {**settings.values, **_plain(stated), **levels}
-    changed = {f"{_BASE}{name}": given[name] for name in derived if name in given and given[name] != derived[name]}
+    """Return all quantities. Stated steps and a stated learning rate that change become ``base_NAME``.
+
+    Raises:
+        ConfigError: If another stated quantity follows differently from the rest.
+    """
+    given = {**_plain(stated), **settings.values}
+    may_change = _MAY_CHANGE if constraints.fix else ("learning_rate",)
+    changed = {}
+    for name, value in derived.items():
+        if name in given and given[name] != value:
+            if name not in may_change:
+                raise ConfigError(
+                    f"{name}: found {given[name]}, but {value} follows from {_SOURCES[name]}\n"
+                    f"  to do: remove {name}, or one of those from which it follows"
+                )
+            changed[f"{_BASE}{name}"] = given[name]
     return {**given, **changed, **derived}
 
 
@@ -175,13 +212,29 @@ def _derived(
     samples = None
     if "samples" in stated:
         # Decimal digits as written: 0.9 is nine tenths here, not the nearest binary number.
-        samples = Fraction(math.floor(_number("samples", stated) * Fraction(str(study.constraints.train_share))))
+        share = study.constraints.train_share
+        samples = Fraction(math.floor(_number("samples", stated) * Fraction(str(share))))
+        if samples < 1:
+            raise ConfigError(
+                f"samples: found {stated['samples']} with train_share {share:g}, which leaves no sample to train with\n"
+                "  to do: use more samples"
+            )
         found["training_samples"] = int(samples)
     if batch is not None and smallest is not None:
         found["global_batch"] = _level(batch)
         found["batch_per_device"] = _level(batch / own["ranks"])
         if "learning_rate" in stated:
             found["learning_rate"] = _learning_rate(stated, batch / smallest)
+        elif stated.get("learning_rate_rule", "kept") != "kept":
+            raise ConfigError(
+                f"learning_rate_rule: found {stated['learning_rate_rule']} without learning_rate, so no rate changes\n"
+                "  to do: state learning_rate, that of the smallest global batch, and use {learning_rate} in args"
+            )
+    elif stated.get("learning_rate_rule", "kept") != "kept":
+        raise ConfigError(
+            f"learning_rate_rule: found {stated['learning_rate_rule']} without a global batch, so no rate changes\n"
+            "  to do: state batch_per_device or global_batch, or remove the rule"
+        )
     found |= _duration(study.constraints, stated, samples, batch, smallest)
     return found
 
@@ -219,6 +272,13 @@ def _number(name: str, stated: Mapping[str, Level]) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
         raise ConfigError(f"{name}: found {value!r}, expected a number above 0")
     return Fraction(str(value))
+
+
+def _whole(name: str, stated: Mapping[str, Level]) -> int:
+    number = _number(name, stated)
+    if number.denominator != 1:
+        raise ConfigError(f"{name}: found {stated[name]!r}, expected a whole number above 0")
+    return int(number)
 
 
 def _level(value: Fraction) -> Level:

@@ -89,6 +89,58 @@ def test_ranks_are_stated_ones_before_accelerators() -> None:
 
 
 @pytest.mark.parametrize(
+    ("factor", "expected"),
+    [
+        ({"hosts": [1, 2, 4]}, {"hosts": [1, 2, 4], "ranks": [2, 4, 8]}),
+        ({"ranks": [1, 2, 4]}, {"hosts": [1, 1, 1], "ranks": [1, 2, 4]}),
+    ],
+)
+def test_ranks_and_hosts_are_stated_ones_if_no_groups_decide_them(
+    factor: dict[str, Any], expected: dict[str, list[int]]
+) -> None:
+    changes = {"factors": factor, "constraints": {}, "options": {"nproc_per_node": 2}, "executor": "sagemaker"}
+    assert {name: quantities(changes, name) for name in expected} == expected
+    runs = plan_of({**changes, "args": ["{ranks}", "{hosts}"]}).runs
+    assert [run.script_args for run in runs] == [
+        (str(ranks), str(hosts)) for ranks, hosts in zip(expected["ranks"], expected["hosts"], strict=True)
+    ]
+    assert not [name for run in runs for name in run.levels if name.startswith("base_")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"factors": {"ranks": [1, 2]}}, "ranks: found 2, but 1 follows from groups"),
+        ({"factors": {"hosts": [2]}}, "hosts: found 2, but 1 follows from groups"),
+        ({"factors": {"global_batch": [8]}}, "global_batch: found 8, but 4 follows from batch_per_device"),
+        ({"factors": {"training_samples": [8]}}, "training_samples: found 8, but 100 follows from samples"),
+        ({"constraints": {"steps": 9, "epochs": 2}}, "steps: found 9, but 50 follows from epochs"),
+        ({"constraints": {"fix": "steps", "steps": 9, "epochs": 2}}, "epochs: found 2.0, but 0.36 follows from steps"),
+        ({"constraints": {"fix": "global_batch", "global_batch": 8}}, "batch_per_device: found 4, but 8 follows"),
+        ({"constraints": {"learning_rate_rule": "sqrt"}}, "learning_rate_rule: found sqrt without learning_rate"),
+        ({"factors": {"learning_rate_rule": ["kept", "linear"]}}, "learning_rate_rule: found linear without"),
+        ({"constraints": {"train_share": 0.001}}, "samples: found 100 with train_share 0.001, which leaves no sample"),
+    ],
+)
+def test_statements_that_contradict_each_other_are_rejected(changes: dict[str, Any], message: str) -> None:
+    kept = {"samples": 100, "batch_per_device": 4, **changes.get("constraints", {})}
+    base = {"factors": {"dropout": [0.1]}, "groups": ["trainer=ml.p3.2xlarge:1"], "args": []}
+    with pytest.raises(ConfigError, match=message):
+        plan_of({**base, **changes, "constraints": kept})
+
+
+def test_rule_without_a_global_batch_is_rejected() -> None:
+    kept = {"learning_rate": 0.1, "learning_rate_rule": "sqrt"}
+    with pytest.raises(ConfigError, match="learning_rate_rule: found sqrt without a global batch"):
+        plan_of({"factors": {"cluster": CLUSTERS}, "constraints": kept, "args": []})
+
+
+def test_value_of_one_level_may_begin_with_base() -> None:
+    levels = {"a": {"values": {"base_size": 3}}, "b": {}}
+    assert quantities({"factors": {"model": levels}, "constraints": {}}, "base_size") == [3, None]
+
+
+@pytest.mark.parametrize(
     ("constraints", "message"),
     [
         ({"fix": "steps", "batch_per_device": 32, "samples": 10}, "constraints.steps: missing"),
