@@ -177,23 +177,23 @@ def data_folder(folder: Path) -> Path:
     return folder / "data"
 
 
-def check_fractions(fractions: Sequence[float]) -> None:
-    """Raise `ConfigError` unless a forecast can be made from these fractions."""
+def check_fractions(fractions: Sequence[float], name: str = "--fractions") -> None:
+    """Raise `ConfigError` unless a forecast can be made from these fractions. Messages call them ``name``."""
     shown = ", ".join(percent(fraction) for fraction in fractions) or "none"
     if not fractions or not all(0 < fraction <= MAX_FRACTION for fraction in fractions):
-        raise ConfigError(f"--fractions are {shown}; expected each above 0 % and at most {percent(MAX_FRACTION)}")
+        raise ConfigError(f"{name} are {shown}; expected each above 0 % and at most {percent(MAX_FRACTION)}")
     if len(set(fractions)) != len(fractions):
-        raise ConfigError(f"--fractions are {shown}; expected different ones")
-    _check_spread(fractions, f"--fractions are {shown}", _MIN_SPREAD)
+        raise ConfigError(f"{name} are {shown}; expected different ones")
+    _check_spread(fractions, f"{name} are {shown}", _MIN_SPREAD)
 
 
-def check_repeats(repeats: int, num_fractions: int, num_clusters: int) -> None:
-    """Raise `ConfigError` unless the number of runs is in its bounds."""
+def check_repeats(repeats: int, num_fractions: int, num_clusters: int, name: str = "--repeats") -> None:
+    """Raise `ConfigError` unless the number of runs is in its bounds. Messages call the repeats ``name``."""
     if not 1 <= repeats <= 50 or repeats * num_fractions * num_clusters > MAX_RUNS:
-        raise ConfigError(f"--repeats is {repeats}; expected 1 to 50, and at most {MAX_RUNS} runs in all")
+        raise ConfigError(f"{name} is {repeats}; expected 1 to 50, and at most {MAX_RUNS} runs in all")
     if repeats * num_fractions < MIN_RUNS:
         raise ConfigError(
-            f"--repeats is {repeats}, which gives each cluster {repeats * num_fractions} runs; a forecast needs at "
+            f"{name} is {repeats}, which gives each cluster {repeats * num_fractions} runs; a forecast needs at "
             f"least {MIN_RUNS}"
         )
 

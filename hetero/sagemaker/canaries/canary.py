@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from hetero.canary.comparison import decide
-from hetero.canary.conducting import run_canaries, write_report
-from hetero.canary.design import MAX_FRACTION, CanaryRequest, Cluster, run_name
+from hetero.canary.conducting import execute_canaries, raise_over_budget, run_canaries, write_report
+from hetero.canary.design import CanaryRequest, Cluster, check_fractions, check_real, check_repeats, run_name
 from hetero.canary.files import DataFile, choose_files
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import SCHEMA_VERSION, CanaryReport
 from hetero.canary.points import CanaryPoint, Resources
+from hetero.canary.refusals import percent
 from hetero.cluster import slug
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
@@ -34,14 +35,14 @@ from hetero.sagemaker.canaries.manifests import (
 from hetero.sagemaker.canaries.rehearsing import RehearsalExecutor
 from hetero.sagemaker.canaries.watching import keep_resources, point_of_job, read_resources, resources_of_job
 from hetero.sagemaker.preparation.adapters import adapter_of
-from hetero.sagemaker.recording import record, sdk_version
+from hetero.sagemaker.recording import ACCOUNT, record, sdk_version
 from hetero.sagemaker.request import RequestGroup
 from hetero.sagemaker.study_executor import EstimatorExecutor
-from hetero.studies.conduct import conduct
 from hetero.studies.ledger import JOB_FILE_NAME, RUNS_FOLDER
 from hetero.studies.runs import PlannedRun, RunResult
 from hetero.studies.study_file import Budget
 from hetero.system.documents import read_bounded
+from hetero.system.text import counted
 
 __all__ = ["canary"]
 
@@ -80,8 +81,8 @@ def canary(
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3. The call does not change it.
         inputs: The inputs that its ``fit`` or ``train`` takes.
-        fractions: Fractions of the data, each in (0, 0.5].
-        repeats: Jobs of each fraction.
+        fractions: At least three fractions of the data, each in (0, 0.5], the largest at least twice the smallest.
+        repeats: Jobs of each fraction. The jobs of a cluster together have at most the whole data.
         candidates: Clusters to compare, each ``TYPE:COUNT``. Empty for that of the estimator.
         whole: Channels that every job gets whole.
         output_dir: Folder of the study. It gets ``canary.json``, ``canary.md`` and ``canary.html``.
@@ -95,8 +96,8 @@ def canary(
         rehearsal: Further options of `hetero.sagemaker.rehearse`, with ``rehearse_on`` only.
 
     Raises:
-        BudgetError: If the budget does not allow a job.
-        ConfigError: If a value is out of its bounds, a channel has no files, or a candidate is malformed.
+        BudgetError: If the budget does not allow a job. The forecast from the jobs that ended is written.
+        ConfigError: If a value is out of its bounds, a channel has too few files, or a candidate is malformed.
     """
     folder = Path(output_dir)
     catalogue = catalogue or Catalogue.load()
@@ -112,39 +113,54 @@ def canary(
             options={"usage_interval_s": 0.1, "warmup_steps": 3},
             seed=seed,
         )
-        executor = RehearsalExecutor(
+        rehearsing = RehearsalExecutor(
             {_cluster(each).name: each for each in estimators.values()}, inputs, catalogue=catalogue, options=rehearsal
         )
-        return run_canaries(request, folder, executor=executor, catalogue=catalogue, options=options)
+        return run_canaries(
+            request,
+            folder,
+            executor=rehearsing,
+            catalogue=catalogue,
+            options=options,
+            budget=Budget(usd=budget_usd),
+        )
     if rehearsal:
         raise ConfigError(f"unknown option {next(iter(rehearsal))!r}; options of a rehearsal need rehearse_on={{...}}")
-    _check(fractions, repeats)
+    check_fractions(fractions, "fractions")
+    check_repeats(repeats, len(fractions), len(estimators), "repeats")
     study = _Study(estimator, inputs, estimators, whole, folder=folder, seed=seed)
     cells = itertools.product(estimators, fractions, range(1, repeats + 1))
     planned = [
         study.planned(cluster, fraction, replicate, run_name(number, fraction, replicate))
         for number, (cluster, fraction, replicate) in enumerate(cells, start=1)
     ]
-    results = conduct(
+    study.check(planned)
+    executor = EstimatorExecutor(
+        study.made, at_most=at_most, catalogue=catalogue, name=f"canary-{_name_of(estimator)}", sleep=sleep
+    )
+    for each in planned:
+        study.put_manifests(each)
+    options = options or ForecastOptions()
+    results, over_budget = execute_canaries(
         [each.run for each in planned],
-        EstimatorExecutor(
-            study.made, at_most=at_most, catalogue=catalogue, name=f"canary-{_name_of(estimator)}", sleep=sleep
-        ),
+        executor,
         folder,
         budget=Budget(usd=budget_usd),
         on_progress=None,
-        identity={"estimator": _name_of(estimator), "fractions": list(fractions), "seed": seed},
+        identity={
+            "estimator": _name_of(estimator),
+            "fractions": list(fractions),
+            "seed": seed,
+            "candidates": [list(_cluster(each).groups) for each in estimators.values()],
+            "whole": sorted(whole),
+            **study.identity,
+        },
+        accepts_failures="failed" in options.accept,
     )
-    report = study.report(planned, results, catalogue, options or ForecastOptions())
+    report = study.report(planned, results, catalogue, options)
     write_report(report, folder)
+    raise_over_budget(over_budget, folder, "budget_usd")
     return report
-
-
-def _check(fractions: Sequence[float], repeats: int) -> None:
-    if len(set(fractions)) < 2 or not all(0 < fraction <= MAX_FRACTION for fraction in fractions):
-        raise ConfigError(f"fractions are {list(fractions)}; expected at least two, above 0 and at most {MAX_FRACTION}")
-    if not 1 <= repeats <= 50:
-        raise ConfigError(f"repeats is {repeats}; expected 1 to 50")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +168,8 @@ class _Planned:
     run: PlannedRun
     cluster: str
     fraction: float
+    files: Mapping[str, Sequence[DataFile]]
+    """The objects of each reduced channel."""
 
 
 class _Study:
@@ -177,7 +195,7 @@ class _Study:
                 f"the input {next(iter(recording.local_data.values()))} is on this machine; expected data in S3\n"
                 "  to do: upload it, or rehearse with rehearse_on={channel: folder}"
             )
-        self._channels = channels_of(recording.request)
+        self._channels = channels_of(recording.request, version=self._version)
         unknown = sorted(set(whole) - {channel.name for channel in self._channels})
         if unknown:
             raise ConfigError(f"whole names {unknown[0]!r}; the channels are {self._names()}")
@@ -194,24 +212,41 @@ class _Study:
     def _names(self) -> str:
         return ", ".join(channel.name for channel in self._channels) or "none"
 
+    @property
+    def identity(self) -> dict[str, object]:
+        """What must be the same if a killed study goes on."""
+        return {
+            "inputs": {channel.name: channel.document for channel in self._channels},
+            "bytes of the channels": self._num_bytes,
+        }
+
     def planned(self, cluster: str, fraction: float, replicate: int, run_id: str) -> _Planned:
-        """Write the manifests of one job and return it."""
+        """Return one job."""
         groups = adapter_of(self._estimators[cluster]).groups()
-        num_bytes = 0
-        manifests: dict[str, str] = {}
-        for channel in self._reduced:
-            chosen = self._chosen(channel, groups, fraction, replicate)
-            num_bytes += sum(file.num_bytes for file in chosen)
-            manifests[channel.name] = self._put(run_id, channel, chosen)
+        files = {channel.name: self._chosen(channel, groups, fraction, replicate) for channel in self._reduced}
+        num_bytes = sum(file.num_bytes for chosen in files.values() for file in chosen)
         run = PlannedRun(
             run_id=run_id,
             levels={"cluster": cluster, "fraction": fraction},
             replicate=replicate,
             script=self._command,
             groups=_cluster(self._estimators[cluster]).groups,
-            channels=manifests,
+            channels={name: self._manifest_uri(run_id, name) for name in files},
         )
-        return _Planned(run=run, cluster=cluster, fraction=num_bytes / max(1, self._num_bytes))
+        return _Planned(run=run, cluster=cluster, fraction=num_bytes / max(1, self._num_bytes), files=files)
+
+    def check(self, planned: Sequence[_Planned]) -> None:
+        """Raise `ConfigError` if no forecast can follow from the jobs, or they have more than the whole data."""
+        num_objects = sum(len(files) for files in self._objects.values())
+        what = f"the channels have {counted(num_objects, 'object')}"
+        for cluster in self._estimators:
+            fractions = [each.fraction for each in planned if each.cluster == cluster]
+            check_real(fractions, what, "divide the data into more objects, or give larger fractions")
+            if sum(fractions) > 1:
+                raise ConfigError(
+                    f"{what}, and the {len(fractions)} canary jobs of {cluster} have {percent(sum(fractions))} of the "
+                    "data together\n  to do: run the whole job instead, or give smaller fractions or fewer repeats"
+                )
 
     def _chosen(
         self, channel: S3Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
@@ -221,13 +256,15 @@ class _Study:
             self._objects[channel.name], fraction, seed=self._seed, replicate=replicate - 1, min_files=num_hosts
         )
 
-    def _put(self, run_id: str, channel: S3Channel, files: Sequence[DataFile]) -> str:
-        """Write a manifest to S3 and return its URI."""
-        uri = f"{self._target}/{_FOLDER}/{slug(self._command)}/{slug(run_id)}/{channel.name}.manifest"
-        bucket, key = split_uri(uri)
-        text = manifest_text(channel.uri, files)
-        self._client.put_object(Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json")
-        return uri
+    def _manifest_uri(self, run_id: str, channel: str) -> str:
+        return f"{self._target}/{_FOLDER}/{slug(self._command)}/{slug(run_id)}/{channel}.manifest"
+
+    def put_manifests(self, planned: _Planned) -> None:
+        """Write the manifests of a job to S3."""
+        for channel in self._reduced:
+            bucket, key = split_uri(planned.run.channels[channel.name])
+            text = manifest_text(channel.uri, planned.files[channel.name])
+            self._client.put_object(Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json")
 
     def made(self, run: PlannedRun) -> tuple[Any, Any]:
         """Return the estimator and the inputs of a job."""
@@ -326,7 +363,10 @@ def _estimators(estimator: Any, candidates: Sequence[str]) -> dict[str, Any]:
         if not (kind and colon and count.isdecimal() and int(count) >= 1):
             raise ConfigError(f"candidate {text!r:.80}: expected TYPE:COUNT, for example ml.m5.4xlarge:6")
         double = _with_cluster(estimator, kind, int(count))
-        found[_cluster(double).name] = double
+        name = _cluster(double).name
+        if name in found:
+            raise ConfigError(f"candidate {text} is given twice; expected different clusters")
+        found[name] = double
     return found
 
 
@@ -349,13 +389,15 @@ def _cluster(estimator: Any) -> Cluster:
 
 def _name_of(estimator: Any) -> str:
     """Return a name for the job: its entry point, or the class of the estimator."""
-    entry = getattr(estimator, "entry_point", None)
+    entry = getattr(estimator, "entry_point", None) or getattr(
+        getattr(estimator, "source_code", None), "entry_script", None
+    )
     return Path(str(entry)).name if entry else type(estimator).__name__
 
 
 def _target_uri(document: Mapping[str, Any], session: Any) -> str:
     """Return where manifests go: the bucket of the job's output, or else the session's default bucket."""
     path = str((document.get("OutputDataConfig") or {}).get("S3OutputPath") or "")
-    if path.startswith("s3://"):
+    if path.startswith("s3://") and ACCOUNT not in path:  # the recording does not know the account's default bucket
         return path.rstrip("/")
     return f"s3://{session.default_bucket()}"

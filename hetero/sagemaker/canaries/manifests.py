@@ -9,6 +9,7 @@ Source: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSour
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from hetero.sagemaker.request import TrainingRequest
 __all__ = ["S3Channel", "channels_of", "list_objects", "manifest_text", "sdk_inputs", "split_uri"]
 
 _MAX_MANIFEST_KEYS = 1_000_000
+_OF_SDK_3 = ("code", "sm_drivers", "recipe")
+"""Channels that SDK 3 adds to each request, with the source code and its own drivers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +39,12 @@ class S3Channel:
     """The channel as the request has it."""
 
 
-def channels_of(request: TrainingRequest) -> list[S3Channel]:
-    """Return the channels of a request.
+def channels_of(request: TrainingRequest, *, version: int = 2) -> list[S3Channel]:
+    """Return the channels of a request that are inputs of the user.
+
+    Args:
+        request: The request.
+        version: Version of the SDK that made it, 2 or 3.
 
     Raises:
         ConfigError: If a channel is not in S3.
@@ -45,6 +52,8 @@ def channels_of(request: TrainingRequest) -> list[S3Channel]:
     found = []
     documents = request.document.get("InputDataConfig") or ()
     for channel, document in zip(request.channels, documents, strict=True):
+        if version == 3 and channel.name in _OF_SDK_3:
+            continue
         source = (document.get("DataSource") or {}).get("S3DataSource") or {}
         if channel.uri is None:
             raise ConfigError(f"channel {channel.name} is a file system; expected data in S3 for canary jobs")
@@ -80,7 +89,7 @@ def list_objects(client: Any, uri: str) -> list[DataFile]:
         uri: S3 URI of a prefix.
 
     Raises:
-        ConfigError: If there are no objects, or more than `MAX_FILES`.
+        ConfigError: If there are no objects, or more than `MAX_FILES`, or the URI is that of an object.
     """
     bucket, prefix = split_uri(uri)
     found: list[DataFile] = []
@@ -91,6 +100,11 @@ def list_objects(client: Any, uri: str) -> list[DataFile]:
             raise ConfigError(f"{uri} has more than {MAX_FILES:,} objects; give a canary fewer, larger files")
     if not found:
         raise ConfigError(f"{uri} has no objects; expected the files of a channel")
+    if any(not file.name for file in found):
+        raise ConfigError(
+            f"{uri} is an object; expected the prefix of several, because an object cannot be divided\n"
+            "  to do: give the prefix above it, or name the channel in whole=[...]"
+        )
     return sorted(found)
 
 
@@ -118,44 +132,34 @@ def sdk_inputs(version: int, channels: Sequence[S3Channel], manifests: Mapping[s
     return [_input_of_3(channel, manifests.get(channel.name)) for channel in channels]
 
 
-def _source_of(channel: S3Channel, manifest: str | None) -> dict[str, Any]:
+def _document_of(channel: S3Channel, manifest: str | None) -> dict[str, Any]:
+    """Return the channel as the request had it, with another source."""
     source = dict((channel.document.get("DataSource") or {}).get("S3DataSource") or {})
     if manifest is not None:
         source |= {"S3Uri": manifest, "S3DataType": "ManifestFile"}
-    return source
+    return {**channel.document, "DataSource": {"S3DataSource": source}}
 
 
 def _input_of_2(channel: S3Channel, manifest: str | None) -> Any:
     from sagemaker.inputs import TrainingInput
 
-    source, document = _source_of(channel, manifest), channel.document
-    return TrainingInput(
-        s3_data=source["S3Uri"],
-        s3_data_type=source.get("S3DataType", "S3Prefix"),
-        distribution=source.get("S3DataDistributionType"),
-        compression=document.get("CompressionType"),
-        content_type=document.get("ContentType"),
-        record_wrapping=document.get("RecordWrapperType"),
-        input_mode=document.get("InputMode"),
-        instance_groups=source.get("InstanceGroupNames"),
-        attribute_names=source.get("AttributeNames"),
-    )
+    made = TrainingInput(channel.uri)
+    # The constructor knows only some members of a channel.
+    made.config = {name: value for name, value in _document_of(channel, manifest).items() if name != "ChannelName"}
+    return made
 
 
 def _input_of_3(channel: S3Channel, manifest: str | None) -> Any:
-    from sagemaker.core.shapes import S3DataSource  # type: ignore[import-untyped,unused-ignore]
-    from sagemaker.core.training.configs import InputData  # type: ignore[import-untyped,unused-ignore]
+    from sagemaker.core.shapes import Channel  # type: ignore[import-untyped,unused-ignore]
 
-    source = _source_of(channel, manifest)
-    given = {
-        "s3_uri": source["S3Uri"],
-        "s3_data_type": source.get("S3DataType", "S3Prefix"),
-        "s3_data_distribution_type": source.get("S3DataDistributionType"),
-        "instance_group_names": source.get("InstanceGroupNames"),
+    return Channel(**_snake_case(_document_of(channel, manifest)))
+
+
+def _snake_case(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with the names of SDK 3: ``S3DataType`` becomes ``s3_data_type``."""
+    return {
+        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower(): _snake_case(value)
+        if isinstance(value, Mapping)
+        else value
+        for name, value in document.items()
     }
-    content_type = channel.document.get("ContentType")
-    return InputData(
-        channel_name=channel.name,
-        data_source=S3DataSource(**{name: value for name, value in given.items() if value is not None}),
-        **({"content_type": content_type} if content_type else {}),
-    )

@@ -37,7 +37,6 @@ class RehearsalExecutor:
         self._inputs = inputs
         self._catalogue = catalogue
         self._options = dict(options)
-        self._is_stopped = False
 
     def hourly_usd(self, run: PlannedRun) -> float | None:
         """Return the price of all hosts of the run per hour, or None if a price is unknown."""
@@ -80,4 +79,3 @@ class RehearsalExecutor:
 
     def stop(self) -> None:
         """Do nothing. A rehearsal stops with Ctrl-C, which `rehearse` forwards."""
-        self._is_stopped = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import json
 from collections.abc import Callable
@@ -12,9 +13,10 @@ import pytest
 
 from hetero.canary.files import DataFile
 from hetero.canary.model import load_canary
-from hetero.errors import ConfigError
+from hetero.errors import BudgetError, ConfigError
 from hetero.pricing import Catalogue
-from hetero.sagemaker.canaries.manifests import list_objects, manifest_text, split_uri
+from hetero.sagemaker.canaries.canary import _target_uri
+from hetero.sagemaker.canaries.manifests import channels_of, list_objects, manifest_text, sdk_inputs, split_uri
 from hetero.sagemaker.canaries.watching import resources_of_job
 
 boto3 = pytest.importorskip("boto3")
@@ -22,7 +24,7 @@ sdk = pytest.importorskip("sagemaker.estimator", reason="needs version 2 of the 
 
 from botocore.stub import ANY, Stubber  # noqa: E402
 
-from hetero.sagemaker import canary  # noqa: E402
+from hetero.sagemaker import canary, record  # noqa: E402
 
 ROLE = "arn:aws:iam::000000000000:role/training"
 QUIET = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
@@ -47,6 +49,7 @@ class Account:
         self.objects: dict[str, bytes] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
+        self.status = "Completed"
         self._seconds = seconds
         self._cpu_percent = cpu_percent
         boto_session.events.register("before-call", self.answer)
@@ -102,8 +105,9 @@ class Account:
         phases = ("Downloading", "Training", "Uploading")
         return {
             **{key: request[key] for key in ("TrainingJobName", "ResourceConfig", "OutputDataConfig")},
-            "TrainingJobStatus": "Completed",
-            "SecondaryStatus": "Completed",
+            "TrainingJobStatus": self.status,
+            "SecondaryStatus": self.status,
+            "FailureReason": "",
             "CreationTime": START,
             "TrainingStartTime": START,
             "BillableTimeInSeconds": round((at[3] - at[0]).total_seconds()),
@@ -203,6 +207,7 @@ def test_sharded_channel_has_a_file_for_every_host(tmp_path: Path) -> None:
         {"train": train},
         output_dir=tmp_path,
         catalogue=CATALOGUE,
+        fractions=[0.01, 0.04, 0.06],
         repeats=2,
         sleep=lambda seconds: None,
     )
@@ -228,8 +233,13 @@ def test_quadratic_job_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"fractions": [0.01]}, "expected at least two"),
-        ({"repeats": 0}, "repeats is 0"),
+        ({"fractions": [0.01, 0.02]}, "fractions are 1 %, 2 %; expected at least 3"),
+        ({"fractions": [0.01, 0.02, 0.6]}, "at most 50 %"),
+        ({"repeats": 0}, "^repeats is 0"),
+        ({"repeats": 1}, "a forecast needs at least 4"),
+        ({"repeats": 4, "fractions": [0.1, 0.2, 0.3]}, "12 canary jobs of .* have 240 % of the data together"),
+        ({"candidates": ["ml.m5.large:1", "ml.m5.large:1"]}, "ml.m5.large:1 is given twice"),
+        ({"at_most": 0}, "at_most is 0"),
         ({"whole": ["train"]}, "no channel can be reduced"),
         ({"whole": ["labels"]}, "whole names 'labels'"),
         ({"candidates": ["ml.m5.large"]}, "expected TYPE:COUNT"),
@@ -242,6 +252,81 @@ def test_call_that_cannot_work_is_rejected_before_a_job_starts(
     with pytest.raises(ConfigError, match=message):
         forecast_of(linear, tmp_path, **more)
     assert linear.jobs == {}
+    assert linear.objects == {}
+
+
+def test_three_objects_start_no_jobs(linear: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.NUM_FILES", 3)
+    with pytest.raises(ConfigError, match="3 objects, of which whole ones give the runs 33.3 % of the data"):
+        forecast_of(linear, tmp_path)
+    assert linear.jobs == {}
+
+
+def test_other_inputs_are_another_study(linear: Account, tmp_path: Path) -> None:
+    forecast_of(linear, tmp_path)
+    for more in ({"candidates": ["ml.m5.large:1"]}, {"fractions": [0.01, 0.02, 0.04]}):
+        with pytest.raises(ConfigError, match="belongs to a study that differs"):
+            forecast_of(linear, tmp_path, **more)
+    with pytest.raises(ConfigError, match="inputs.train"):
+        canary(linear.estimator(), {"train": "s3://bucket/train/part"}, output_dir=tmp_path, repeats=2)
+    assert len(linear.jobs) == 6
+
+
+def test_budget_that_ends_the_study_leaves_a_forecast(linear: Account, tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="raise budget_usd and start again"):
+        forecast_of(linear, tmp_path, budget_usd=0.2, at_most=1)
+    assert 1 <= len(load_canary(tmp_path).candidates[0].points) < 6
+
+
+def test_budget_holds_in_a_rehearsal_too(linear: Account, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for index in range(100):
+        (data / f"{index}.csv").write_text("x")
+    with pytest.raises(BudgetError, match="raise budget_usd"):
+        forecast_of(linear, tmp_path / "out", rehearse_on={"train": data}, budget_usd=0.0)
+    with pytest.raises(ConfigError, match="expected a name of 1 to 64 letters"):
+        forecast_of(linear, tmp_path / "out", rehearse_on={"../data": data})
+    assert len(list(data.iterdir())) == 100
+
+
+def test_job_that_fails_is_the_last_one(tmp_path: Path) -> None:
+    account = Account(lambda files, kind: 60 + 12.0 * files)
+    account.status = "Failed"
+    (shown,) = forecast_of(account, tmp_path, at_most=1).candidates
+    assert len(account.jobs) == 1
+    assert "failed" in {refusal.rule for refusal in shown.refusals}
+
+
+def test_members_of_a_channel_are_kept() -> None:
+    from sagemaker.inputs import ShuffleConfig, TrainingInput
+
+    train = TrainingInput(
+        "s3://bucket/train/",
+        distribution="ShardedByS3Key",
+        compression="Gzip",
+        content_type="text/csv",
+        record_wrapping="RecordIO",
+        input_mode="Pipe",
+        shuffle_config=ShuffleConfig(5),
+    )
+    estimator = Account(lambda files, kind: 1.0).estimator()
+    before = record(estimator, {"train": train, "labels": "s3://bucket/labels"}).request
+    manifests = {"train": "s3://bucket/a.manifest"}
+    after = record(estimator, sdk_inputs(2, channels_of(before), manifests)).request.document["InputDataConfig"]
+    expected = copy.deepcopy(before.document["InputDataConfig"])
+    expected[0]["DataSource"]["S3DataSource"] |= {"S3Uri": "s3://bucket/a.manifest", "S3DataType": "ManifestFile"}
+    assert after == expected
+    assert {"InputMode", "CompressionType", "RecordWrapperType", "ShuffleConfig"} <= set(after[0])
+
+
+def test_manifests_go_to_the_default_bucket_if_the_output_is_not_stated() -> None:
+    from types import SimpleNamespace
+
+    session = SimpleNamespace(default_bucket=lambda: "own")
+    unknown = {"OutputDataConfig": {"S3OutputPath": "s3://sagemaker-us-east-1-000000000000/"}}
+    assert _target_uri(unknown, session) == "s3://own"
+    assert _target_uri({"OutputDataConfig": {"S3OutputPath": "s3://b/out/"}}, session) == "s3://b/out"
 
 
 def test_local_input_is_rejected(linear: Account, tmp_path: Path) -> None:
@@ -263,6 +348,10 @@ def test_empty_prefix_is_rejected() -> None:
         stubber.add_response("list_objects_v2", {"IsTruncated": False}, {"Bucket": "bucket", "Prefix": "none/"})
         with pytest.raises(ConfigError, match="has no objects"):
             list_objects(client, "s3://bucket/none/")
+        content = {"IsTruncated": False, "Contents": [{"Key": "all.csv", "Size": 9}]}
+        stubber.add_response("list_objects_v2", content, {"Bucket": "bucket", "Prefix": "all.csv"})
+        with pytest.raises(ConfigError, match="is an object; expected the prefix of several"):
+            list_objects(client, "s3://bucket/all.csv")
 
 
 def test_figures_of_several_hosts_are_joined_and_pages_followed() -> None:
