@@ -43,15 +43,24 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
 
     The columns are: ``run_id``, levels and derived quantities, ``replicate``, ``state``, ``exit_code``, ``cause``,
     ``started_at``, ``wall_s``, a column ``PHASE_s`` per phase, ``usd``, then from the report ``step_time_s``,
-    ``data_wait_s``, ``samples_per_s``, ``cpu_percent``, ``memory_bytes``, ``gpu_percent``, ``gpu_memory_bytes``, then
-    the last value of each metric, and for each of ``metrics`` its best value and the time to its target. A metric with
-    the name of another column gets ``metric_`` in front.
+    ``data_wait_per_step_s``, ``samples_per_s``, ``cpu_percent``, ``memory_bytes``, ``gpu_percent``,
+    ``gpu_memory_bytes``, then the last value of each metric, and for each of ``metrics`` its best value, the time to
+    its target, and its quality after each stated time. The phases are parts of ``wall_s``. A phase with the name of a
+    level gets ``phase_`` in front, and a logged metric with the name of another column ``metric_``.
 
     Args:
         results: The results.
         metrics: Metrics of quality, see `Metric`.
     """
-    found = [_row(result, metrics) for result in results]
+    measured = [_measured(result) for result in results]
+    computed = [_computed(result, metrics) for result in results]
+    taken = {name for row in (*measured, *computed) for name in row}
+    found = []
+    for result, first, last in zip(results, measured, computed, strict=True):
+        logged = {
+            f"metric_{name}" if name in taken else name: value for name, value in last_values(result.metrics).items()
+        }
+        found.append({**first, **logged, **last})
     columns = _in_order([list(row) for row in found])
     return [{name: row.get(name) for name in columns} for row in found]
 
@@ -68,7 +77,7 @@ def _in_order(lists: Sequence[Sequence[str]]) -> list[str]:
     return found
 
 
-def _row(result: RunResult, metrics: Sequence[Metric]) -> Row:
+def _measured(result: RunResult) -> Row:
     row: Row = {"run_id": result.run_id, **result.levels, "replicate": result.replicate}
     row |= {
         "state": result.state,
@@ -77,11 +86,14 @@ def _row(result: RunResult, metrics: Sequence[Metric]) -> Row:
         "started_at": result.started_at,
         "wall_s": result.wall_s,
     }
-    row |= {f"{name.replace(' ', '_')}_s": seconds for name, seconds in result.phases.items()}
-    row |= {"usd": result.usd, **_from_report(result.report)}
-    own = set(row)
-    for name, value in last_values(result.metrics).items():
-        row[f"metric_{name}" if name in own else name] = value
+    for phase, seconds in result.phases.items():
+        name = f"{phase.replace(' ', '_')}_s"
+        row[f"phase_{name}" if name in result.levels else name] = seconds
+    return {**row, "usd": result.usd, **_from_report(result.report)}
+
+
+def _computed(result: RunResult, metrics: Sequence[Metric]) -> Row:
+    row: Row = {}
     for metric in metrics:
         row[f"{metric.name}_best"] = best_value(result.metrics, metric)
         if metric.target is not None:
@@ -106,7 +118,7 @@ def _from_report(report: Report | None) -> Row:
 
     return {
         "step_time_s": figure("step_time_mean"),
-        "data_wait_s": figure("data_wait_mean"),
+        "data_wait_per_step_s": figure("data_wait_mean"),
         "samples_per_s": figure("samples_per_s"),
         "cpu_percent": mean([usage.cpu_percent_mean for usage in usages]),
         "memory_bytes": max((usage.memory_peak_bytes for usage in usages), default=None),
@@ -161,15 +173,20 @@ def write_parquet(path: Path, table: Sequence[Row]) -> bool:
     columns = {name: _column([row[name] for row in table]) for name in (table[0] if table else {})}
     try:
         content = pa.table(columns)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise ConfigError(f"the results cannot be written to {path}: {error}") from error
     parquet.write_table(content, path)
     return True
 
 
 def _column(values: Sequence[Cell]) -> list[Cell]:
-    """Return the values with one type, which a column needs: numbers as floats if one is, otherwise texts."""
+    """Return the values with one type, which a column needs: numbers as floats if one is, otherwise texts.
+
+    Whole numbers of more than 64 bits with their sign are texts, because no type of a column holds them exactly.
+    """
     kinds = {type(value) for value in values if value is not None}
+    if kinds == {int} and any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in values):
+        return [None if value is None else str(value) for value in values]
     if kinds <= {int, float} and len(kinds) > 1:
         return [None if value is None else float(value) for value in values]
     if len(kinds) > 1:

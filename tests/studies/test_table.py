@@ -12,7 +12,7 @@ from study_reports import report_of, result_of, small_runs
 from hetero.metrics.logged import LoggedMetric
 from hetero.studies.runs import RunResult
 from hetero.studies.study_file import Metric
-from hetero.studies.table import csv_text, rows, write_parquet
+from hetero.studies.table import _column, csv_text, rows, write_parquet
 
 
 def results() -> list[RunResult]:
@@ -20,7 +20,13 @@ def results() -> list[RunResult]:
     report = report_of(wall_s=100.0, f1=0.75)
     metrics = (LoggedMetric(name="f1", value=0.8, at_s=50.0), *report.run.metrics)
     return [
-        result_of(first, wall_s=100.0, report=report, metrics=metrics, phases={"compute": 60.0, "data wait": 1.0}),
+        result_of(
+            first,
+            wall_s=100.0,
+            report=report,
+            metrics=metrics,
+            phases={"compute": 60.0, "data wait": 1.0, "other": 39.0},
+        ),
         result_of(second, state="failed", exit_code=30, cause="it raised, a lot"),
     ]
 
@@ -34,8 +40,11 @@ def test_rows_have_levels_times_costs_and_quality() -> None:
         "state": "finished",
         "wall_s": 100.0,
         "compute_s": 60.0,
-        "data_wait_s": None,
+        "data_wait_s": 1.0,
     }
+    assert first["data_wait_per_step_s"] is None  # the report has no steps
+    parts = [first[name] for name in ("compute_s", "data_wait_s", "other_s")]
+    assert sum(part for part in parts if isinstance(part, float)) == first["wall_s"]
     assert first["usd"] == pytest.approx(0.1)
     assert (first["f1"], first["f1_best"], first["f1_time_to_target_s"]) == (0.75, 0.8, 50.0)
     assert (second["cause"], second["f1"], second["step_time_s"]) == ("it raised, a lot", None, None)
@@ -45,6 +54,31 @@ def test_metric_with_the_name_of_a_column_keeps_both() -> None:
     (run,) = small_runs(1)
     (row,) = rows([result_of(run, metrics=(LoggedMetric(name="usd", value=7.0, at_s=1.0),))])
     assert (row["usd"], row["metric_usd"]) == (pytest.approx(0.01), 7.0)
+
+
+def test_logged_metric_with_the_name_of_a_computed_column_keeps_both() -> None:
+    values = {"acc": 0.5, "acc_best": 7.0}
+    metrics = tuple(LoggedMetric(name=name, value=value, at_s=1.0) for name, value in values.items())
+    (row,) = rows([result_of(small_runs(1)[0], metrics=metrics)], metrics=[Metric(name="acc")])
+    assert (row["acc"], row["acc_best"], row["metric_acc_best"]) == (0.5, 0.5, 7.0)
+
+
+def test_metric_has_the_same_column_in_runs_with_and_without_phases() -> None:
+    first, second = small_runs(2)
+    metrics = (LoggedMetric(name="compute_s", value=7.0, at_s=1.0),)
+    table = rows([result_of(first, metrics=metrics, phases={"compute": 60.0}), result_of(second, metrics=metrics)])
+    assert [(row["compute_s"], row["metric_compute_s"]) for row in table] == [(60.0, 7.0), (None, 7.0)]
+
+
+def test_phase_with_the_name_of_a_level_keeps_both() -> None:
+    result = result_of(small_runs(1)[0], levels={"training_s": 3}, phases={"training": 60.0})
+    (row,) = rows([result])
+    assert (row["training_s"], row["phase_training_s"]) == (3, 60.0)
+
+
+def test_column_of_numbers_beyond_64_bits_has_texts() -> None:
+    assert _column([1, 2**64 - 1, None]) == ["1", "18446744073709551615", None]
+    assert _column([1, 2**63 - 1]) == [1, 2**63 - 1]
 
 
 def test_communication_over_computation_is_that_of_all_ranks() -> None:
