@@ -36,7 +36,16 @@ from hetero.system.process import PARENT_VARIABLE, describe_exit_status, start_c
 from hetero.system.scripts import find_script
 from hetero.system.text import escape_line, shortened
 
-__all__ = ["LOG_FILE_NAME", "LaunchExecutor", "SimulateExecutor", "phases_of", "result_of"]
+__all__ = [
+    "LOG_FILE_NAME",
+    "LaunchExecutor",
+    "SimulateExecutor",
+    "check_groups",
+    "groups_of",
+    "phases_of",
+    "read_cluster",
+    "result_of",
+]
 
 LOG_FILE_NAME = "log.txt"
 _STOP_S = 90.0
@@ -241,6 +250,7 @@ class LaunchExecutor(_ChildExecutor):
 
     Args:
         cluster_file: The file. A launch option ``cluster_file`` of a run overrides it.
+        folder: Folder that a relative ``cluster_file`` of a run is in.
         start: Command that runs a command line on another host, with ``{host}`` for its name. Empty if the file has
             only this host.
         host: Name of this host in the file. Empty: the machine's own name.
@@ -252,6 +262,7 @@ class LaunchExecutor(_ChildExecutor):
         self,
         *,
         cluster_file: Path,
+        folder: Path = Path(),
         start: Sequence[str] = (),
         host: str = "",
         catalogue: Catalogue,
@@ -259,6 +270,7 @@ class LaunchExecutor(_ChildExecutor):
     ) -> None:
         super().__init__(catalogue=catalogue, patterns=patterns)
         self._cluster_file = cluster_file
+        self._folder = folder
         self._start = tuple(start)
         self._host = host or None
 
@@ -267,14 +279,18 @@ class LaunchExecutor(_ChildExecutor):
         return [(group.instance_type, len(group.hosts)) for group in cluster.groups]
 
     def _cluster(self, run: PlannedRun) -> ClusterSpec:
-        path = str(run.options.get("cluster_file") or self._cluster_file)
-        roles = run.options.get("roles", ())
-        platform = find_platform(os.environ, cluster_file=path)
-        return platform.read_cluster(host=self._host, roles=tuple(roles) if isinstance(roles, (list, tuple)) else ())
+        path = self._path(run)
+        cluster = read_cluster(path, host=self._host, roles=run.options.get("roles"))
+        check_groups(run.groups, cluster, path)
+        return cluster
+
+    def _path(self, run: PlannedRun) -> Path:
+        stated = run.options.get("cluster_file")
+        return (self._folder / str(stated) if stated else self._cluster_file).resolve()
 
     def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
         cluster = self._cluster(run)
-        path = Path(str(run.options.get("cluster_file") or self._cluster_file)).resolve()
+        path = self._path(run)
         hosts = [host.name for host in cluster.hosts]
         others = [host for host in hosts if host != cluster.current_host]
         if others and not self._start:
@@ -303,6 +319,41 @@ class LaunchExecutor(_ChildExecutor):
                 command = [*(word.replace("{host}", host) for word in self._start), line]
             commands.append(command)
         return commands
+
+
+def read_cluster(path: Path, *, host: str | None, roles: object = None) -> ClusterSpec:
+    """Return the cluster that a file describes.
+
+    Args:
+        path: The file.
+        host: Name of this host in it. None: the machine's own name.
+        roles: The launch option ``roles``.
+
+    Raises:
+        ClusterError: If the file cannot be read, is malformed or does not have this host.
+    """
+    platform = find_platform(os.environ, cluster_file=str(path))
+    return platform.read_cluster(host=host, roles=tuple(roles) if isinstance(roles, (list, tuple)) else ())
+
+
+def groups_of(cluster: ClusterSpec) -> tuple[str, ...]:
+    """Return the groups of a cluster as ``NAME=TYPE:COUNT``."""
+    return tuple(f"{group.name}={group.instance_type}:{len(group.hosts)}" for group in cluster.groups)
+
+
+def check_groups(stated: Sequence[str], cluster: ClusterSpec, path: Path) -> None:
+    """Compare stated groups with a cluster file. No stated groups agree with every file.
+
+    Raises:
+        ConfigError: If they differ, because a run would be recorded with hosts that it does not have.
+    """
+    found = groups_of(cluster)
+    if stated and sorted(stated) != sorted(found):
+        raise ConfigError(
+            f"the groups are {', '.join(stated)}, but {path} has {', '.join(found)}\n"
+            "  to do: leave out groups, which follow from the cluster file, or give each level the file of its own "
+            "cluster: options: {cluster_file: FILE}"
+        )
 
 
 class _Logged:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetero.cluster import find_platform, slug
+from hetero.cluster import slug
 from hetero.errors import ConfigError, ExitCode
 from hetero.pricing import Catalogue
 from hetero.studies.checks import check_study
 from hetero.studies.conduct import Progress, conduct, read_results
-from hetero.studies.executors import LaunchExecutor, SimulateExecutor
+from hetero.studies.constraints import Cell
+from hetero.studies.executors import LaunchExecutor, SimulateExecutor, check_groups, groups_of, read_cluster
 from hetero.studies.ledger import digest_of_script
 from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, study_page
 from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
 from hetero.studies.plots import has_matplotlib
 from hetero.studies.runs import FAILED, Executor, PlannedRun, RunResult
-from hetero.studies.study_file import Study, read_study
+from hetero.studies.study_file import Settings, Study, read_study
 from hetero.studies.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet
 from hetero.system.documents import write_text
 from hetero.system.findings import ERROR, Finding
@@ -79,29 +79,58 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Pre
         levels: Levels of factors. Runs with other levels are left out.
 
     Raises:
-        ConfigError: If the file is malformed, or a price or an earlier report cannot be read.
-        ClusterError: If the role of a group is unclear.
+        ConfigError: If the file is malformed, a price or an earlier report cannot be read, or groups are not those of
+            the cluster file.
+        ClusterError: If the role of a group is unclear, or a cluster file is malformed.
     """
-    study = _with_cluster(read_study(path))
+    study = _with_clusters(read_study(path))
     catalogue = catalogue_of(_resolved(study.settings.options, path.parent))
     plan = plan_study(study, catalogue)
+    _check_clusters(study, plan.cells)
     findings = tuple(check_study(plan, catalogue))
     return Preparation(plan=only(plan, levels) if levels else plan, catalogue=catalogue, findings=findings)
 
 
-def _with_cluster(study: Study) -> Study:
-    """Return the study with the groups of the cluster file that it launches on, unless it states groups itself."""
-    path = study.executor.settings.get("cluster_file")
-    if study.executor.kind != "launch" or study.settings.groups or not isinstance(path, str):
+def _with_clusters(study: Study) -> Study:
+    """Return a study that launches with the groups of its cluster files, where it does not state groups itself."""
+    if study.executor.kind != "launch":
         return study
-    platform = find_platform(os.environ, cluster_file=str(study.path.parent / path))
+
+    def filled(settings: Settings, path: object) -> Settings:
+        if settings.groups or not isinstance(path, str):
+            return settings
+        roles = settings.options.get("roles", study.settings.options.get("roles"))
+        cluster = read_cluster(study.path.parent / path, host=_host(study), roles=roles)
+        return replace(settings, groups=groups_of(cluster))
+
+    def of_level(settings: Settings) -> Settings:
+        return filled(settings, settings.options.get("cluster_file"))
+
+    factors = [
+        replace(factor, settings={level: of_level(each) for level, each in factor.settings.items()})
+        for factor in study.factors
+    ]
+    return replace(study, settings=filled(study.settings, _cluster_file(study, study.settings)), factors=tuple(factors))
+
+
+def _check_clusters(study: Study, cells: Sequence[Cell]) -> None:
+    """Raise `ConfigError` if a cell has other groups than the cluster file that it is launched on."""
+    for settings in [cell.settings for cell in cells] if study.executor.kind == "launch" else ():
+        path = _cluster_file(study, settings)
+        if isinstance(path, str):
+            file = study.path.parent / path
+            check_groups(
+                settings.groups, read_cluster(file, host=_host(study), roles=settings.options.get("roles")), file
+            )
+
+
+def _cluster_file(study: Study, settings: Settings) -> object:
+    return settings.options.get("cluster_file") or study.executor.settings.get("cluster_file")
+
+
+def _host(study: Study) -> str | None:
     host = study.executor.settings.get("host")
-    roles = study.settings.options.get("roles", ())
-    cluster = platform.read_cluster(
-        host=None if host is None else str(host), roles=roles if isinstance(roles, tuple) else ()
-    )
-    groups = tuple(f"{group.name}={group.instance_type}:{len(group.hosts)}" for group in cluster.groups)
-    return replace(study, settings=replace(study.settings, groups=groups))
+    return None if host is None else str(host)
 
 
 def _resolved(options: Mapping[str, object], folder: Path) -> dict[str, object]:
@@ -137,6 +166,7 @@ def make_executor(study: Study, catalogue: Catalogue) -> Executor:
         raise ConfigError(f'executor.launch.start: found {start!r}, expected a command such as ["ssh", "{{host}}"]')
     return LaunchExecutor(
         cluster_file=study.path.parent / str(settings["cluster_file"]),
+        folder=study.path.parent,
         start=start,
         host=str(settings.get("host", "")),
         catalogue=catalogue,

@@ -100,3 +100,33 @@ def test_walk_of_the_studies_page_leads_from_a_study_to_a_plan(
         job = start([sys.executable, "-m", "hetero.cli", *words], tmp_path, {})
         assert job.wait(120.0) == 0, job.output
     assert job.output.startswith("Add 1 x ml.c5.9xlarge as data hosts: a step takes ")
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(120)
+def test_study_is_launched_on_the_hosts_of_cluster_files(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    shutil.copy(SCRIPT, folder)
+    group = {"instance_group_name": "trainer", "instance_type": "ml.p3.2xlarge", "hosts": ["127.0.0.1"]}
+    (folder / "cluster.json").write_text(json.dumps({"instance_groups": [group]}))
+    (folder / "STUDY.yaml").write_text(
+        "name: launched\nscript: studied.py\nargs: [--epochs, '2', --samples, '{samples}', --most, '2000']\n"
+        "factors: {samples: [1000, 3000], ranks_per_host: {one: {options: {nproc_per_node: 2}}}}\n"
+        "options: {price_profile: seed-2022, framework: tensorflow, port: 17809}\n"
+        "executor: {launch: {cluster_file: cluster.json, host: 127.0.0.1}}\n"
+    )
+    command = [sys.executable, "-m", "hetero.cli", "study", str(folder / "STUDY.yaml")]
+    environment = {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
+    job = start([*command, "--output-dir", str(folder / "out")], tmp_path, environment)
+    assert job.wait(100.0) == 30, job.output  # as a run failed
+    with (folder / "out" / "runs.csv").open() as file:
+        rows = {row["samples"]: row for row in csv.DictReader(file)}
+    assert {samples: (row["state"], row["ranks"], row["hosts"]) for samples, row in rows.items()} == {
+        "1000": ("finished", "2", "1"),
+        "3000": ("failed", "2", "1"),
+    }
+    report = load_report(folder / "out" / "runs" / rows["1000"]["run_id"])
+    assert [(group.name, group.count) for group in report.run.groups] == [("trainer", 1)]
+    assert {value.rank for value in report.run.metrics} == {0, 1}
+    assert float(rows["1000"]["usd"]) == pytest.approx(3.825 * report.run.wall_s / 3600)

@@ -102,10 +102,11 @@ def test_preview_without_durations_says_so(study: Path) -> None:
     [
         ("{simulate: {at_most: 2}}", "executor.simulate.at_most: unknown key"),
         ("launch", "executor.launch.cluster_file: missing"),
-        ("{launch: {cluster_file: c.json, start: ssh}}", "executor.launch.start: found 'ssh'"),
+        ("{launch: {cluster_file: c.json, start: ssh, host: a}}", "executor.launch.start: found 'ssh'"),
     ],
 )
 def test_malformed_executor_is_rejected(study: Path, executor: str, message: str) -> None:
+    (study.parent / "c.json").write_text(cluster_of("a"))
     study.write_text(FILE + f"executor: {executor}\n")
     preparation = prepare_study(study)
     with pytest.raises(ConfigError, match=message):
@@ -123,6 +124,37 @@ def test_study_on_a_cluster_file_has_its_groups(study: Path, tmp_path: Path) -> 
     assert {cell.quantities["ranks"] for cell in preparation.plan.cells} == {8}
     executor = make_executor(preparation.plan.study, preparation.catalogue)
     assert executor.hourly_usd(preparation.plan.runs[0]) == pytest.approx(2 * 14.688)
+
+
+def cluster_of(*hosts: str) -> str:
+    group = {"instance_group_name": "trainer", "instance_type": "ml.p3.2xlarge", "hosts": hosts}
+    return json.dumps({"instance_groups": [group]})
+
+
+def test_levels_with_cluster_files_have_the_groups_of_their_own_file(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text(cluster_of("a"))
+    (tmp_path / "two.json").write_text(cluster_of("a", "b"))
+    levels = "{one: {options: {cluster_file: one.json}}, two: {options: {cluster_file: two.json}}}"
+    text = FILE.replace('groups: ["trainer=ml.p3.2xlarge:1"]', "").replace(
+        "factors: {", f"factors: {{cluster: {levels}, "
+    )
+    study.write_text(text + 'executor: {launch: {cluster_file: one.json, host: a, start: [ssh, "{host}"]}}\n')
+    preparation = prepare_study(study)
+    found = {(cell.levels["cluster"], cell.quantities["ranks"]) for cell in preparation.plan.cells}
+    assert found == {("one", 1), ("two", 2)}
+    executor = make_executor(preparation.plan.study, preparation.catalogue)
+    prices = {run.levels["cluster"]: executor.hourly_usd(run) for run in preparation.plan.runs}
+    assert prices == {"one": pytest.approx(3.825), "two": pytest.approx(2 * 3.825)}
+
+
+def test_groups_that_the_cluster_file_does_not_have_are_rejected(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text(cluster_of("a"))
+    executor = "executor: {launch: {cluster_file: cluster.json, host: a}}\n"
+    study.write_text(FILE + executor)
+    prepare_study(study)  # the same groups are no error
+    study.write_text(FILE.replace("2xlarge:1", "2xlarge:4") + executor)
+    with pytest.raises(ConfigError, match=r"groups are trainer=ml.p3.2xlarge:4, but .*/cluster.json has .*2xlarge:1"):
+        prepare_study(study)
 
 
 def test_ledger_states_what_the_study_is(study: Path, tmp_path: Path) -> None:
