@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 
 from hetero.canary import conducting, forecast
-from hetero.canary.conducting import run_canaries
+from hetero.canary.conducting import execute_canaries, run_canaries
 from hetero.canary.design import MIN_FRACTIONS, MIN_RUNS, CanaryRequest, Cluster
 from hetero.canary.forecast import ForecastOptions
 from hetero.canary.model import load_canary
 from hetero.errors import BudgetError, ConfigError
 from hetero.pricing import Catalogue
+from hetero.studies.conduct import Progress
 from hetero.studies.ledger import Ledger
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
 from hetero.studies.study_file import Budget
@@ -183,3 +185,31 @@ def test_ledger_has_the_failure(data: Path, tmp_path: Path) -> None:
     run(Jobs(lambda run: True), data, tmp_path / "out")
     lines = [json.loads(line) for line in (tmp_path / "out" / "runs.jsonl").read_text().splitlines()]
     assert [line["state"] for line in lines if line["kind"] == "ended"] == ["failed"]
+
+
+def test_other_runs_end_normally_if_one_fails(data: Path, tmp_path: Path) -> None:
+    both_run, is_recorded = threading.Barrier(2), threading.Event()
+
+    class Two(Jobs):
+        max_parallel = 2
+
+        def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+            both_run.wait(30)
+            if run.groups == LARGE.groups and not is_recorded.wait(30):
+                raise AssertionError("the failure was not recorded")
+            return super().execute(run, folder)
+
+    def note(progress: Progress) -> None:
+        if progress.result is not None and progress.result.state == FAILED:
+            is_recorded.set()
+
+    jobs = Two(lambda run: run.groups == SMALL.groups)
+    runs = [
+        PlannedRun(run_id=name, levels={}, script="t", groups=cluster.groups, channels={"training": str(data)})
+        for name, cluster in (("a", SMALL), ("b", LARGE), ("c", SMALL))
+    ]
+    results, _ = execute_canaries(
+        runs, jobs, tmp_path / "out", budget=Budget(), on_progress=note, identity={}, accepts_failures=False
+    )
+    assert {result.run_id: result.state for result in results} == {"a": FAILED, "b": FINISHED}
+    assert not jobs.is_stopped
