@@ -6,7 +6,8 @@ The page needs no other file, no network and no script.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from importlib import resources
 
 from hetero.studies.plan import StudyPlan
@@ -26,7 +27,7 @@ from hetero.studies.statistics import Interval, interval_of, series_of, time_to_
 from hetero.studies.study_file import Metric, Study
 from hetero.studies.table import Row, by_levels
 from hetero.system.findings import Finding
-from hetero.system.text import counted, html_text
+from hetero.system.text import counted, html_text, shortened
 
 __all__ = [
     "PAGE_FILE_NAME",
@@ -38,6 +39,8 @@ __all__ = [
     "study_page",
     "table_html",
 ]
+
+logger = logging.getLogger(__name__)
 
 PAGE_FILE_NAME = "study.html"
 PLOTS_HINT = 'The page has no plots, because matplotlib is not installed: pip install "hetero[plots]"'
@@ -177,17 +180,27 @@ def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
     study = plan.study
     names = [factor.name for factor in study.factors if not factor.settings]
     found = Results(results=results, factors=names, metric=study.metrics[0] if study.metrics else None)
-    plots = [
-        scaling_plot(found, cost=False),
-        scaling_plot(found, cost=True),
-        quality_plot(found),
-        quality_over_time_plot(found),
-        pareto_plot(found),
-        communication_plot(found),
-        correlation_plot(plan.correlations) if plan.correlations is not None else None,
-    ]
-    drawn = [plot_html(plot) for plot in plots if plot is not None]
-    return f'<div class="plots">{"".join(drawn)}</div>' if drawn else ""
+    correlations = plan.correlations
+    plots: dict[str, Callable[[], Plot | None]] = {
+        "time against ranks": lambda: scaling_plot(found, cost=False),
+        "cost against ranks": lambda: scaling_plot(found, cost=True),
+        "quality": lambda: quality_plot(found),
+        "quality over time": lambda: quality_over_time_plot(found),
+        "cost and time": lambda: pareto_plot(found),
+        "communication over computation": lambda: communication_plot(found),
+        "correlations": lambda: None if correlations is None else correlation_plot(correlations),
+    }
+    drawn, notices = [], []
+    for name, draw in plots.items():
+        try:
+            plot = draw()
+        except Exception as error:  # the runs cost money, and the rest of the page shows them
+            logger.warning("the plot of %s cannot be drawn", name, exc_info=True)
+            text = f"The plot of {name} cannot be drawn: {type(error).__name__}: {error}"
+            notices.append(f'<p class="notice">{html_text(shortened(text, 300))}</p>')
+        else:
+            drawn += [plot_html(plot)] if plot is not None else []
+    return "".join(notices) + (f'<div class="plots">{"".join(drawn)}</div>' if drawn else "")
 
 
 def _runs(table: Sequence[Row]) -> str:

@@ -109,11 +109,15 @@ def new_figure(width: float = _SIZE[0], height: float = _SIZE[1]) -> Figure:
 
 
 def svg_of(figure: Figure) -> str:
-    """Return a figure as SVG. Equal figures are equal texts."""
+    """Return a figure as SVG. Equal figures are equal texts. A ``$`` in a text is that character, not mathematics."""
     import matplotlib as mpl
+    from matplotlib.text import Text
 
     target = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "hetero", "svg.fonttype": "path"}):
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    # Texts of ticks are also made while the figure is drawn.
+    with mpl.rc_context({"svg.hashsalt": "hetero", "svg.fonttype": "path", "text.parse_math": False}):
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
     return target.getvalue()
 

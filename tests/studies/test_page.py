@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -137,3 +138,38 @@ def test_page_without_matplotlib_says_what_to_install(
     assert "pip install &quot;hetero[plots]&quot;" in text
     assert not re.search("<img", text)
     assert "<h2>Runs</h2>" in text
+
+
+def test_dollar_in_a_name_or_a_level_is_a_character() -> None:
+    changes = {
+        "factors": {"cluster": CLUSTERS, "price": ["$\\frac$", "$x^2$"]},
+        "constraints": {"batch_per_device": 1},
+        "args": ["{price}"],
+        "metrics": [{"name": "f1$\\nope$"}],
+    }
+    plan = plan_of(changes)
+    named = [ended(run) for run in plan.runs]
+    results = [
+        dataclasses.replace(
+            each,
+            metrics=tuple(
+                dataclasses.replace(value, name="f1$\\nope$") for value in each.metrics if value.name == "f1"
+            ),
+        )
+        for each in named
+    ]
+    text = study_page(plan, results, rows(results, metrics=plan.study.metrics), [])
+    assert "cannot be drawn" not in text
+    assert text.count("<img") == 6
+
+
+def test_plot_that_fails_is_a_notice(
+    plan: StudyPlan, results: list[RunResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(found: Results) -> None:
+        raise ValueError("no <room>")
+
+    monkeypatch.setattr(page, "quality_plot", fail)
+    text = study_page(plan, results, rows(results), [])
+    assert "The plot of quality cannot be drawn: ValueError: no &lt;room&gt;" in text
+    assert text.count("<img") == 6
