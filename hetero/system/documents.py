@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 from hetero.errors import ConfigError
 
@@ -53,8 +54,8 @@ def parse_yaml(content: bytes, source: str) -> object:
         source: Origin of the content, for messages.
 
     Raises:
-        ConfigError: If the content is longer than `MAX_BYTES`, is not YAML, holds Python objects, or uses aliases. A
-            few lines of aliases expand to gigabytes when a value is printed.
+        ConfigError: If the content is longer than `MAX_BYTES`, is not YAML, holds Python objects, has a key twice, or
+            uses aliases. A few lines of aliases expand to gigabytes when a value is printed.
     """
     import yaml
 
@@ -79,7 +80,13 @@ def parse_yaml(content: bytes, source: str) -> object:
                 raise ConfigError(f"{source} uses YAML aliases (*name); write the values out")
             if isinstance(token, yaml.ScalarToken) and token.plain and len(token.value) > _MAX_PLAIN_CHARS:
                 raise ConfigError(f"{source} has a value of {len(token.value)} characters; quote it if it is a text")
-        document: object = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            _check_keys(node, source)
+            document: object = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
     except ConfigError:
         raise
     # For a malformed number or date, the library raises the error of int() or datetime() instead of its own.
@@ -87,6 +94,23 @@ def parse_yaml(content: bytes, source: str) -> object:
         raise ConfigError(f"{source} is not YAML that can be used: {str(error)[:300]}") from error
     _check_numbers(document, source)
     return document
+
+
+def _check_keys(node: Any, source: str) -> None:
+    """Reject a key that an object of YAML nodes has twice. The library would keep the last value."""
+    waiting = [] if node is None else [node]
+    while waiting:
+        node = waiting.pop()
+        if node.id == "sequence":
+            waiting += node.value
+        elif node.id == "mapping":
+            seen = set()
+            for key, value in node.value:
+                waiting += key, value
+                if key.id == "scalar" and (key.tag, key.value) in seen:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"{source} has the key {key.value!r:.80} twice, again in line {line}; remove one")
+                seen.add((key.tag, key.value) if key.id == "scalar" else None)
 
 
 def _check_numbers(document: object, source: str) -> None:

@@ -206,3 +206,13 @@ def test_written_file_is_never_seen_half(tmp_path: Path) -> None:
         assert path.read_text() in texts
     thread.join()
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize("content", [b"a: 1\nb: 2\na: 3\n", b"- {x: {a: 1, a: 1}}\n", b"? {a: 1, a: 2}\n: 3\n"])
+def test_key_that_occurs_twice_is_rejected(content: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"FILE has the key 'a' twice, again in line \d; remove one"):
+        parse_yaml(content, "FILE")
+
+
+def test_same_key_in_two_objects_is_accepted() -> None:
+    assert parse_yaml(b"a: {x: 1}\nb: {x: 2}\n", "FILE") == {"a": {"x": 1}, "b": {"x": 2}}
