@@ -59,6 +59,15 @@ class _StoppedError(Exception):
     """The study was asked to stop while a job was waiting for instances."""
 
 
+@dataclass(slots=True)
+class _Job:
+    """The last job that was submitted for a run."""
+
+    name: str
+    is_open: bool = False
+    """Whether the job may run. False: it ended without instances, or there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Made:
     estimator: Any
@@ -131,22 +140,24 @@ class EstimatorExecutor:
         """Submit the job of a run and wait for its end, or follow the job that an earlier start submitted."""
         hourly_usd = self.hourly_usd(run)
         started_at = _text(dt.datetime.now(dt.timezone.utc))
+        made = self._made(run)
+        job = _Job(name=self._submitted(run, folder))
         try:
-            made = self._made(run)
-            job_name = self._submitted(run, folder)
-            if job_name is None:
-                job_name = self._submit(run, made, folder)
+            if job.name:
+                job.is_open = True
+                logger.info("following %s, which an earlier start of the study submitted", job.name)
             else:
-                logger.info("following %s, which an earlier start of the study submitted", job_name)
-            self._enter(job_name, made.client)
-            try:
-                description = follow(made.client, job_name, sleep=self._sleep_s)
-            finally:
-                self._leave(job_name)
-        except (ConfigError, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001  a job that the service rejects is a failed run, not the study's end
-            return _failed(run, error, started_at)
+                self._submit(run, made, folder, job)
+            self._enter(job.name, made.client)
+            description = follow(made.client, job.name, sleep=self._sleep_s)
+        except Exception as error:
+            if job.is_open and not isinstance(error, CapacityError):
+                raise _lost(job.name, folder, error) from error
+            if isinstance(error, (ConfigError, MemoryError)):
+                raise
+            return _failed(run, error, started_at)  # a job that the service rejects is not the study's end
+        finally:
+            self._leave(job.name)
         report_file = folder / REPORT_FILE_NAME
         report_file.unlink(missing_ok=True)
         self._fetch_report(made, description, report_file)
@@ -189,38 +200,37 @@ class EstimatorExecutor:
         )
         return _Made(estimator, inputs)
 
-    def _submitted(self, run: PlannedRun, folder: Path) -> str | None:
-        """Return the name of the job that an earlier start of the study submitted for this run, or None."""
+    def _submitted(self, run: PlannedRun, folder: Path) -> str:
+        """Return the name of the job that an earlier start of the study submitted for this run, or an empty text."""
         path = folder / JOB_FILE_NAME
         if not path.is_file():
-            return None
+            return ""
         try:
             note = json.loads(read_bounded(path, str(path)))
             is_same = isinstance(note, dict) and note.get("digest") == digest_of(run)
-            return str(note["job_name"]) if is_same else None
+            return str(note["job_name"]) if is_same else ""
         except (ValueError, KeyError) as error:
             logger.warning("%s is malformed (%s); submitting the job again", path, error)
-            return None
+            return ""
 
-    def _submit(self, run: PlannedRun, made: _Made, folder: Path) -> str:
-        names: list[str] = []
-
+    def _submit(self, run: PlannedRun, made: _Made, folder: Path, job: _Job) -> None:
         def note(job_name: str) -> None:
-            for earlier in names:  # it got no instances
-                self._leave(earlier)
-            names.append(job_name)
+            self._leave(job.name)  # it got no instances
+            job.name, job.is_open = job_name, True
             write_text(folder / JOB_FILE_NAME, json.dumps({"job_name": job_name, "digest": digest_of(run)}) + "\n")
             self._enter(job_name, made.client)
 
         def wait(seconds: float) -> None:
-            if self._is_stopped.is_set() and (not names or seconds >= _FIRST_WAIT_S):
+            if seconds >= _FIRST_WAIT_S:  # the wait for the next attempt, so the job ended without instances
+                job.is_open = False
+            if self._is_stopped.is_set() and not job.is_open:
                 raise _StoppedError("the study was asked to stop before the job had instances")
             self._sleep_s(seconds)
 
         number = run.run_id.partition("-")[0]
         end = f"-{number}-{time.strftime('%m%d-%H%M%S', time.gmtime())}"
         name = self._name[: _MAX_NAME_CHARS - len(end)].strip("-") + end
-        submission = submit(
+        submit(
             made.estimator,
             made.inputs,
             job_name=name,
@@ -229,7 +239,6 @@ class EstimatorExecutor:
             sleep=wait,
             on_submit=note,
         )
-        return submission.job_name
 
     def _fetch_report(self, made: _Made, description: Mapping[str, Any], target: Path) -> None:
         """Write the report from the job's output, if the job wrote one. An error is logged."""
@@ -276,6 +285,16 @@ def from_study(study: Study, catalogue: Catalogue) -> EstimatorExecutor:
         why = f"cannot import {reference!r} from {folder}: {error}"
         raise ConfigError(f"executor.sagemaker.estimator: {why}") from error
     return EstimatorExecutor(make, at_most=at_most, catalogue=catalogue, name=study.name, metrics=study.metrics)
+
+
+def _lost(job_name: str, folder: Path, error: Exception) -> ConfigError:
+    """Return the error that ends a study whose job cannot be followed. The run stays open in the ledger."""
+    return ConfigError(
+        f"cannot follow {job_name}: {one_line(f'{type(error).__name__}: {error}', 300)}\n"
+        "  the job continues and costs money\n"
+        "  to do: renew the credentials or wait for the network, then start the study again, which follows the job\n"
+        f"  or, if the job does not exist any more: delete {folder / JOB_FILE_NAME}, and a new job is submitted"
+    )
 
 
 def _failed(run: PlannedRun, error: Exception, started_at: str) -> RunResult:

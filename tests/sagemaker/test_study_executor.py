@@ -201,6 +201,20 @@ def test_killed_study_follows_the_job_that_it_submitted(service: Service, tmp_pa
     assert (result.state, result.wall_s) == ("finished", 500)
 
 
+def test_job_that_cannot_be_followed_any_more_ends_the_study_and_stays_open(service: Service, tmp_path: Path) -> None:
+    service.takes().describes("InProgress", "Training")
+    for _ in range(61):  # ten minutes
+        service.stubber.add_client_error("describe_training_job", "ExpiredTokenException", "the token is expired", 400)
+    with pytest.raises(ConfigError, match="ExpiredTokenException") as caught:
+        conduct([RUN], service.executor(), tmp_path)
+    assert "start the study again, which follows the job" in str(caught.value)
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["study", "started"]
+    service.completes()  # and takes no second job
+    (result,) = conduct([RUN], service.executor(), tmp_path, retry_failed=True)
+    assert (result.state, result.wall_s) == ("finished", 500)
+
+
 def test_stop_asks_the_service_to_stop_the_job(service: Service, tmp_path: Path) -> None:
     service.takes().describes("InProgress", "Training").describes("InProgress", "Training")
     service.stubber.add_response("stop_training_job", {}, {"TrainingJobName": ANY})
