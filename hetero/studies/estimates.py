@@ -16,8 +16,8 @@ class Estimates:
     The first of these that exists counts:
 
     1. the mean of the finished runs with the same levels,
-    2. the longest of the finished runs on the same cluster, because a budget must not be passed,
-    3. the stated duration.
+    2. the larger of the stated duration and that of the longest finished run on the same cluster, because a budget
+       must not be passed.
 
     Args:
         stated_s: Stated durations in seconds by run id.
@@ -39,8 +39,9 @@ class Estimates:
         same = self._by_levels.get(_levels_key(run))
         if same:
             return sum(same) / len(same)
-        cluster = self._by_cluster.get(_cluster_key(run))
-        return max(cluster) if cluster else self._stated_s.get(run.run_id)
+        stated_s = self._stated_s.get(run.run_id)
+        known = [*self._by_cluster.get(_cluster_key(run), ()), *(() if stated_s is None else (stated_s,))]
+        return max(known, default=None)
 
 
 def _levels_key(run: PlannedRun) -> str:

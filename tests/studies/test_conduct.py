@@ -116,6 +116,15 @@ def test_run_that_would_pass_the_budget_is_not_started(tmp_path: Path) -> None:
     assert len(conduct(runs, executor, tmp_path, budget=Budget(usd=0.05))) == 5  # what was spent counts
 
 
+def test_large_run_is_refused_by_its_stated_duration_although_small_ones_have_finished(tmp_path: Path) -> None:
+    runs = small_runs(2)
+    executor = PretendExecutor(wall_s=60.0)
+    stated = {runs[0].run_id: 60.0, runs[1].run_id: 7200.0}
+    with pytest.raises(BudgetError, match="does not allow run 001.*expected to take 2.00 h"):
+        conduct(runs, executor, tmp_path, budget=Budget(hours=1), expected_s=stated)
+    assert executor.executed == [runs[0].run_id]
+
+
 def test_first_run_is_refused_if_its_stated_duration_passes_the_budget(tmp_path: Path) -> None:
     runs = small_runs(1)
     executor = PretendExecutor()
