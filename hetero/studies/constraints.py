@@ -29,7 +29,7 @@ from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 from hetero.simulate.simulate import parse_group
 from hetero.studies.runs import Level
-from hetero.studies.study_file import Constraints, Settings, Study
+from hetero.studies.study_file import Constraints, Settings, Study, check_options
 
 __all__ = ["Cell", "derive", "merged_settings", "num_hosts", "num_ranks", "trainer_groups"]
 
@@ -64,6 +64,9 @@ def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
     """Return the settings of the study, with those of the levels added. A level's groups replace the study's.
 
     The levels are among the values. A factor's level counts before a value of the same name.
+
+    Raises:
+        ConfigError: If the options of different levels cannot be used together.
     """
     found = study.settings
     for factor in study.factors:
@@ -78,6 +81,7 @@ def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
                 expected_minutes=found.expected_minutes if own.expected_minutes is None else own.expected_minutes,
                 ranks=found.ranks if own.ranks is None else own.ranks,
             )
+    check_options(found.options)
     return dataclasses.replace(found, values={**found.values, **levels})
 
 

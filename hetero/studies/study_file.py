@@ -6,15 +6,17 @@ designs.py.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hetero.config import stated_flags
+from hetero.config import LaunchOptions, resolve_options, stated_flags
+from hetero.config.flags import flag_of
 from hetero.errors import ConfigError
 from hetero.metrics.logged import MetricPattern, is_metric_name
 from hetero.simulate.simulate import parse_group
@@ -26,6 +28,7 @@ from hetero.system.text import printable
 __all__ = [
     "LEARNING_RATE_RULES",
     "MAX_RUNS",
+    "RESERVED",
     "Budget",
     "Constraints",
     "Design",
@@ -34,6 +37,7 @@ __all__ = [
     "Metric",
     "Settings",
     "Study",
+    "check_options",
     "parse_study",
     "read_study",
 ]
@@ -41,6 +45,15 @@ __all__ = [
 LEARNING_RATE_RULES = ("kept", "sqrt", "linear")
 MAX_RUNS = 10_000
 """Limit of the runs of a study."""
+RESERVED = frozenset(
+    (
+        *("run_id", "replicate", "state", "exit_code", "cause", "started_at", "wall_s", "usd"),
+        *("compute_s", "data_wait_s", "other_s", "step_time_s", "data_wait_per_step_s", "samples_per_s"),
+        *("cpu_percent", "memory_bytes", "gpu_percent", "gpu_memory_bytes", "communication_over_computation"),
+        *("base_steps", "base_learning_rate"),
+    )
+)
+"""Columns of the results that no factor and no further quantity may have as its name."""
 _MAX_LEVELS = 1000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _EXECUTORS = ("simulate", "launch", "sagemaker")
@@ -257,12 +270,12 @@ def parse_study(document: object, path: Path) -> Study:
 
 def _factor(name: object, value: object) -> Factor:
     path = f"factors.{printable(str(name), max_chars=60)}"
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{path}: expected a name of letters, digits and _ that does not start with a digit")
+    name = _name(name, path)
     if isinstance(value, Mapping):
         levels = tuple(_level(key, f"{path}.{key}") for key in value)
         settings = {
-            key: _settings(_mapping(each or {}, f"{path}.{key}"), f"{path}.{key}.") for key, each in value.items()
+            level: _settings(_mapping(each or {}, f"{path}.{key}"), f"{path}.{key}.")
+            for level, (key, each) in zip(levels, value.items(), strict=True)
         }
     else:
         levels = tuple(_level(each, f"{path}[{at}]") for at, each in enumerate(_sequence(value, path)))
@@ -275,6 +288,18 @@ def _factor(name: object, value: object) -> Factor:
         for level in levels:
             _choice(level, path, LEARNING_RATE_RULES)
     return Factor(name=name, levels=levels, settings=settings)
+
+
+def _name(value: object, path: str) -> str:
+    """Return the name of a factor or of a further quantity, which becomes a column of the results."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ConfigError(f"{path}: expected a name of letters, digits and _ that does not start with a digit")
+    if value in RESERVED:
+        raise ConfigError(
+            f"{path}: {value} is a column of the results, expected another name\n"
+            "  to do: rename it, also in placeholders"
+        )
+    return value
 
 
 def _exact(level: Level) -> tuple[str, Level]:
@@ -298,8 +323,9 @@ def _design(value: object, factors: Sequence[Factor]) -> Design:
 
 
 def _row(value: object, path: str, factors: Sequence[Factor]) -> Mapping[str, Level]:
-    row = _mapping(value, path)
-    _check_keys(row, [factor.name for factor in factors], f"{path}.")
+    stated = _mapping(value, path)
+    _check_keys(stated, [factor.name for factor in factors], f"{path}.")
+    row = {name: _level(level, f"{path}.{name}") for name, level in stated.items()}
     for factor in factors:
         if factor.name not in row:
             raise ConfigError(f"{path}.{factor.name}: missing, expected a level of the factor")
@@ -311,17 +337,11 @@ def _row(value: object, path: str, factors: Sequence[Factor]) -> Mapping[str, Le
 
 def _settings(found: Mapping[str, Any], path: str) -> Settings:
     _check_keys(found, _OF_SETTINGS, path)
-    groups = tuple(_text(each, f"{path}groups") for each in _sequence(found.get("groups", []), f"{path}groups"))
-    for group in groups:
-        parse_group(group)
-    options = {
-        str(key).replace("-", "_"): value for key, value in _mapping(found.get("options", {}), "options").items()
-    }
-    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    try:
-        stated_flags(flags)
-    except ConfigError as error:
-        raise ConfigError(f"{path}options: {error}") from error
+    groups = tuple(
+        _group(each, f"{path}groups[{at}]")
+        for at, each in enumerate(_sequence(found.get("groups", []), f"{path}groups"))
+    )
+    options = _options(_mapping(found.get("options", {}), f"{path}options"), f"{path}options")
     minutes = found.get("expected_minutes")
     if minutes is not None and not (isinstance(minutes, (int, float)) and 0 < minutes < math.inf):
         raise ConfigError(f"{path}expected_minutes: found {minutes!r}, expected a number above 0")
@@ -329,15 +349,72 @@ def _settings(found: Mapping[str, Any], path: str) -> Settings:
     return Settings(
         groups=groups,
         channels=_texts(found.get("channels", {}), f"{path}channels"),
-        environment=_texts(found.get("environment", {}), f"{path}environment"),
-        options=flags,
+        environment=_environment(found.get("environment", {}), f"{path}environment"),
+        options=options,
         values={
-            key: _level(value, f"{path}values.{key}")
+            _name(key, f"{path}values.{printable(str(key), max_chars=60)}"): _level(value, f"{path}values.{key}")
             for key, value in _mapping(found.get("values", {}), f"{path}values").items()
         },
         expected_minutes=None if minutes is None else float(minutes),
         ranks=None if ranks is None else _whole(ranks, f"{path}ranks", 1, 1_000_000),
     )
+
+
+def _group(value: object, path: str) -> str:
+    text = _text(value, path)
+    try:
+        parse_group(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {str(error).removeprefix('--group ')}") from error
+    return text
+
+
+def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
+    """Return launch options by the names of a configuration file. The file may use the names of the flags too."""
+    known = {each.name: each for each in fields(LaunchOptions)}
+    of_flags = {flag_of(each).removeprefix("--").replace("-", "_"): name for name, each in known.items()}
+    options: dict[str, object] = {}
+    try:
+        for key, value in found.items():
+            name = str(key).replace("-", "_")
+            name = of_flags.get(name, name)
+            if name in options:
+                raise ConfigError(f"{name} is stated twice, expected one of both names")
+            options[name] = tuple(value) if isinstance(value, list) else value
+            stated_flags({name: value})
+            # The service that the option belongs to, because another level may state it.
+            service = known[name].metadata["data_service"] or known["data_service"].default
+            resolved = getattr(_resolved({"data_service": service, name: options[name]}), name)
+            if isinstance(value, str) and not isinstance(resolved, Path):
+                options[name] = resolved
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return options
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Check the launch options of a run together.
+
+    Raises:
+        ConfigError: If an option cannot be used with another one.
+    """
+    try:
+        _resolved(options)
+    except ConfigError as error:
+        raise ConfigError(f"options: {error}") from error
+
+
+def _resolved(options: Mapping[str, object]) -> LaunchOptions:
+    return resolve_options(argparse.Namespace(script="-", **options), {}, None)
+
+
+def _environment(value: object, path: str) -> Mapping[str, str]:
+    found = _texts(value, path)
+    for name in found:
+        if not name or "=" in name or "\0" in name:
+            shown = printable(repr(name), max_chars=60)
+            raise ConfigError(f"{path}: found the name {shown}, expected a name of a variable, without =")
+    return found
 
 
 def _executor(value: object) -> ExecutorChoice:
@@ -383,6 +460,9 @@ def _level(value: object, path: str) -> Level:
     is_finite = not isinstance(value, float) or math.isfinite(value)
     if not isinstance(value, (str, int, float, bool)) or not is_finite or value == "":
         raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a text, number or boolean")
+    if isinstance(value, str) and "\0" in value:
+        found = printable(repr(value), max_chars=60)
+        raise ConfigError(f"{path}: found {found}, expected a text without the character 0, which no argument can hold")
     return value
 
 

@@ -129,6 +129,15 @@ def test_statements_that_contradict_each_other_are_rejected(changes: dict[str, A
         plan_of({**base, **changes, "constraints": kept})
 
 
+def test_options_of_two_levels_are_checked_together() -> None:
+    factors = {
+        "service": {"a": {"options": {"data_service": "tf"}}, "b": None},
+        "mode": {"c": {"options": {"profile": True}}},
+    }
+    with pytest.raises(ConfigError, match="options: profile is true and data_service is 'tf'"):
+        plan_of({"factors": factors, "constraints": {}, "args": []})
+
+
 def test_rule_without_a_global_batch_is_rejected() -> None:
     kept = {"learning_rate": 0.1, "learning_rate_rule": "sqrt"}
     with pytest.raises(ConfigError, match="learning_rate_rule: found sqrt without a global batch"):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
 import pytest
-from study_reports import SOURCE, study_of
+from study_reports import SOURCE, plan_of, report_of, result_of, small_runs, study_of
 
 from hetero.errors import ConfigError
-from hetero.studies.study_file import read_study
+from hetero.studies.study_file import RESERVED, read_study
+from hetero.studies.table import rows
 
 
 def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
@@ -39,7 +41,18 @@ def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
         ({"factors": {"samples": [[1]]}}, r"factors.samples\[0\]: found \[1\], expected a text, number or boolean"),
         ({"factors": {"learning_rate_rule": ["cubic"]}}, "found 'cubic', expected one of kept, sqrt, linear"),
         ({"factors": {"cluster": {"a": {"groops": []}}}}, "cluster.a.groops: unknown key, .*did you mean 'groups'"),
-        ({"factors": {"cluster": {"a": {"groups": ["x"]}}}}, "expected NAME=TYPE:COUNT"),
+        ({"factors": {"cluster": {"a": {"groups": ["x"]}}}}, r"cluster.a.groups\[0\]: 'x': expected NAME=TYPE:COUNT"),
+        ({"factors": {"state": [1]}}, "factors.state: state is a column of the results"),
+        ({"values": {"wall_s": 1}}, "values.wall_s: wall_s is a column of the results"),
+        ({"values": {dt.date(2024, 1, 1): 3}}, "values.2024-01-01: expected a name"),
+        ({"environment": {"A=B": "x"}}, "environment: found the name 'A=B'"),
+        ({"environment": {"A": "x\0"}}, "environment.A: found .*without the character 0"),
+        ({"args": ["x\0"]}, r"args\[0\]: found .*without the character 0"),
+        ({"options": {"nproc_per_node": 0}}, "options: nproc_per_node is 0; expected a whole number, 1 or more"),
+        ({"options": {"nproc_per_node": "two"}}, "options: .*is 'two'; expected a whole number"),
+        ({"factors": {"a": {"b": {"options": {"audit": "x"}}}}}, "factors.a.b.options: .*is 'x'"),
+        ({"options": {"emulate_sample_s": 1, "emulate-sample-seconds": 1}}, "emulate_sample_s is stated twice"),
+        ({"options": [1]}, r"options: found \[1\], expected an object"),
         ({"design": "half"}, "design: found 'half', expected full"),
         ({"design": {"fraction": 0}}, "design.fraction: found 0"),
         ({"design": {"table": [{"cluster": "1 GPU"}]}}, r"design.table\[0\].samples: missing"),
@@ -61,6 +74,39 @@ def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
 def test_wrong_value_is_rejected_with_its_path(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         study_of(changes)
+
+
+def test_level_that_yaml_reads_as_a_text_keeps_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "STUDY.yaml"
+    path.write_text(
+        "name: s\nscript: train.py\nfactors: {learning_rate: {5e-5: {expected_minutes: 3}, 1e-4: {}}}\n"
+        "design: {table: [{learning_rate: 5e-5}]}\n"
+    )
+    study = read_study(path)
+    assert study.factors[0].settings[5e-5].expected_minutes == 3
+    assert study.design.table == ({"learning_rate": 5e-5},)
+
+
+def test_options_have_the_names_of_a_configuration_file_or_of_the_flags() -> None:
+    names = {"emulate-sample-seconds": 0.5, "price": ["ml.m5.xlarge=1"], "nproc-per-node": "2", "audit": True}
+    study = study_of({"options": names})
+    assert study.settings.options == {
+        "emulate_sample_s": 0.5,
+        "prices": ("ml.m5.xlarge=1",),
+        "nproc_per_node": 2,
+        "audit": True,
+    }
+
+
+def test_option_of_a_data_service_may_be_stated_apart_from_it() -> None:
+    factors = {"workers": {"a": {"options": {"tf_workers_per_host": 2}}}}
+    changes = {"factors": factors, "options": {"data_service": "tf"}, "constraints": {}, "args": []}
+    assert plan_of(changes).runs[0].options == {"data_service": "tf", "tf_workers_per_host": 2}
+
+
+def test_reserved_names_are_the_columns_of_a_run() -> None:
+    (row,) = rows([result_of(small_runs(1)[0], report=report_of(), levels={}, phases={"other": 1.0})])
+    assert set(row) <= RESERVED
 
 
 @pytest.mark.parametrize("name", ["name", "script", "factors"])
