@@ -8,6 +8,7 @@
 
 study_file.py   reads STUDY.yaml (`Study`)
 constraints.py  derives the quantities of each cell, such as epochs from a fixed number of steps
+placeholders.py replaces {name} in texts by levels and quantities
 designs.py      which combinations of levels run, and the correlations between factors
 plan.py         the runs with their arguments and their order (`StudyPlan`)
 checks.py       mistakes that the plan shows (ST-01 to ST-09)

@@ -16,15 +16,16 @@ ST-09     more samples in a step than in an epoch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, InstanceTypeInfo
 from hetero.report.model import Report, load_report
 from hetero.studies.constraints import Cell, num_ranks, trainer_groups
-from hetero.studies.plan import StudyPlan, level_text, placeholders
-from hetero.studies.study_file import Study
+from hetero.studies.placeholders import level_text, placeholders
+from hetero.studies.plan import StudyPlan
+from hetero.studies.study_file import Settings, Study
 from hetero.system.findings import ERROR, WARNING, Finding
 from hetero.system.text import counted
 
@@ -276,6 +277,7 @@ def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     study = plan.study
     texts = [*study.args, *(text for cell in plan.cells for text in cell.settings.environment.values())]
     texts += [text for cell in plan.cells for text in cell.settings.channels.values()]
+    texts += [*study.settings.groups, *(text for each in _level_settings(study) for text in each.groups)]
     named = placeholders(texts)
     acting = {
         "learning_rate_rule": {"learning_rate"},
@@ -294,6 +296,10 @@ def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:
                 f"no argument and no variable of a run uses the factor {factor.name}, so its levels are the same run",
                 f"add {{{factor.name}}} to args, or settings to its levels",
             )
+
+
+def _level_settings(study: Study) -> list[Settings]:
+    return [settings for factor in study.factors for settings in factor.settings.values()]
 
 
 def _factors_are_not_separated(plan: StudyPlan, catalogue: Catalogue) -> _Found:
@@ -344,8 +350,3 @@ CHECKS: dict[str, Callable[[StudyPlan, Catalogue], _Found]] = {
     "ST-09": _step_exceeds_epoch,
 }
 """The checks by number. A number never changes its meaning."""
-
-
-def numbers_of(findings: Sequence[Finding], severity: str) -> list[str]:
-    """Return the numbers of the findings of a severity."""
-    return [finding.number for finding in findings if finding.severity == severity]

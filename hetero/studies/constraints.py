@@ -28,8 +28,9 @@ from hetero.cluster.roles import assign_roles
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 from hetero.simulate.simulate import parse_group
+from hetero.studies.placeholders import filled
 from hetero.studies.runs import Level
-from hetero.studies.study_file import Constraints, Settings, Study, check_options
+from hetero.studies.study_file import Constraints, Settings, Study, check_group, check_options
 
 __all__ = ["Cell", "derive", "merged_settings", "num_hosts", "num_ranks", "trainer_groups"]
 
@@ -63,10 +64,13 @@ class Cell:
 def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
     """Return the settings of the study, with those of the levels added. A level's groups replace the study's.
 
+    Placeholders of the groups are replaced by levels and values. Those of other texts are kept for `plan_study`, which
+    knows the quantities that follow from the groups.
+
     The levels are among the values. A factor's level counts before a value of the same name.
 
     Raises:
-        ConfigError: If the options of different levels cannot be used together.
+        ConfigError: If the options of different levels cannot be used together, or a group is malformed.
     """
     found = study.settings
     for factor in study.factors:
@@ -82,7 +86,11 @@ def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
                 ranks=found.ranks if own.ranks is None else own.ranks,
             )
     check_options(found.options)
-    return dataclasses.replace(found, values={**found.values, **levels})
+    values = {**found.values, **levels}
+    groups = tuple(filled(text, values, f"groups[{at}]") for at, text in enumerate(found.groups))
+    for at, text in enumerate(groups):
+        check_group(text, f"groups[{at}]")
+    return dataclasses.replace(found, values=values, groups=groups)
 
 
 def trainer_groups(settings: Settings) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from importlib import resources
 
+from hetero.studies.placeholders import placeholders
 from hetero.studies.plan import StudyPlan
 from hetero.studies.plots import (
     Plot,
@@ -178,7 +179,13 @@ def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
     if not has_matplotlib():
         return f'<p class="notice">{html_text(PLOTS_HINT)}</p>'
     study = plan.study
-    names = [factor.name for factor in study.factors if not factor.settings]
+    # Factors that only choose the size of the cluster are on the axis of the ranks.
+    sizes = {"ranks", "hosts", *placeholders(study.settings.groups)}
+    names = [
+        factor.name
+        for factor in study.factors
+        if not factor.settings and not (factor.is_numeric and factor.name in sizes)
+    ]
     found = Results(results=results, factors=names, metric=study.metrics[0] if study.metrics else None)
     correlations = plan.correlations
     plots: dict[str, Callable[[], Plot | None]] = {

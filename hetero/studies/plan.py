@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetero.config import LaunchOptions
@@ -12,12 +12,12 @@ from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 from hetero.studies.constraints import Cell, derive
 from hetero.studies.designs import Correlations, correlations, rows_of
+from hetero.studies.placeholders import filled, level_text
 from hetero.studies.runs import Level, PlannedRun
 from hetero.studies.study_file import MAX_RUNS, Study
 
-__all__ = ["StudyPlan", "catalogue_of", "level_text", "only", "placeholders", "plan_study"]
+__all__ = ["StudyPlan", "catalogue_of", "level_text", "only", "plan_study"]
 
-_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+=-]+")
 _MAX_ID_CHARS = 120
 
@@ -111,14 +111,14 @@ def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun
         levels={name: value for name, value in values.items() if name not in ("run_id", "replicate")},
         replicate=replicate,
         script=str(study.script_path),
-        script_args=tuple(_filled(text, values, f"args[{at}]") for at, text in enumerate(study.args)),
+        script_args=tuple(filled(text, values, f"args[{at}]") for at, text in enumerate(study.args)),
         groups=settings.groups,
         channels={
-            name: str((folder / _filled(path, values, f"channels.{name}")).resolve())
+            name: str((folder / filled(path, values, f"channels.{name}")).resolve())
             for name, path in settings.channels.items()
         },
         options=options,
-        environment={name: _filled(text, values, f"environment.{name}") for name, text in settings.environment.items()},
+        environment={name: filled(text, values, f"environment.{name}") for name, text in settings.environment.items()},
     )
 
 
@@ -145,30 +145,6 @@ def only(plan: StudyPlan, levels: Mapping[str, str]) -> StudyPlan:
         if all(level_text(plan.cell_of[run.run_id].levels[name]) == text for name, text in levels.items())
     ]
     return replace(plan, runs=tuple(runs))
-
-
-def level_text(level: Level) -> str:
-    """Return a level as arguments and file names contain it."""
-    return str(level).lower() if isinstance(level, bool) else str(level)
-
-
-def _filled(text: str, values: Mapping[str, Level], path: str) -> str:
-    """Return the text with each ``{name}`` replaced. ``{{`` and ``}}`` are braces."""
-
-    def value_of(match: re.Match[str]) -> str:
-        name = match[1]
-        if name is None:
-            return match[0][0]
-        if name not in values:
-            raise ConfigError(f"{path}: {{{name}}} is unknown, expected one of {', '.join(sorted(values))}")
-        return level_text(values[name])
-
-    return _PLACEHOLDER.sub(value_of, text)
-
-
-def placeholders(texts: Sequence[str]) -> set[str]:
-    """Return the names of all placeholders in texts."""
-    return {match[1] for text in texts for match in _PLACEHOLDER.finditer(text) if match[1] is not None}
 
 
 def _text_or_none(value: object) -> str | None:

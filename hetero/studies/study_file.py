@@ -20,6 +20,7 @@ from hetero.config.flags import flag_of
 from hetero.errors import ConfigError
 from hetero.metrics.logged import MetricPattern, is_metric_name
 from hetero.simulate.simulate import parse_group
+from hetero.studies.placeholders import placeholders
 from hetero.studies.runs import Level
 from hetero.system.documents import parse_yaml, read_bounded
 from hetero.system.records import decode, limits
@@ -37,6 +38,7 @@ __all__ = [
     "Metric",
     "Settings",
     "Study",
+    "check_group",
     "check_options",
     "parse_study",
     "read_study",
@@ -99,7 +101,7 @@ class Settings:
     """What a level, or the whole study, states about runs besides a value."""
 
     groups: tuple[str, ...] = ()
-    """``NAME=TYPE:COUNT``."""
+    """``NAME=TYPE:COUNT``, in a file also with placeholders."""
     channels: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, object] = field(default_factory=dict)
@@ -362,11 +364,25 @@ def _settings(found: Mapping[str, Any], path: str) -> Settings:
 
 def _group(value: object, path: str) -> str:
     text = _text(value, path)
+    if not placeholders([text]):
+        check_group(text, path)
+    return text
+
+
+def check_group(text: str, path: str) -> None:
+    """Check the text of a group.
+
+    Args:
+        text: The text, without placeholders.
+        path: Its key, for messages.
+
+    Raises:
+        ConfigError: If it is not ``NAME=TYPE:COUNT``.
+    """
     try:
         parse_group(text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix('--group ')}") from error
-    return text
 
 
 def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:

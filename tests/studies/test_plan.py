@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from study_reports import CLUSTERS, plan_of
+from study_reports import CLUSTERS, PRICED, plan_of
 
 from hetero.errors import ConfigError
+from hetero.studies.checks import check_study
 from hetero.studies.plan import only
 
 
@@ -52,6 +53,28 @@ def test_braces_and_variables_are_filled_in() -> None:
 def test_unknown_placeholder_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"args\[0\]: \{sample\} is unknown, expected one of .*samples"):
         plan_of({"args": ["{sample}"]})
+
+
+def test_types_and_counts_of_groups_are_crossed() -> None:
+    changes = {
+        "groups": ["trainer={type}:{count}"],
+        "factors": {"type": ["ml.p3.2xlarge", "ml.p3.8xlarge"], "count": [1, 2]},
+        "constraints": {},
+        "args": [],
+    }
+    plan = plan_of(changes)
+    assert [run.groups for run in plan.runs] == [
+        ("trainer=ml.p3.2xlarge:1",),
+        ("trainer=ml.p3.2xlarge:2",),
+        ("trainer=ml.p3.8xlarge:1",),
+        ("trainer=ml.p3.8xlarge:2",),
+    ]
+    assert [run.levels["ranks"] for run in plan.runs] == [1, 2, 4, 8]
+    assert "ST-07" not in {finding.number for finding in check_study(plan, PRICED)}
+    with pytest.raises(ConfigError, match=r"groups\[0\]: \{kind\} is unknown, expected one of count, type"):
+        plan_of({**changes, "groups": ["trainer={kind}:{count}"]})
+    with pytest.raises(ConfigError, match=r"groups\[0\]: 'trainer=x:0': found 0 hosts"):
+        plan_of({**changes, "factors": {"type": ["x"], "count": [0]}})
 
 
 def test_settings_of_a_level_add_to_those_of_the_study() -> None:
