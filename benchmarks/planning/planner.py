@@ -23,7 +23,6 @@ _REASONS = {
     "window": Reason.MEMORY,
     "break-even": Reason.BREAK_EVEN,
     "free CPUs": Reason.FREE_CPUS,
-    "cheaper bytes": Reason.UINT8,
 }
 """Our words by those of a plan."""
 

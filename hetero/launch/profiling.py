@@ -152,6 +152,7 @@ class JobProfile:
             num_hosts=len(host.trainer_hosts),
             ranks_per_host=max(1, host.placement.num_ranks),
             num_endpoints=servers.number * servers.num_slots,
+            has_data_hosts=any(group.role is Role.DATA for group in host.cluster.groups),
             warmup_steps=options.warmup_steps,
             is_sample_emulated=is_emulated,
             is_step_emulated=options.emulate_step_s is not None,

@@ -134,6 +134,7 @@ def run_facts(
     ``started_epoch_s`` is the wall-clock time at the start of this launcher. It is not used to compute durations.
     ``wall_s`` is the monotonic time since this start, in seconds.
     """
+    ranks = tuple(_rank_facts(statuses))
     return RunFacts(
         run_id=job_id,
         command=shlex.join(options.command),
@@ -151,7 +152,7 @@ def run_facts(
             )
             for group in cluster.groups
         ),
-        ranks=tuple(_rank_facts(statuses)),
+        ranks=ranks,
         hosts=tuple(_usages(statuses)),
         events=_events(statuses, [host.name for host in cluster.data_hosts]),
         simulated=tuple(simulated_parts(options, cluster, placement)),
@@ -164,12 +165,12 @@ def run_facts(
             "emulate_sample_s": str(options.emulate_sample_s),
             "emulate_step_s": str(options.emulate_step_s),
         },
-        expectation=_expectation(options, cluster),
+        expectation=_expectation(options, cluster, ranks),
         metrics=tuple(_logged_metrics(statuses)),
     )
 
 
-def _expectation(options: LaunchOptions, cluster: ClusterSpec) -> Expectation | None:
+def _expectation(options: LaunchOptions, cluster: ClusterSpec, ranks: Sequence[RankFacts]) -> Expectation | None:
     """Return what the plan predicted for this cluster. Log a warning if it has no such cluster."""
     if options.plan is None:
         return None
@@ -181,7 +182,9 @@ def _expectation(options: LaunchOptions, cluster: ClusterSpec) -> Expectation | 
     ]
     plan = load_plan(options.plan)
     # A job that chooses the number of endpoints on trainer hosts looks for the number that the plan recommends.
-    planned = plan.cluster_of(groups, trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts)))
+    endpoints = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
+    compression = next((loader.compression for rank in ranks for loader in rank.loaders if loader.compression), None)
+    planned = plan.cluster_of(groups, endpoints, compression=compression)
     if planned is None:
         logger.warning("the plan %s has no cluster like this job's, so the report does not compare them", options.plan)
         return None

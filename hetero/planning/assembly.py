@@ -35,6 +35,7 @@ class JobFacts:
     ranks_per_host: int
     num_endpoints: int
     """Processes of a trainer host that compute batches for its ranks: endpoints, or their emulated vCPUs."""
+    has_data_hosts: bool = False
     warmup_steps: int
     is_sample_emulated: bool = False
     is_step_emulated: bool = False
@@ -124,6 +125,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         ranks_per_host=facts.ranks_per_host,
         batch_samples=max(1, *(part.batch_samples for part in ranks.values())),
         num_local_processes=facts.num_endpoints or facts.ranks_per_host * first.num_loader_processes,
+        has_data_hosts=facts.has_data_hosts,
         headspace_s=headspace,
         step_s=dataclasses.replace(step, basis=as_it_runs),
         data_wait_s=wait if wait.basis == "modelled" else dataclasses.replace(wait, basis=as_it_runs),

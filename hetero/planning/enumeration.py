@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from hetero.planning.candidates import AS_IS, UINT8, Candidate, DataGroup
 from hetero.planning.machines import Machine
-from hetero.planning.profile import Profile
+from hetero.planning.profile import Profile, TrainingProfile
 from hetero.planning.steps.endpoints import MOST_PROCESSES_PER_CPU
 from hetero.planning.steps.model import StepModel
 
 __all__ = [
     "MAX_HOSTS",
     "STEPS_OF_SPENDING",
+    "free_cpus",
     "mixtures",
     "neighbours",
     "refined",
@@ -29,7 +30,6 @@ MAX_HOSTS = 64
 STEPS_OF_SPENDING = (
     "as it is",
     "free CPUs",
-    "cheaper bytes",
     "bigger machine",
     "data hosts",
     "two types",
@@ -47,9 +47,13 @@ def spending_of(candidate: Candidate, base: Candidate) -> str:
         return "data hosts"
     if candidate.trainer is not base.trainer:
         return "bigger machine"
-    if candidate.form != AS_IS:
-        return "cheaper bytes"
     return "as it is" if candidate.local_endpoints == base.local_endpoints else "free CPUs"
+
+
+def free_cpus(training: TrainingProfile, machine: Machine) -> int:
+    """Return the whole CPUs that the ranks of a trainer host leave free."""
+    cores = training.rank_cpu_cores.value if training.rank_cpu_cores else 0.0
+    return max(0, math.floor(machine.vcpus - cores * training.ranks_per_host))
 
 
 def _process_counts(profile: Profile, machine: Machine) -> list[int]:
@@ -58,8 +62,7 @@ def _process_counts(profile: Profile, machine: Machine) -> list[int]:
     Processes that wait for storage leave their CPU to others, so there may be more of them than free CPUs.
     """
     training, supply = profile.training, profile.supply[0]
-    cores = training.rank_cpu_cores.value if training.rank_cpu_cores else 0.0
-    free = max(0, math.floor(machine.vcpus - cores * training.ranks_per_host))
+    free = free_cpus(training, machine)
     cpu_s = supply.sample_cpu_s.mean + supply.batch_cpu_s.mean
     per_cpu = min(MOST_PROCESSES_PER_CPU, 1 + supply.sample_wait_s.mean / cpu_s) if cpu_s > 0 else 1.0
     most = max(free, math.floor(free * per_cpu))
@@ -138,7 +141,7 @@ def neighbours(candidate: Candidate, distance: int, menu: Sequence[Machine]) -> 
             changed = (replace(group, count=count),) if 0 < count <= MAX_HOSTS else ()
             rest = (*groups[:index], *changed, *groups[index + 1 :])
             if (changed or count == 0) and (rest or candidate.local_endpoints):
-                yield replace(candidate, data=rest)
+                yield replace(candidate, data=rest, form=candidate.form if rest else AS_IS)
     if len(groups) == 1:
         for machine in menu:
             if machine != groups[0].machine:

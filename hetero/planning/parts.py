@@ -12,8 +12,19 @@ from hetero.metrics.figures import Figure
 from hetero.planning.profile import CodecProfile, LeafProfile, Spread, SupplyProfile
 from hetero.system.records import decode, encode, limits
 
-__all__ = ["MAX_ARGUMENTS_CHARS", "MAX_INDICES", "PHASES", "Contents", "HostPart", "RankPart", "SampledWork"]
+__all__ = [
+    "MAX_ARGUMENTS_CHARS",
+    "MAX_INDICES",
+    "PHASES",
+    "RATES_TOO_LOW",
+    "Contents",
+    "HostPart",
+    "RankPart",
+    "SampledWork",
+]
 
+RATES_TOO_LOW = "The samples per second are too low."
+"""End of a note about a disturbed measurement. The rates are then stated as the least ones."""
 PHASES = ("warm-up", "as it runs", "headspace", "done")
 """The phases of a profile run in a rank, in order. See `hetero.loaders.phases`."""
 MAX_VALUES = 256

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
-from hetero.planning.candidates import FORMS, Candidate
-from hetero.planning.enumeration import STEPS_OF_SPENDING
+from hetero.planning.candidates import AS_IS, FORMS, UINT8, Candidate
+from hetero.planning.enumeration import STEPS_OF_SPENDING, free_cpus
 from hetero.planning.machines import Machine, bigger_machines, menu_of
 from hetero.planning.profile import Profile
 from hetero.planning.ranking import GOALS, Constraints
@@ -136,7 +136,9 @@ class PlannedCluster:
 
     @property
     def instance_groups(self) -> str:
-        """Argument for a SageMaker estimator."""
+        """Argument for a SageMaker estimator. Empty if only a part of the groups are spot instances."""
+        if any(group.is_spot for group in self.groups):
+            return ""
         rows = "".join(f'    InstanceGroup("{g.name}", "{g.instance_type}", {g.count}),\n' for g in self.groups)
         return f"instance_groups=[\n{rows}]"
 
@@ -162,12 +164,15 @@ class Plan:
     """Step time of the baseline / step time of the chosen cluster."""
     break_even_speedup: float | None
     """Speed-up above which the chosen cluster costs less per step than the baseline."""
-    chance_to_pay: float = field(metadata=limits(maximum=1))
-    """Probability that the chosen cluster costs less per step than the baseline, given the uncertain figures."""
+    chance_to_pay: float | None = field(metadata=limits(maximum=1))
+    """Probability that the chosen cluster costs less per step than the baseline, given the uncertain figures. 1 if they
+    are the same. None if a price is unknown."""
     notes: tuple[str, ...]
     """What the reader of the plan must know."""
 
-    def cluster_of(self, groups: Iterable[PlannedGroup], local_endpoints: int | None) -> PlannedCluster | None:
+    def cluster_of(
+        self, groups: Iterable[PlannedGroup], local_endpoints: int | None, *, compression: str | None = None
+    ) -> PlannedCluster | None:
         """Return the prediction for a job's groups, or None if the plan has no such cluster.
 
         Names of groups and spot prices do not matter. In a job without data hosts the script decides how many processes
@@ -177,11 +182,14 @@ class Plan:
             groups: The job's groups.
             local_endpoints: Endpoints per trainer host, or None for any number. With None, the chosen cluster comes
                 first, then the others in their order.
+            compression: Compression of the job's batches. Whether they are sent as uint8 does not matter.
         """
         wanted = _sizes(groups)
+        forms = (AS_IS, UINT8) if compression is None else (compression,)
         is_any = local_endpoints is None or not any(role == "data" for role, _ in wanted)
         for cluster in (self.chosen, *self.alternatives):
-            if _sizes(cluster.groups) == wanted and (is_any or cluster.local_endpoints == local_endpoints):
+            is_alike = is_any or cluster.local_endpoints == local_endpoints
+            if is_alike and _sizes(cluster.groups) == wanted and cluster.form in forms:
                 return cluster
         return None
 
@@ -207,6 +215,7 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
     _check_figures(profile)
     _check_speeds(profile, catalogue, options)
     trainer = _trainer_of(profile, catalogue, options)
+    profile, without_data_note = _without_data_hosts(profile, trainer)
     measured = replace(profile.training, instance_type=trainer.instance_type)
     profile = _resized(profile, trainer, options)
     is_resized = profile.training != measured
@@ -225,7 +234,8 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         endpoints_per_host=options.endpoints_per_host,
         measured=measured if is_resized else None,
     )
-    return _plan_of(profile, found, options, resized_note(measured, profile.training) if is_resized else "")
+    note = resized_note(measured, profile.training) if is_resized else without_data_note
+    return _plan_of(profile, found, options, note)
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -299,9 +309,30 @@ def _trainer_of(profile: Profile, catalogue: Catalogue, options: PlanOptions) ->
             f"  to do: run hetero profile on {name}, or plan for {measured}"
         )
     info = catalogue.get(name)
+    if not measured and info.vcpus is not None and info.vcpus != profile.training.vcpus:
+        raise ConfigError(
+            f"the profile was measured on a host with {profile.training.vcpus} CPUs, but {name} has {info.vcpus} vCPUs\n"
+            f"  to do: run hetero profile --instance-type {name} on {name}"
+        )
     if info.hourly_usd is None and options.goal == "cost":
         raise ConfigError(f"{catalogue.explain(name)}, because the goal is cost")
     return Machine.from_info(info)
+
+
+def _without_data_hosts(profile: Profile, trainer: Machine) -> tuple[Profile, str]:
+    """Return the profile with loader processes on the free CPUs, if data hosts made its batches, and a note about it.
+
+    The baseline of a plan is a job without data hosts, which this profile did not measure.
+    """
+    training = profile.training
+    if not training.has_data_hosts:
+        return profile, ""
+    number = max(training.num_local_processes, free_cpus(training, trainer), training.ranks_per_host)
+    note = (
+        "Data hosts made the batches of the profile. So the step time of the trainer hosts alone is modelled, with "
+        f"{number} loader processes per host."
+    )
+    return replace(profile, training=replace(training, num_local_processes=number)), note
 
 
 def _resized(profile: Profile, trainer: Machine, options: PlanOptions) -> Profile:

@@ -7,7 +7,7 @@ from importlib import resources
 from hetero.metrics.figures import BASES, Figure
 from hetero.planning.plan import Plan, PlannedCluster
 from hetero.planning.plan_plot import KINDS, kind_of, pareto_front, plan_svg, rows_text, symbol
-from hetero.planning.plan_text import break_even_text, cluster_text
+from hetero.planning.plan_text import NOT_ON_SAGEMAKER, break_even_text, cluster_text
 from hetero.planning.reasons import seconds_text, usd_text
 from hetero.system.text import counted, html_text, shortened
 
@@ -55,7 +55,8 @@ def _figures(plan: Plan) -> str:
         needed = plan.break_even_speedup
         rest = "" if needed is None else f"break-even at {needed:.3g} times"
         cells.append(_cell("speed-up", f"{plan.speedup:.3g} times", None, rest))
-        cells.append(_cell("chance that it pays", f"{plan.chance_to_pay:.0%}", None, "given the intervals"))
+        chance = "not known" if plan.chance_to_pay is None else f"{plan.chance_to_pay:.0%}"
+        cells.append(_cell("chance that it pays", chance, None, "given the intervals"))
     return f'<dl class="figures">{"".join(cells)}</dl>'
 
 
@@ -146,9 +147,13 @@ def _to_paste(plan: Plan) -> str:
         return ""
     return (
         f"<h2>Use it</h2>\n<p>{html_text(break_even_text(plan))}</p>\n<p>Try the cluster on one machine:</p>\n"
-        f"<pre>hetero simulate {html_text(plan.chosen.flags)} SCRIPT</pre>\n<p>On SageMaker:</p>\n"
-        f"<pre>{html_text(plan.chosen.instance_groups)}</pre>"
+        f"<pre>hetero simulate {html_text(plan.chosen.flags)} SCRIPT</pre>\n{_on_sagemaker(plan.chosen)}"
     )
+
+
+def _on_sagemaker(cluster: PlannedCluster) -> str:
+    groups = cluster.instance_groups
+    return f"<p>On SageMaker:</p>\n<pre>{html_text(groups)}</pre>" if groups else f"<p>{NOT_ON_SAGEMAKER}</p>"
 
 
 def _notes(plan: Plan) -> str:

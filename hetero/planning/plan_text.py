@@ -6,7 +6,9 @@ from hetero.planning.plan import Plan, PlannedCluster
 from hetero.planning.reasons import form_text, seconds_text, usd_text
 from hetero.pricing.tables import markdown_table
 
-__all__ = ["break_even_text", "cluster_text", "plan_text"]
+__all__ = ["NOT_ON_SAGEMAKER", "break_even_text", "cluster_text", "plan_text"]
+
+NOT_ON_SAGEMAKER = "Not on SageMaker: there, all groups of a job are spot instances, or none."
 
 
 def plan_text(plan: Plan) -> str:
@@ -14,7 +16,8 @@ def plan_text(plan: Plan) -> str:
     parts = [plan.answer, _table(plan), break_even_text(plan)]
     if plan.chosen.groups != plan.baseline.groups:
         parts.append(f"Try it on this machine: hetero simulate {plan.chosen.flags} SCRIPT")
-        parts.append(f"On SageMaker:\n\n    {plan.chosen.instance_groups.replace(chr(10), chr(10) + '    ')}")
+        groups = plan.chosen.instance_groups.replace("\n", "\n    ")
+        parts.append(f"On SageMaker:\n\n    {groups}" if groups else NOT_ON_SAGEMAKER)
     parts += [f"Note: {note}" for note in plan.notes]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -158,6 +158,8 @@ class TrainingProfile:
     """Samples per step of one rank."""
     num_local_processes: int = field(default=0, metadata=limits(maximum=4096))
     """Processes per trainer host that fetched batches in this run. 0 if the ranks fetched in their own processes."""
+    has_data_hosts: bool = False
+    """Whether data hosts made batches of the measured steps. Then these are not steps of the trainer hosts alone."""
     headspace_s: Spread
     """Step time in seconds with batches always ready. No cluster makes steps shorter."""
     step_s: Spread

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetero.metrics.figures import Figure
+from hetero.planning.parts import RATES_TOO_LOW
 from hetero.planning.profile import LeafProfile, Profile, Spread, SupplyProfile, TrainingProfile
 from hetero.pricing.tables import markdown_table
 from hetero.system.quantities import bytes_text, number_text, seconds_text
@@ -45,9 +46,11 @@ def first_sentence(profile: Profile) -> str:
     is_here = supply.instance_type == training.instance_type
     host = ("this host's" if training.num_hosts == 1 else "each host's") if is_here else f"the {supply.instance_type}'s"
     makes = f"{host} {counted(supply.vcpus, 'vCPU')} {'makes' if supply.vcpus == 1 else 'make'}"
+    least = "at least " if any(note.endswith(RATES_TOO_LOW) for note in profile.notes) else ""
     waits = "no step waits" if share < _NO_WAIT else f"{100 * share:.0f} % of each step is waiting"
+    waits = f"with the job's data hosts, {waits}" if training.has_data_hosts else waits
     takes = "any number of samples" if wanted is None else f"{number_text(wanted)} samples/s"
-    return f"The accelerators could take {takes}; {makes} {number_text(supply_rate(supply))}; {waits} for data."
+    return f"The accelerators could take {takes}; {makes} {least}{number_text(supply_rate(supply))}; {waits} for data."
 
 
 def supply_rate(supply: SupplyProfile) -> float | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from hetero.planning.candidates import AS_IS, UINT8, Candidate
 from hetero.planning.machines import family_of
 from hetero.planning.profile import Profile, TrainingProfile
-from hetero.planning.search import Alternative, Search
+from hetero.planning.search import Alternative, Search, chance_to_pay
 
 __all__ = [
     "REASONS",
@@ -32,7 +33,6 @@ REASONS = (
     "window",
     "break-even",
     "free CPUs",
-    "cheaper bytes",
     "bigger machine",
     "not registered",
 )
@@ -71,11 +71,11 @@ def answer_of(profile: Profile, found: Search, reason: str, goal: str) -> str:
     change = _change(chosen, base)
     match reason:
         case "data hosts pay":
-            return f"Add {hosts_text(chosen.candidate)} as data hosts: {change}."
+            form = chosen.candidate.form
+            send = "" if form == AS_IS else f", and send batches {form_text(form)}"
+            return f"Add {hosts_text(chosen.candidate)} as data hosts{send}: {change}."
         case "free CPUs":
             return f"Use {_processes(chosen.candidate)}{_instead(base.candidate)}: {change}."
-        case "cheaper bytes":
-            return f"Send batches {form_text(chosen.candidate.form)}: {change}."
         case "bigger machine":
             old, new = base.candidate.trainer.instance_type, chosen.candidate.trainer.instance_type
             return f"Train on {new} instead of {old}: {change}."
@@ -126,6 +126,7 @@ def _refusal(profile: Profile, found: Search, reason: str, goal: str) -> str:
         case "data network":
             return f"Do not add data hosts: their network interfaces limit what they can send{cost}."
         case _:
+            cost = _cost_text(best, base, names=False) if goal == "cost" else ""
             change = best.prediction.step_s / base.prediction.step_s - 1
             if change >= 0:
                 return (
@@ -186,7 +187,7 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
         if name not in vcpu_speeds and group.machine.family not in known:
             notes.append(
                 f"The speed of {name}'s vCPUs was not measured. The plan assumes that of "
-                f"{profile.supply[0].instance_type or 'the profiled host'}, give or take a third. "
+                f"{profile.supply[0].instance_type or 'the profiled host'}, with a standard deviation of 25 %. "
                 f"Run hetero profile on {name}, or give --vcpu-speed {name}=RATIO."
             )
         if group.machine.network_bytes_per_s is None:
@@ -194,18 +195,31 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
         if group.machine.is_spot:
             notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
     low, high = _UNSURE
-    if low < found.chance_to_pay < high:
-        notes.append(
-            f"It is not certain that this pays: the chance is {found.chance_to_pay:.0%}. A profile on the data hosts' "
-            "type decides it."
-        )
-    if UINT8 in {chosen.candidate.form}:
+    best = _cheapest_with_data(found)
+    if chosen.candidate.data or best is None:
+        chance, doubt = found.chance_to_pay, "this pays: the chance"
+    else:
+        chance = chance_to_pay(best, found.baseline)
+        doubt = f"data hosts do not pay: the chance that {hosts_text(best.candidate)} cost less per step"
+    if chance is not None and low < chance < high:
+        notes.append(f"It is not certain that {doubt} is {chance:.0%}. A profile on the data hosts' type decides it.")
+    form = chosen.candidate.form
+    if form == UINT8:
         notes.append("To send uint8, return the images as uint8 from the data set and normalise on the accelerator.")
+    elif form != AS_IS:
+        notes.append(f'To compress batches, pass compression="{form}" to the loader.')
+    processes = chosen.candidate.local_endpoints
+    if not chosen.candidate.data and processes != profile.training.num_local_processes:
+        per_rank = math.ceil(processes / profile.training.ranks_per_host)
+        notes.append(
+            f"The plan counts on {_count(processes, 'loader process', 'loader processes')} per trainer host: pass "
+            f"num_workers={per_rank} to the loader."
+        )
     if profile.origin == "report":
         notes.append("The profile comes from the report of a finished run, which knows less than hetero profile.")
     if profile.simulated:
         notes.append(f"The profile was measured with emulated parts. {'. '.join(profile.simulated)}.")
-    return tuple(notes)
+    return tuple(dict.fromkeys([*notes, *profile.notes]))
 
 
 def resized_note(measured: TrainingProfile, planned: TrainingProfile) -> str:
@@ -265,13 +279,13 @@ def _change(chosen: Alternative, base: Alternative) -> str:
     return text
 
 
-def _cost_text(best: Alternative, base: Alternative) -> str:
+def _cost_text(best: Alternative, base: Alternative, *, names: bool = True) -> str:
     own, other = best.usd_per_1k_steps, base.usd_per_1k_steps
     if own is None or other is None:
         return ""
     more = own / other - 1
     change = f"{more:.0%} more" if more >= 0 else f"only {-more:.1%} less"
-    return f", and 1,000 steps would cost {change} with {hosts_text(best.candidate)}"
+    return f", and 1,000 steps would cost {change}" + (f" with {hosts_text(best.candidate)}" if names else "")
 
 
 def _limit_text(alternative: Alternative) -> str:
@@ -286,6 +300,7 @@ def _limit_text(alternative: Alternative) -> str:
         "memory": "too few endpoints fit into the memory of its data hosts",
         "trainer CPU": f"the CPUs of {candidate.trainer.instance_type} are full",
         "window": "too few batches fit into the ranks' memory",
+        "epoch start": "each epoch starts with a wait for its first batches",
     }[alternative.prediction.bottleneck]
 
 

@@ -63,8 +63,9 @@ class Search:
     chosen: Alternative
     alternatives: tuple[Alternative, ...]
     """The chosen candidate and the best of each kind, in the order of spending and then of cost."""
-    chance_to_pay: float
-    """Share of the draws that make `chosen` cost less than `baseline`. 1 if they are the same."""
+    chance_to_pay: float | None
+    """Share of the draws that make `chosen` cost less than `baseline`. 1 if they are the same. None if a price is
+    unknown."""
     prevented_by: str
     """The limit that keeps data hosts from being chosen, one of `BOTTLENECKS`. Empty if no limit does."""
 
@@ -147,16 +148,16 @@ def search(
         baseline=alternatives[base],
         chosen=alternatives[chosen],
         alternatives=tuple(sorted(alternatives.values(), key=_order)),
-        chance_to_pay=_chance_to_pay(alternatives[chosen], alternatives[base]),
+        chance_to_pay=1.0 if chosen == base else chance_to_pay(alternatives[chosen], alternatives[base]),
         prevented_by=prevented_by,
     )
 
 
-def _chance_to_pay(chosen: Alternative, base: Alternative) -> float:
-    """Return the share of the draws that make the chosen cluster cost less. 1 if they are the same."""
+def chance_to_pay(chosen: Alternative, base: Alternative) -> float | None:
+    """Return the share of the draws that make a cluster cost less than another, or None if a price is unknown."""
     own_usd, base_usd = chosen.candidate.hourly_usd, base.candidate.hourly_usd
-    if chosen is base or own_usd is None or base_usd is None:
-        return 1.0
+    if own_usd is None or base_usd is None:
+        return None
     return float((chosen.prediction.draws_s * own_usd < base.prediction.draws_s * base_usd).mean())
 
 

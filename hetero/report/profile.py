@@ -100,6 +100,7 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
         num_hosts=num_hosts,
         ranks_per_host=max(1, headline.num_ranks // num_hosts),
         batch_samples=max(1, headline.global_batch_samples // headline.num_ranks),
+        has_data_hosts=run.placement != "homogeneous",
         headspace_s=_headspace(summaries),
         step_s=_spread(headline.step_time_mean, headline.step_time_p50, headline.step_time_p95, num_steps),
         data_wait_s=_spread(headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95, num_steps),

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from harness import Start
 
+from hetero.planning.plan import load_plan
+
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
@@ -34,5 +36,9 @@ def test_example_of_the_planning_page_leads_from_a_profile_to_a_comparison(
             Path(file).write_text(job.output)
     assert len(outputs) == 4
     assert outputs[1].startswith("Add 1 x ml.c5.9xlarge as data hosts: a step takes ")
+    stated_ms = re.search(r"a step takes (\d+) ms", section)
+    assert stated_ms is not None
+    step_ms = 1000 * load_plan("plan.json").chosen.step_time.value
+    assert step_ms == pytest.approx(float(stated_ms[1]), rel=0.05)
     assert ET.parse("plan.html").getroot().find(".//{http://www.w3.org/2000/svg}svg") is not None
     assert "The plan expected a step time of " in Path("runs/planned/report.md").read_text(encoding="utf-8")

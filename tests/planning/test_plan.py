@@ -11,8 +11,9 @@ from planning_profiles import make_profile, measured
 
 from hetero.errors import ConfigError
 from hetero.planning.plan import Plan, PlanOptions, load_plan, make_plan
+from hetero.planning.plan_page import plan_page
 from hetero.planning.plan_text import plan_text
-from hetero.planning.profile import CodecProfile, ConcurrencyPoint, Spread
+from hetero.planning.profile import CodecProfile, ConcurrencyPoint, Profile, Spread
 from hetero.planning.reasons import seconds_text, usd_text
 from hetero.pricing.catalog import Catalogue
 
@@ -294,3 +295,91 @@ def test_baseline_with_other_ranks_than_the_profile_is_modelled(catalogue: Catal
         "The profile has 1 trainer host with 1 rank each, and the plan has 1 trainer host with 8 ranks" in more.notes[0]
     )
     assert not any("The profile has 1 trainer host" in note for note in own.notes)
+
+
+def served(**figures: Any) -> Profile:
+    """Return a profile of a job whose batches data hosts made. Its steps are short, and the trainer host is slow."""
+    profile = make_profile(processes=0, **figures)
+    return replace(profile, training=replace(profile.training, has_data_hosts=True))
+
+
+def test_steps_of_a_profile_with_data_hosts_are_not_those_of_the_trainer_hosts_alone(catalogue: Catalogue) -> None:
+    profile = served(headspace_s=0.18, cpu_s=0.15, step_s=0.2)
+    plan = make_plan(profile, catalogue, PlanOptions(menu=("ml.c5.9xlarge",)))
+    assert plan.reason == "data hosts pay"
+    alone = plan_of(catalogue, headspace_s=0.18, cpu_s=0.15).baseline  # measured without data hosts
+    assert plan.baseline.step_time.value == pytest.approx(alone.step_time.value, rel=0.05)
+    assert plan.baseline.step_time.basis == "modelled"
+    assert plan.baseline.local_endpoints == 8
+    assert any("with 8 loader processes per host" in note for note in plan.notes)
+    resized = make_plan(profile, catalogue, PlanOptions(menu=("ml.c5.9xlarge",), num_trainer_hosts=2))
+    assert resized.baseline.step_time.value == pytest.approx(alone.step_time.value, rel=0.05)
+
+
+def test_plan_that_compresses_batches_says_how(catalogue: Catalogue) -> None:
+    codec = CodecProfile(name="zstd", ratio=0.2, encode_cpu_s_per_sample=1e-5, decode_cpu_s_per_sample=1e-5)
+    profile = make_profile(headspace_s=0.05, cpu_s=0.4, batch=4, sample_bytes=8e6, codecs=(codec,))
+    plan = make_plan(profile, catalogue, PlanOptions(menu=("ml.c5.9xlarge",)))
+    assert plan.chosen.form == "zstd"
+    assert "as data hosts, and send batches compressed with zstd: a step takes" in plan.answer
+    assert 'To compress batches, pass compression="zstd" to the loader.' in plan.notes
+    groups, local = plan.chosen.groups, plan.chosen.local_endpoints
+    assert plan.cluster_of(groups, local, compression="zstd") == plan.chosen
+    assert plan.cluster_of(groups, local) != plan.chosen
+
+
+def test_plan_repeats_the_caveats_of_its_profile(catalogue: Catalogue) -> None:
+    profile = make_profile(headspace_s=0.18, cpu_s=0.15, notes=("Other work disturbed it.",))
+    assert "Other work disturbed it." in make_plan(profile, catalogue, PlanOptions(menu=("ml.c5.9xlarge",))).notes
+
+
+def test_answer_against_data_hosts_that_is_not_certain_says_so() -> None:
+    prices = ("ml.p3.2xlarge=3.825", "ml.c5.9xlarge=9.0")
+    profile = make_profile(headspace_s=0.36, cpu_s=0.15)
+    plan = make_plan(profile, Catalogue.load(overrides=prices), PlanOptions(menu=("ml.c5.9xlarge",)))
+    assert plan.answer.startswith("Do not add data hosts")
+    assert plan.chance_to_pay == 1  # the choice is the baseline
+    assert any(re.search(r"not certain that data hosts do not pay: the chance .* is \d\d%", n) for n in plan.notes)
+
+
+def test_chance_to_pay_without_prices_is_not_known() -> None:
+    catalogue = Catalogue.load(overrides=("ml.c5.9xlarge=1.836",))
+    options = PlanOptions(menu=("ml.c5.9xlarge",), goal="time")
+    plan = make_plan(make_profile(headspace_s=0.18, cpu_s=0.15), catalogue, options)
+    assert plan.chance_to_pay is None
+    assert "not known" in plan_page(plan)
+
+
+def test_plan_with_more_processes_says_which_argument_of_the_loader(catalogue: Catalogue) -> None:
+    plan = plan_of(catalogue, headspace_s=0.18, cpu_s=0.01, processes=2, ranks=2)
+    assert plan.reason == "free CPUs"
+    number = plan.chosen.local_endpoints
+    assert f"pass num_workers={-(-number // 2)} to the loader." in "".join(plan.notes)
+
+
+def test_profile_of_a_host_with_other_cpus_is_not_one_of_the_baselines_type(catalogue: Catalogue) -> None:
+    profile = make_profile(headspace_s=0.18, cpu_s=0.15, trainer="", vcpus=2, processes=2)
+    with pytest.raises(ConfigError, match=r"host with 2 CPUs, but ml\.p3\.2xlarge has 8 vCPUs\n.*--instance-type"):
+        make_plan(profile, catalogue, PlanOptions(trainer_type="ml.p3.2xlarge", menu=("ml.c5.9xlarge",)))
+
+
+def test_plan_with_spot_data_hosts_has_no_snippet_for_sagemaker(catalogue: Catalogue) -> None:
+    options = PlanOptions(menu=("ml.c5.9xlarge",), spot_usd={"ml.c5.9xlarge": 0.1})
+    plan = make_plan(make_profile(headspace_s=0.18, cpu_s=0.15), catalogue, options)
+    assert any(group.is_spot for group in plan.chosen.groups)
+    for text in (plan_text(plan), plan_page(plan)):
+        assert "Not on SageMaker: there, all groups of a job are spot instances, or none." in text
+        assert "InstanceGroup" not in text
+
+
+def test_starts_of_short_epochs_are_named_as_the_limit(catalogue: Catalogue) -> None:
+    profile = make_profile(headspace_s=0.4, cpu_s=0.15)
+    profile = replace(profile, training=replace(profile.training, steps_per_epoch=100))
+    plan = make_plan(profile, catalogue, PlanOptions(menu=("ml.c5.9xlarge",)))
+    assert plan.chosen.bottleneck == "epoch start"
+    assert "each epoch starts with a wait" in plan_text(plan)
+
+
+def test_clusters_without_data_hosts_send_no_batches(catalogue: Catalogue) -> None:
+    plan = plan_of(catalogue, headspace_s=0.05, cpu_s=0.04, sample_bytes=4e6, batch=8, dtype="float32")
+    assert all(any(group.role == "data" for group in each.groups) or each.form == "as is" for each in plan.alternatives)

@@ -72,9 +72,9 @@ def test_rejection_for_its_time_states_what_decides(own: Alternative, words: str
 @pytest.mark.parametrize(
     ("own", "words"),
     [
-        (alternative(0.8), "makes a step 20 % shorter, but 1,000 steps would cost only 20.0% less with"),
-        (alternative(0.996), "makes a step 0 % shorter, but 1,000 steps would cost only 0.4% less with"),
-        (alternative(3.0), "a step takes 200 % longer, and 1,000 steps would cost 200% more with"),
+        (alternative(0.8), "makes a step 20 % shorter, but 1,000 steps would cost only 20.0% less."),
+        (alternative(0.996), "makes a step 0 % shorter, but 1,000 steps would cost only 0.4% less."),
+        (alternative(3.0), "a step takes 200 % longer, and 1,000 steps would cost 200% more."),
     ],
 )
 def test_refusal_has_no_negative_figures(own: Alternative, words: str) -> None:

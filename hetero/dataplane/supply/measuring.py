@@ -28,7 +28,7 @@ from hetero.dataplane.supply.fetcher import Fetcher
 from hetero.dataplane.supply.options import Channel, SupplyOptions
 from hetero.errors import ChildFailedError, ExitCode, HeteroError, first_line
 from hetero.metrics.figures import Figure
-from hetero.planning.parts import Contents, HostPart
+from hetero.planning.parts import RATES_TOO_LOW, Contents, HostPart
 from hetero.planning.profile import ConcurrencyPoint, Spread, SupplyProfile
 from hetero.system.cgroups import memory_use
 from hetero.system.memory import keep_freed_memory
@@ -269,8 +269,8 @@ def _bursts(
         if size == 1 and found[0]["delay_s"] > _MAX_DELAY_SHARE * found[0]["wall_s"]:
             notes.append(
                 f"Other processes used the CPUs of {options.host}: one process alone waited "
-                f"{100 * found[0]['delay_s'] / found[0]['wall_s']:.0f} % of its time for a CPU. The samples per second "
-                "are too low."
+                f"{100 * found[0]['delay_s'] / found[0]['wall_s']:.0f} % of its time for a CPU. "
+                f"{RATES_TOO_LOW}"
             )
         yield ConcurrencyPoint(
             num_processes=size,

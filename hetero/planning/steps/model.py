@@ -45,9 +45,13 @@ BOTTLENECKS = (
     "memory",
     "trainer CPU",
     "window",
+    "epoch start",
 )
-"""What can limit the step time."""
-(_ACCELERATOR, _PREPROCESSING, _TRAINER_NETWORK, _DATA_NETWORK, _STORAGE, _MEMORY, _TRAINER_CPU, _WINDOW) = range(8)
+"""What can limit the step time. An epoch starts without a ready batch."""
+_ACCELERATOR, _PREPROCESSING, _TRAINER_NETWORK, _DATA_NETWORK, _STORAGE, _MEMORY, _TRAINER_CPU, _WINDOW = range(8)
+_EPOCH_START = 8
+_MUCH = 0.05
+"""Share of the step time from which on the starts of epochs limit it, if the accelerator would otherwise."""
 
 _LEAST_WAIT = 0.1
 """Wait for storage / CPU time of a sample above which the number of endpoints on a data host is varied."""
@@ -364,13 +368,15 @@ class StepModel:
         batch_s = batch_s * self._figures.relief(active[:, None])
         window_s = batch_s / in_flight[:, None]
         step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
-        if training.steps_per_epoch:  # an epoch begins without a ready batch
-            step_s = step_s + batch_s / training.steps_per_epoch
+        start_s = batch_s / training.steps_per_epoch if training.steps_per_epoch else np.zeros_like(batch_s)
+        step_s = step_s + start_s
         step_s = np.where(is_serial[:, None], serial_s, step_s)
         limits = _limits(
             (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
             np.where(remote[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
         )
+        is_late = (limits == _ACCELERATOR) & (start_s[:, 0] > _MUCH * step_s[:, 0]) & ~is_serial
+        limits = np.where(is_late, _EPOCH_START, limits)
         limits = np.where(is_serial & (serial_s[:, 0] > 1.02 * accelerator_s[0]), _PREPROCESSING, limits)
         if wait_s[0] > cpu_s[:, 0].max():
             limits = np.where((limits == _PREPROCESSING) & (counts.sum(axis=1) == 0), _STORAGE, limits)

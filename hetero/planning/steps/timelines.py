@@ -169,8 +169,11 @@ class Timelines:
         accelerator limits the step of the timeline, local loading costs what the timeline does not know, such as
         the copies between processes. More processes do not save it. Otherwise the measured samples were cheaper or more
         expensive than the others. In short epochs neither is known, because their beginnings cost about as much.
+        Nothing is known if data hosts made batches of the measured steps.
         """
         training = self._training
+        if training.has_data_hosts:
+            return 1.0, 0.0
         own = Candidate(
             trainer=Machine(instance_type=training.instance_type, vcpus=training.vcpus),
             num_trainer_hosts=training.num_hosts,
@@ -240,7 +243,8 @@ def is_profiled(profile: Profile, candidate: Candidate) -> bool:
     """Return whether this is the cluster of the profile, in which processes of the ranks make the batches."""
     training = profile.training
     return (
-        not candidate.data
+        not training.has_data_hosts
+        and not candidate.data
         and candidate.form == AS_IS
         and candidate.trainer.instance_type == training.instance_type
         and candidate.num_trainer_hosts == training.num_hosts
