@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
-from harness import CHAIN, Job, Start
+from harness import CHAIN, TIME_SCALE, Job, Start
 
 from hetero.report import load_report
 
@@ -100,6 +102,34 @@ def test_walk_of_the_studies_page_leads_from_a_study_to_a_plan(
         job = start([sys.executable, "-m", "hetero.cli", *words], tmp_path, {})
         assert job.wait(120.0) == 0, job.output
     assert job.output.startswith("Add 1 x ml.c5.9xlarge as data hosts: a step takes ")
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_stops_the_run_and_the_results_are_written(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    waits = tmp_path / "waits"
+    os.mkfifo(waits)
+    (tmp_path / "waits.py").write_text(
+        "import time\nimport hetero\nhetero.on_stop(lambda: print('saved', flush=True))\n"
+        f"open({str(waits)!r}, 'w').close()\nwhile True:\n    time.sleep(0.1)\n"
+    )
+    (tmp_path / "STUDY.yaml").write_text(
+        "name: waits\nscript: waits.py\nfactors: {samples: [1, 2]}\ngroups: ['trainer=ml.p3.2xlarge:1']\n"
+        "options: {framework: tensorflow, nproc_per_node: 1}\n"
+    )
+    command = [sys.executable, "-m", "hetero.cli", "study", "STUDY.yaml", "--output-dir", "out"]
+    environment = {"HETERO_TIME_SCALE": str(TIME_SCALE)}
+    job = start(["env", "-C", str(tmp_path), *command], tmp_path, environment)
+    waits.read_text()  # blocks until the script runs
+    job.process.send_signal(number)
+    assert job.wait(100.0) == 128 + number, job.output
+    assert "Traceback" not in job.output
+    (log,) = (tmp_path / "out" / "runs").glob("*/log.txt")
+    assert "saved" in log.read_text()
+    last = json.loads((tmp_path / "out" / "runs.jsonl").read_text().splitlines()[-1])
+    assert (last["kind"], last["state"]) == ("ended", "stopped")
+    assert (tmp_path / "out" / "study.html").is_file()
 
 
 @pytest.mark.integration
