@@ -140,6 +140,7 @@ def test_profile_of_a_simulated_job_has_both_types_of_host(start_job: StartJob, 
     profile = load(job)
     assert [(each.instance_type, each.vcpus) for each in profile.supply] == [("ml.p3.2xlarge", 8), ("ml.c5.xlarge", 4)]
     assert profile.training.num_local_processes == 0
+    assert profile.training.has_data_hosts
     assert json.loads((job.directory / "run" / "profile.json").read_text())["schema_version"] == 1
 
 
@@ -155,6 +156,7 @@ def test_profile_of_two_hosts_measures_samples_on_both(start_launcher: StartLaun
         assert supply.sample_cpu_s.p50 == pytest.approx(0.004, rel=0.3)
         assert supply.concurrency[0].num_processes == 1
     assert profile.training.num_local_processes == 0
+    assert profile.training.has_data_hosts
     assert not (tmp_path / "checkpoint").exists()
 
 
