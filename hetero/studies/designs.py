@@ -31,9 +31,14 @@ if TYPE_CHECKING:
 __all__ = ["Correlations", "correlations", "rows_of"]
 
 _NUM_STARTS = 24
+"""Starts of a search. A large one has fewer, so that it takes about a minute at most."""
+_MAX_WORK = 4e6
+"""Work of a search with all starts: runs x levels of all factors x the square of the main effects."""
 _MAX_PASSES = 50
 _MAX_RELABELLED = 5
 """Most levels of a factor whose orders are all tried, which are 120."""
+_MAX_RELABELLING_WORK = 4e6
+"""Orders of levels x pairs of columns. With more, levels do not change places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +78,17 @@ def rows_of(design: Design, factors: Sequence[Factor], *, seed: int) -> list[Map
         seed: Seed of a fraction.
 
     Raises:
-        ConfigError: If there are too many rows, or too few for a fraction.
+        ConfigError: If there are too many rows, or too few for a fraction, or its search would take too long.
     """
     if design.kind == "table":
         return list(design.table)
-    size = math.prod(len(factor.levels) for factor in factors)
-    if size > MAX_RUNS:
-        raise ConfigError(f"the factors have {size} combinations; expected at most {MAX_RUNS}")
     if design.kind == "full":
+        size = math.prod(len(factor.levels) for factor in factors)
+        if size > MAX_RUNS:
+            raise ConfigError(
+                f"design: full has {size} combinations of levels, expected at most {MAX_RUNS}\n"
+                "  to do: use design: {fraction: RUNS}, or fewer factors or levels"
+            )
         names = [factor.name for factor in factors]
         return [
             dict(zip(names, levels, strict=True)) for levels in itertools.product(*(each.levels for each in factors))
@@ -98,10 +106,18 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
             f"design.fraction: found {num_runs} runs, but the factors have {num_effects} main effects with the mean\n"
             f"  to do: give at least {num_effects} runs, or fewer levels"
         )
+    work = num_runs * sum(sizes) * num_effects**2
+    num_starts = min(_NUM_STARTS, int(_NUM_STARTS * _MAX_WORK / work))
+    if num_starts < 1:
+        raise ConfigError(
+            f"design.fraction: the search for {num_runs} runs of {len(sizes)} factors with {sum(sizes)} levels would "
+            "take many minutes\n"
+            "  to do: give fewer runs or levels, or list the combinations with design: {table: [...]}"
+        )
     codes = [_contrasts(size) for size in sizes]
     generator = random.Random(seed)
     best: tuple[tuple[float, float, float], list[list[int]]] | None = None
-    for _ in range(_NUM_STARTS):
+    for _ in range(num_starts):
         rows = [[generator.randrange(size) for size in sizes] for _ in range(num_runs)]
         determinant = _exchange(rows, sizes, codes)
         # Equal determinants differ in their rounding errors.
@@ -117,6 +133,10 @@ def _relabelled(rows: list[list[int]], factors: Sequence[Factor]) -> list[list[i
 
     Such an exchange does not change the determinant.
     """
+    columns = sum(1 if factor.is_numeric else len(factor.levels) - 1 for factor in factors)
+    orders = sum(math.factorial(n) for factor in factors if (n := len(factor.levels)) <= _MAX_RELABELLED)
+    if 2 * orders * columns**2 > _MAX_RELABELLING_WORK:
+        return rows
     least = _largest(rows, factors)
     for _ in range(2):
         for at, factor in enumerate(factors):

@@ -66,8 +66,21 @@ def test_fraction_with_fewer_runs_than_effects_is_rejected() -> None:
 
 def test_too_many_combinations_are_rejected_before_they_are_made() -> None:
     factors = [Factor(name=f"f{at}", levels=tuple(range(10))) for at in range(9)]
-    with pytest.raises(ConfigError, match="the factors have 1000000000 combinations"):
+    with pytest.raises(ConfigError, match="design: full has 1000000000 combinations"):
         rows_of(Design(kind="full"), factors, seed=1)
+
+
+def test_fraction_is_chosen_from_a_grid_that_is_too_large_to_run() -> None:
+    factors = [Factor(name=f"f{at}", levels=(0, 1)) for at in range(14)]  # 16,384 combinations
+    rows = rows_of(Design(kind="fraction", num_runs=16), factors, seed=1)
+    assert len(rows) == 16
+    assert len({tuple(row.values()) for row in rows}) > 8
+
+
+def test_search_that_would_take_too_long_is_rejected_before_it_begins() -> None:
+    factors = [Factor(name=f"f{at}", levels=tuple(range(100))) for at in range(9)]
+    with pytest.raises(ConfigError, match=r"design.fraction: the search for 1000 runs of 9 factors with 900 levels"):
+        rows_of(Design(kind="fraction", num_runs=1000), factors, seed=1)
 
 
 def test_correlation_of_a_column_that_does_not_vary_is_unknown() -> None:
