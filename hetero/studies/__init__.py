@@ -11,7 +11,7 @@ constraints.py  derives the quantities of each cell, such as epochs from a fixed
 placeholders.py replaces {name} in texts by levels and quantities
 designs.py      which combinations of levels run, and the correlations between factors
 plan.py         the runs with their arguments and their order (`StudyPlan`)
-checks.py       mistakes that the plan shows (ST-01 to ST-09)
+checks.py       mistakes that the plan shows (ST-01 to ST-11)
 runs.py         a run before and after it (`PlannedRun`, `RunResult`), and the interface `Executor`
 executors.py    executes runs as child processes: ``hetero simulate``, ``hetero launch``
 conduct.py      executes the runs that are left, within the budget

@@ -10,18 +10,21 @@ ST-06     several hosts where one larger host of the family would do: scale up b
 ST-07     a factor that no run uses
 ST-08     factors that a design does not separate
 ST-09     more samples in a step than in an epoch
+ST-10     checks that need the instance types of the runs, which the study does not state
+ST-11     a budget that all runs together are expected to exceed
 ========  =====================================================================================
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, InstanceTypeInfo
 from hetero.report.model import Report, load_report
+from hetero.simulate.simulate import parse_group
 from hetero.studies.constraints import Cell, num_ranks, trainer_groups
 from hetero.studies.placeholders import level_text, placeholders
 from hetero.studies.plan import StudyPlan
@@ -66,6 +69,12 @@ def _learning_rate_is_kept(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         least, most = min(batches), max(batches)
         if most > least:
             stated = "the study states no learning rate" if rate is None else f"the learning rate is {rate:g} in all"
+            # A rule without a rate has nothing to change, and is refused.
+            rate_first = (
+                "state learning_rate, that of the smallest global batch, and give {learning_rate} to the script. Then "
+                if rate is None
+                else ""
+            )
             yield (
                 WARNING,
                 (
@@ -74,8 +83,8 @@ def _learning_rate_is_kept(plan: StudyPlan, catalogue: Catalogue) -> _Found:
                     "learn less, and a difference in quality is due to the batch, not to the cluster"
                 ),
                 (
-                    "add learning_rate_rule: sqrt (Adam, LAMB) or linear (SGD) to the constraints or as a factor, or "
-                    "keep the batch with fix: global_batch, or go on if this is what the study is about"
+                    f"{rate_first}add learning_rate_rule: sqrt (Adam, LAMB) or linear (SGD) to the constraints or as a "
+                    "factor, or keep the batch with fix: global_batch, or go on if this is what the study is about"
                 ),
             )
 
@@ -328,6 +337,49 @@ def _step_exceeds_epoch(plan: StudyPlan, catalogue: Catalogue) -> _Found:
             return
 
 
+def _types_are_unknown(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    if any(not cell.settings.groups for cell in plan.cells):
+        function = " The estimators of SageMaker are made later." if plan.study.executor.kind == "sagemaker" else ""
+        yield (
+            WARNING,
+            (
+                "ST-02, ST-03, ST-06 and the cost in ST-11 were not checked for runs without groups, because their "
+                f"instance types are unknown.{function}"
+            ).removesuffix("."),
+            'state the groups of the jobs, for example groups: ["trainer=ml.g5.xlarge:2"]',
+        )
+
+
+def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    known = [(run, plan.expected_s[run.run_id] / 3600) for run in plan.runs if run.run_id in plan.expected_s]
+    total_h = sum(hours for _, hours in known)
+    total_usd = sum(_hourly_usd(run.groups, catalogue) * hours for run, hours in known)
+    least = "at least " if len(known) < len(plan.runs) else ""
+    for key, limit, total, unit in (
+        ("hours", plan.study.budget.hours, total_h, "hours"),
+        ("usd", plan.study.budget.usd, total_usd, "USD"),
+    ):
+        if limit is not None and total > limit * (1 + 1e-9):
+            yield (
+                ERROR,
+                (
+                    f"by expected_minutes, all {counted(len(plan.runs), 'run')} take {least}{total:,.2f} {unit}, and "
+                    f"the budget is {limit:g}. The last runs would not start"
+                ),
+                (
+                    f"set budget.{key} to at least {math.ceil(total)}, or plan fewer runs. With --ignore ST-11, the "
+                    "study runs until the budget is spent"
+                ),
+            )
+
+
+def _hourly_usd(groups: Sequence[str], catalogue: Catalogue) -> float:
+    """Return the price of the hosts of a run per hour, without those whose price is unknown."""
+    parsed = [parse_group(text) for text in groups]
+    infos = [(catalogue.find(group.instance_type), group.count) for group in parsed]
+    return sum((info.hourly_usd or 0.0) * count for info, count in infos if info is not None)
+
+
 def _levels_text(cell: Cell) -> str:
     return ", ".join(f"{name} {level_text(level)}" for name, level in cell.levels.items())
 
@@ -348,5 +400,7 @@ CHECKS: dict[str, Callable[[StudyPlan, Catalogue], _Found]] = {
     "ST-07": _factor_is_unused,
     "ST-08": _factors_are_not_separated,
     "ST-09": _step_exceeds_epoch,
+    "ST-10": _types_are_unknown,
+    "ST-11": _budget_is_too_small,
 }
 """The checks by number. A number never changes its meaning."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,11 @@ def test_learning_rate_that_grows_is_no_finding() -> None:
 
 
 def test_global_batch_without_a_learning_rate_is_found() -> None:
-    assert (
-        "the study states no learning rate" in found({"factors": {"cluster": CLUSTERS}, "constraints": KEPT})["ST-01"]
-    )
+    text = found({"factors": {"cluster": CLUSTERS}, "constraints": KEPT})["ST-01"]
+    assert "the study states no learning rate" in text
+    assert "state learning_rate, that of the smallest global batch" in text
+    advised = {**KEPT, "learning_rate": 1e-4, "learning_rate_rule": "sqrt"}
+    assert "ST-01" not in found({"factors": {"cluster": CLUSTERS}, "constraints": advised})
 
 
 @pytest.mark.parametrize(
@@ -144,3 +147,33 @@ def test_factors_that_a_table_confounds_are_found() -> None:
 def test_step_that_takes_more_samples_than_there_are_is_an_error() -> None:
     text = found({"factors": {"cluster": CLUSTERS}, "constraints": {**KEPT, "samples": 1000, "epochs": 1}})["ST-09"]
     assert "a step takes 1024 samples and there are 1000 training samples" in text
+
+
+def test_runs_without_groups_are_found_because_some_checks_do_nothing() -> None:
+    changes: dict[str, Any] = {"factors": {"hosts": [1, 2]}, "constraints": {}, "args": ["{hosts}"]}
+    text = found({**changes, "executor": {"sagemaker": {}}})["ST-10"]
+    assert text.startswith("warning: ST-02, ST-03, ST-06 and the cost in ST-11 were not checked")
+    assert "ST-10" not in found({**changes, "groups": ["trainer=ml.p3.2xlarge:{hosts}"]})
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ({"hours": 2}, ""),
+        ({"hours": 1.9}, "error: by expected_minutes, all 2 runs take 2.00 hours, and the budget is 1.9. "),
+        ({"usd": 1}, ".*, all 2 runs take 7.65 USD, and the budget is 1. .*set budget.usd to at least 8"),
+        ({"usd": 8}, ""),
+        ({}, ""),
+    ],
+)
+def test_budget_that_all_runs_exceed_is_an_error(budget: dict[str, float], expected: str) -> None:
+    changes = {"factors": {"cluster": ONE}, "replicates": 2, "expected_minutes": 60, "constraints": {}}
+    text = found({**changes, "budget": budget}).get("ST-11", "")
+    assert re.match(expected, text)
+    assert bool(text) == bool(expected)
+
+
+def test_runs_of_unknown_duration_make_the_expectation_a_least_one() -> None:
+    levels = {"a": {**CLUSTERS["1 GPU"], "expected_minutes": 90}, "b": CLUSTERS["4 GPUs"]}
+    changes = {"factors": {"cluster": levels}, "constraints": {}, "budget": {"hours": 1}}
+    assert "all 2 runs take at least 1.50 hours" in found(changes)["ST-11"]
