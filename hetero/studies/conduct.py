@@ -25,7 +25,8 @@ __all__ = ["Progress", "conduct", "read_results"]
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_WAIT_S = 3600.0
+_LONGEST_WAIT_S = 5.0
+"""Seconds between two times that the ledger sees a run. A killed study knows the end of its run as exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,9 @@ class _Session:
         return ""
 
     def _await_some(self, pending: list[PlannedRun]) -> None:
-        """Wait until a run ends or the budget is passed."""
+        """Wait until a run ends, the budget is passed, or the ledger must see the runs again."""
+        for running in self.running.values():
+            self.ledger.see(running.run)
         done, _ = wait(self.running, timeout=self._seconds_left(), return_when=FIRST_COMPLETED)
         for future in done:
             self._end(future)
@@ -170,10 +173,10 @@ class _Session:
         is_late = budget.hours is not None and ledger.spent_s >= 3600 * budget.hours
         return is_late or (budget.usd is not None and ledger.spent_usd >= budget.usd)
 
-    def _seconds_left(self) -> float | None:
-        """Return the seconds until the running runs pass the budget, or None if they are stopped or nothing limits."""
-        if self.stop_reason or (self.budget.usd is None and self.budget.hours is None):
-            return None
+    def _seconds_left(self) -> float:
+        """Return the seconds until the running runs may pass the budget, at most `_LONGEST_WAIT_S`."""
+        if self.stop_reason:
+            return _LONGEST_WAIT_S
         found = [_LONGEST_WAIT_S]
         elapsed = [self._elapsed_s(each) for each in self.running.values()]
         if self.budget.hours is not None:

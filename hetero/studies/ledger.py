@@ -5,7 +5,7 @@ written before a run and an ``ended`` line after it. Every line is on the disk b
 is incomplete, because the study was killed while it wrote, is ignored and overwritten.
 
 A run that has a ``started`` line and no ``ended`` line was interrupted. What it cost until then counts, see
-`Ledger.interrupted`.
+`Ledger.interrupted`. For this, the file ``alive`` in the run's folder has the time when the study last saw the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, load_report
 from hetero.studies.runs import FINISHED, STATES, STOPPED, Level, PlannedRun, RunResult
-from hetero.system.documents import read_bounded
+from hetero.system.documents import read_bounded, write_text
 from hetero.system.records import decode, encode, limits
 
 __all__ = [
@@ -45,6 +45,7 @@ LEDGER_FILE_NAME = "runs.jsonl"
 RUNS_FOLDER = "runs"
 JOB_FILE_NAME = "job.json"
 """File in a run's folder. It names the job that an executor started, also for the study's next start."""
+_ALIVE_FILE_NAME = "alive"
 _VERSION = 1
 _MAX_BYTES = 1 << 30
 _MAX_CAUSE_CHARS = 2000
@@ -157,6 +158,12 @@ class Ledger:
         self._open[run.run_id] = started
         self._append({"kind": "started", **encode(started)})
 
+    def see(self, run: PlannedRun) -> None:
+        """Record that a run is being executed now."""
+        folder = self._path.parent / RUNS_FOLDER / run.run_id
+        with contextlib.suppress(OSError):  # a full disk does not end the run
+            write_text(folder / _ALIVE_FILE_NAME, _now() + "\n")
+
     def end(self, run: PlannedRun, result: RunResult) -> None:
         """Record how a run ended."""
         ended = _Ended(
@@ -178,15 +185,18 @@ class Ledger:
     def interrupted(self, run: PlannedRun) -> RunResult | None:
         """Return a result for a run that an earlier start of the study began and did not end, or None.
 
-        Its duration ends with the last change of a file in its folder.
+        It lasts until the study last saw it, see `see`. If its job is followed, it lasts no time, because the result
+        of the job has its whole duration.
         """
         started = self._open.get(run.run_id)
         if started is None:
             return None
-        began = dt.datetime.fromisoformat(started.started_at).timestamp()
         folder = self._path.parent / RUNS_FOLDER / run.run_id
-        changes = [path.lstat().st_mtime for path in folder.glob("*")] if folder.is_dir() else []
-        wall_s = max(0.0, max(changes, default=began) - began)
+        wall_s = 0.0
+        if not (folder / JOB_FILE_NAME).exists():
+            with contextlib.suppress(OSError, ValueError):  # it was never seen
+                seen = dt.datetime.fromisoformat((folder / _ALIVE_FILE_NAME).read_text().strip())
+                wall_s = max(0.0, (seen - dt.datetime.fromisoformat(started.started_at)).total_seconds())
         return RunResult(
             run_id=run.run_id,
             state=STOPPED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -74,17 +75,27 @@ def test_line_that_was_not_written_completely_is_ignored(tmp_path: Path) -> None
     assert len(read_results(runs, tmp_path)) == 2
 
 
-def test_interrupted_run_counts_with_what_it_cost_until_then(tmp_path: Path) -> None:
+def test_interrupted_run_counts_with_what_it_cost_until_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.studies.conduct._LONGEST_WAIT_S", 0.01)
     runs = small_runs(1)
+    alive = tmp_path / "runs" / runs[0].run_id / "alive"
+
+    def dies_later(run: PlannedRun) -> None:
+        seen: set[str] = set()
+        while len(seen) < 3:  # the study sees its run
+            seen.add(alive.read_text() if alive.exists() else "")
+            time.sleep(0.001)
+        raise KilledError
+
     with pytest.raises(KilledError):
-        conduct(runs, PretendExecutor(before=kills_at("000", KilledError), hourly_usd=3600.0), tmp_path)
-    folder = tmp_path / "runs" / runs[0].run_id
-    (folder / "log.txt").write_text("it ran\n")
+        conduct(runs, PretendExecutor(before=dies_later, hourly_usd=3600.0), tmp_path)
     states: list[Progress] = []
     conduct(runs, PretendExecutor(wall_s=1.0, hourly_usd=3600.0), tmp_path, on_progress=states.append)
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["study", "started", "ended", "started", "ended"]
     assert (lines[2]["state"], lines[2]["cause"]) == ("stopped", "the study was interrupted")
+    assert lines[2]["usd"] == pytest.approx(lines[2]["wall_s"])
+    assert lines[2]["wall_s"] > 0
     assert states[-1].spent_s == pytest.approx(lines[2]["wall_s"] + 1.0)
 
 
