@@ -13,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 import hetero
 from tasks import network
 
-__all__ = ["Skipped", "joined"]
+__all__ = ["Skipped", "backend_of", "joined"]
 
 _NAMES_KEY = "mlbench/namespaces"
 _DONE_KEY = "mlbench/done-"
@@ -46,12 +46,16 @@ def joined(*, network_mbit: float = 0.0) -> Iterator[torch.device]:
         if network_mbit:
             stack.enter_context(_limited(device, network_mbit))
         elif "RANK" in os.environ:
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            dist.init_process_group(backend_of(device))
         else:
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+            dist.init_process_group(backend_of(device), init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
         stack.callback(dist.destroy_process_group)
         yield device
+
+
+def backend_of(device: torch.device) -> str:
+    """Return the backends of a process group. On GPUs there are two, because times and losses are CPU tensors."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 @contextlib.contextmanager

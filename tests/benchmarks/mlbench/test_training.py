@@ -181,6 +181,22 @@ def test_workers_divide_an_epoch_into_disjoint_whole_batches(num_workers: int) -
     assert len(set(used)) == len(used)  # over the epoch, and so in each step
 
 
+def test_group_on_gpus_has_a_backend_for_cpu_tensors_too(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock and the mean loss are CPU tensors. A group with nccl alone raises at the first evaluation."""
+    opened: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: opened.append(backend))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    monkeypatch.delenv("RANK", raising=False)
+    with load("tasks.workers").joined() as device:
+        assert device.type == "cuda"
+    monkeypatch.setenv("RANK", "0")
+    with load("tasks.workers").joined():
+        pass
+    assert opened == ["cpu:gloo,cuda:nccl"] * 2
+
+
 def test_clock_stands_during_evaluation_and_the_target_ends_the_training(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
