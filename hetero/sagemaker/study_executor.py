@@ -78,6 +78,19 @@ class _Made:
         return self.estimator.sagemaker_session.sagemaker_client
 
 
+class _Watched:
+    """A client of the service whose descriptions of jobs are also given to a function."""
+
+    def __init__(self, client: Any, see: Callable[[Mapping[str, Any]], None]) -> None:
+        self._client = client
+        self._see = see
+
+    def describe_training_job(self, **names: str) -> dict[str, Any]:
+        description: dict[str, Any] = self._client.describe_training_job(**names)
+        self._see(description)
+        return description
+
+
 class EstimatorExecutor:
     """Executes runs as jobs of estimators, at most ``at_most`` at once.
 
@@ -122,6 +135,8 @@ class EstimatorExecutor:
         """Jobs that the service was asked to stop."""
         self._is_stopped = threading.Event()
         self._prices: dict[str, float | None] = {}
+        self._billed_since: dict[str, dt.datetime] = {}
+        """When the job of each run got its hosts. A job that waits for them is not among them."""
 
     def hourly_usd(self, run: PlannedRun) -> float | None:
         """Return the price of all instances of the run per hour, or None if a price is unknown."""
@@ -132,6 +147,11 @@ class EstimatorExecutor:
             self._prices[run.run_id] = sum(known) if len(known) == len(prices) else None
         return self._prices[run.run_id]
 
+    def billed_s(self, run: PlannedRun) -> float:
+        """Return the seconds since the job of a run got its hosts, 0 if it waits for them. Thread-safe."""
+        since = self._billed_since.get(run.run_id)
+        return 0.0 if since is None else max(0.0, (dt.datetime.now(dt.timezone.utc) - since).total_seconds())
+
     def _price(self, instance_type: str) -> float | None:
         info = self._catalogue.find(instance_type)
         return None if info is None else info.hourly_usd
@@ -141,6 +161,12 @@ class EstimatorExecutor:
         hourly_usd = self.hourly_usd(run)
         started_at = _text(dt.datetime.now(dt.timezone.utc))
         made = self._made(run)
+
+        def see(description: Mapping[str, Any]) -> None:
+            if isinstance(description.get("TrainingStartTime"), dt.datetime):
+                self._billed_since[run.run_id] = description["TrainingStartTime"]
+
+        self._billed_since.pop(run.run_id, None)
         job = _Job(name=self._submitted(run, folder))
         try:
             if job.name:
@@ -149,7 +175,7 @@ class EstimatorExecutor:
             else:
                 self._submit(run, made, folder, job)
             self._enter(job.name, made.client)
-            description = follow(made.client, job.name, sleep=self._sleep_s)
+            description = follow(_Watched(made.client, see), job.name, sleep=self._sleep_s)
         except Exception as error:
             if job.is_open and not isinstance(error, CapacityError):
                 raise _lost(job.name, folder, error) from error

@@ -18,7 +18,7 @@ from typing import Any
 from hetero.errors import BudgetError, ConfigError
 from hetero.studies.estimates import Estimates
 from hetero.studies.ledger import RUNS_FOLDER, Ledger
-from hetero.studies.runs import FAILED, STOPPED, Executor, PlannedRun, RunResult
+from hetero.studies.runs import FAILED, STOPPED, Billing, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import Budget
 
 __all__ = ["Progress", "conduct", "read_results"]
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 5.0
 """Seconds between two times that the ledger sees a run. A killed study knows the end of its run as exactly."""
+_SHORTEST_WAIT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,7 @@ class _Session:
             )
             if rate > 0:
                 found.append((self.budget.usd - self.ledger.spent_usd - so_far) / rate)
-        return max(0.0, min(found))
+        return max(_SHORTEST_WAIT_S, min(found))
 
     def _passed(self) -> str:
         """Return which budget the running runs have passed, or an empty text."""
@@ -201,6 +202,8 @@ class _Session:
         return ""
 
     def _elapsed_s(self, running: _Running) -> float:
+        if isinstance(self.executor, Billing):
+            return self.executor.billed_s(running.run)
         return self.clock() - running.started_s
 
     @staticmethod

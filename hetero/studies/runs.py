@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hetero.metrics.logged import LoggedMetric
 from hetero.report.model import Report
 
-__all__ = ["FAILED", "FINISHED", "STATES", "STOPPED", "Executor", "Level", "PlannedRun", "RunResult"]
+__all__ = ["FAILED", "FINISHED", "STATES", "STOPPED", "Billing", "Executor", "Level", "PlannedRun", "RunResult"]
 
 Level = str | int | float | bool
 """A level of a factor, or a quantity derived from levels."""
@@ -91,3 +91,11 @@ class Executor(Protocol):
 
     def stop(self) -> None:
         """Ask the runs that are being executed to stop. `execute` then returns soon. Thread-safe, idempotent."""
+
+
+@runtime_checkable
+class Billing(Protocol):
+    """An executor whose runs cost nothing at first, because their hosts are not there yet."""
+
+    def billed_s(self, run: PlannedRun) -> float:
+        """Return the seconds that a run which is being executed is billed so far. Thread-safe."""

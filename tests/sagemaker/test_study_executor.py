@@ -17,7 +17,7 @@ from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 from hetero.sagemaker.study_executor import EstimatorExecutor, from_study
 from hetero.studies.conduct import conduct
-from hetero.studies.runs import PlannedRun
+from hetero.studies.runs import Billing, PlannedRun
 from hetero.studies.study_file import Metric, parse_study
 
 boto3 = pytest.importorskip("boto3")
@@ -224,6 +224,23 @@ def test_stop_asks_the_service_to_stop_the_job(service: Service, tmp_path: Path)
     )
     result = executor.execute(RUN, tmp_path)
     assert (result.state, result.exit_code, result.wall_s) == ("failed", 143, 30)
+
+
+def test_time_in_the_queue_is_not_billed(service: Service, tmp_path: Path) -> None:
+    service.takes().describes("InProgress", "Starting").describes("InProgress", "Downloading")
+    began = dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=100)
+    service.describes("InProgress", "Training", TrainingStartTime=began).completes()
+    found: list[float] = []
+    executor = EstimatorExecutor(
+        service.estimator,
+        catalogue=CATALOGUE,
+        download=service.download,
+        sleep=lambda seconds: found.append(executor.billed_s(RUN)),
+    )
+    assert isinstance(executor, Billing)
+    executor.execute(RUN, tmp_path)
+    assert found[0] == 0.0
+    assert found[1] == pytest.approx(100, abs=30)
 
 
 def test_price_is_that_of_all_instances(service: Service) -> None:

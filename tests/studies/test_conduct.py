@@ -162,6 +162,16 @@ def test_running_run_is_stopped_when_the_budget_is_passed(tmp_path: Path) -> Non
     assert [result.state for result in results] == ["finished", "finished"]
 
 
+def test_time_that_is_not_billed_does_not_spend_the_budget(tmp_path: Path) -> None:
+    class Queueing(PretendExecutor):
+        def billed_s(self, run: PlannedRun) -> float:
+            return 0.0
+
+    executor = Queueing(hourly_usd=3600.0, wall_s=0.01)
+    executor._before = lambda run: None if not executor.stopped.wait(0.2) else pytest.fail("it was stopped")
+    assert len(conduct(small_runs(1), executor, tmp_path, budget=Budget(usd=0.1))) == 1
+
+
 def test_budget_in_usd_without_prices_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a budget in USD needs the prices of all hosts"):
         conduct(small_runs(1), PretendExecutor(hourly_usd=None), tmp_path, budget=Budget(usd=1))
