@@ -36,6 +36,7 @@ __all__ = [
     "cell_table",
     "correlation_text",
     "html_page",
+    "notes",
     "plot_html",
     "study_page",
     "table_html",
@@ -106,7 +107,8 @@ def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Ro
         findings: What the checks found.
     """
     study = plan.study
-    parts = [_headline(plan, results), _plots(plan, results)]
+    notices = [f'<p class="notice">{html_text(note)}</p>' for note in notes(study, results)]
+    parts = [_headline(plan, results), *notices, _plots(plan, results)]
     header, rows = cell_table(study, results)
     if rows:
         parts += [
@@ -147,6 +149,22 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
                 row.append(text if len(reached) == len(finished) else f"{text} ({len(reached)} of {len(finished)})")
         rows.append(row)
     return header, rows
+
+
+def notes(study: Study, results: Sequence[RunResult]) -> list[str]:
+    """Return sentences about what the results lack: metrics of the study that no run logged."""
+    finished = [each for each in results if each.state == FINISHED]
+    found = []
+    for metric in study.metrics:
+        if finished and not any(series_of(each.metrics, metric.name) for each in results):
+            how = "no line of a log matches its regex" if metric.regex else "no run logged it"
+            to_do = (
+                'compare the regex with a line of a run\'s log, which begins with "[trainer algo-1 trainer] rank 0: "'
+                if metric.regex
+                else f'call hetero.log_metric("{metric.name}", value) in the script, or state a regex'
+            )
+            found.append(f"The metric {metric.name} has no values, because {how}. To do: {to_do}.")
+    return found
 
 
 def _metric_columns(metric: Metric) -> list[str]:

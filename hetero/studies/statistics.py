@@ -111,7 +111,7 @@ def time_to_quality(metrics: Iterable[LoggedMetric], metric: Metric) -> float | 
 
 def quality_after(metrics: Iterable[LoggedMetric], metric: Metric, seconds: float) -> float | None:
     """Return the best value that was logged at most ``seconds`` after the start of the run. None without a value."""
-    return best_value([value for value in metrics if value.at_s <= seconds], metric)
+    return best_value((value for value in series_of(metrics, metric.name) if value.at_s <= seconds), metric)
 
 
 def best_value(metrics: Iterable[LoggedMetric], metric: Metric) -> float | None:

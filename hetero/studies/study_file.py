@@ -148,6 +148,8 @@ class Metric:
     """Whether a larger or a smaller value is better."""
     target: float | None = field(default=None, metadata=limits(minimum=-(2.0**63)))
     """Value to reach, for the time to quality."""
+    after_s: tuple[float, ...] = field(default=(), metadata=limits(minimum=0.001, max_items=20))
+    """Seconds since the start of the run, for the quality after a time."""
     regex: str = ""
     """Expression with one group that finds the value in a line of the log. Empty if the script calls log_metric."""
 

@@ -11,7 +11,7 @@ from hetero.errors import ConfigError
 from hetero.metrics.logged import last_values
 from hetero.report.model import Report
 from hetero.studies.runs import RunResult
-from hetero.studies.statistics import best_value, time_to_quality
+from hetero.studies.statistics import best_value, quality_after, time_to_quality
 from hetero.studies.study_file import Metric
 from hetero.system.documents import write_text
 
@@ -98,6 +98,9 @@ def _computed(result: RunResult, metrics: Sequence[Metric]) -> Row:
         row[f"{metric.name}_best"] = best_value(result.metrics, metric)
         if metric.target is not None:
             row[f"{metric.name}_time_to_target_s"] = time_to_quality(result.metrics, metric)
+        for after_s in metric.after_s:
+            shown = int(after_s) if after_s.is_integer() else after_s
+            row[f"{metric.name}_after_{shown}s"] = quality_after(result.metrics, metric, after_s)
     row["communication_over_computation"] = communication_ratio(result)
     return row
 

@@ -81,6 +81,17 @@ def test_table_of_cells_has_means_with_intervals(plan: StudyPlan, results: list[
     assert cells[8][8] == "- (0 of 2)"  # 32 GPUs never reach the target
 
 
+def test_metric_that_no_run_logged_is_a_notice() -> None:
+    metrics = [{"name": "f1"}, {"name": "acc"}, {"name": "loss", "regex": r"loss=(\S+)"}]
+    plan = plan_of({**CHANGES, "metrics": metrics})
+    results = [ended(run) for run in plan.runs]
+    first, second = page.notes(plan.study, results)
+    assert first.startswith("The metric acc has no values, because no run logged it. To do: call hetero.log_metric(")
+    assert second.startswith("The metric loss has no values, because no line of a log matches its regex.")
+    assert page.html_text(first) in study_page(plan, results, rows(results), [])
+    assert page.notes(plan.study, []) == []
+
+
 @pytest.mark.parametrize("cost", [False, True])
 def test_times_and_costs_are_on_logarithmic_axes(plan: StudyPlan, results: list[RunResult], cost: bool) -> None:
     figures: list[Any] = []

@@ -18,12 +18,12 @@ def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "STUDY.yaml"
     path.write_text(
         "name: s\nscript: train.py\nfactors: {samples: [1000, 2000], learning_rate: [5e-5, 1.0e-4]}\n"
-        "constraints: {batch_per_device: 8}\nmetrics: [{name: f1, target: 0.9}]\nbudget: {usd: 5}\n"
+        "constraints: {batch_per_device: 8}\nmetrics: [{name: f1, target: 0.9, after_s: [60, 600]}]\nbudget: {usd: 5}\n"
         "executor: {launch: cluster.json}\n"
     )
     study = read_study(path)
     assert [factor.levels for factor in study.factors] == [(1000, 2000), (5e-5, 1e-4)]
-    assert study.metrics[0].goal == "max"
+    assert (study.metrics[0].goal, study.metrics[0].after_s) == ("max", (60.0, 600.0))
     assert (study.budget.usd, study.budget.hours) == (5.0, None)
     assert study.executor.settings == {"cluster_file": "cluster.json"}
     assert study.script_path == tmp_path / "train.py"
@@ -65,6 +65,7 @@ def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
         ({"options": {"no_such": 1}}, "options: unknown option 'no_such'"),
         ({"metrics": [{"name": "f1"}, {"name": "f1"}]}, "metrics: two have the same name"),
         ({"metrics": [{"name": "f1", "regex": "f1"}]}, "regex has 0 groups"),
+        ({"metrics": [{"name": "f1", "after_s": [0]}]}, r"metrics\[0\].after_s\[0\]: found 0, expected a number"),
         ({"budget": {"euro": 1}}, "budget.euro: unknown key"),
         ({"executor": "kubernetes"}, "executor: found 'kubernetes'"),
         ({"executor": {"simulate": {}, "launch": {}}}, "executor: found 2 entries"),

@@ -50,6 +50,16 @@ def test_rows_have_levels_times_costs_and_quality() -> None:
     assert (second["cause"], second["f1"], second["step_time_s"]) == ("it raised, a lot", None, None)
 
 
+def test_quality_after_stated_times_has_a_column_for_each() -> None:
+    values = [(30.0, 0.5), (60.0, 0.7), (90.0, 0.6), (700.0, 0.8)]
+    metrics = tuple(LoggedMetric(name="f1", value=value, at_s=at_s) for at_s, value in values)
+    metrics += (LoggedMetric(name="f1", value=0.9, at_s=1.0, rank=1),)  # of another rank than the curve
+    metric = Metric(name="f1", after_s=(2.5, 60.0, 600.0, 1e7))
+    (row,) = rows([result_of(small_runs(1)[0], metrics=metrics)], metrics=[metric])
+    found = {name: value for name, value in row.items() if "_after_" in name}
+    assert found == {"f1_after_2.5s": None, "f1_after_60s": 0.7, "f1_after_600s": 0.7, "f1_after_10000000s": 0.8}
+
+
 def test_metric_with_the_name_of_a_column_keeps_both() -> None:
     (run,) = small_runs(1)
     (row,) = rows([result_of(run, metrics=(LoggedMetric(name="usd", value=7.0, at_s=1.0),))])
