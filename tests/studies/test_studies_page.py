@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 import yaml
 from study_reports import SOURCE
 
+from hetero.config import LaunchOptions
+from hetero.config.flags import flag_of
 from hetero.control.metric_series import MAX_HOST_VALUES
 from hetero.metrics.logged import MAX_NAMES, MAX_VALUES
 from hetero.studies.checks import CHECKS, check_study
 from hetero.studies.plan import catalogue_of, plan_study
-from hetero.studies.study_file import _OF_SETTINGS, _OF_STUDY, parse_study
+from hetero.studies.study_file import _OF_SETTINGS, _OF_STUDY, MAX_RUNS, RESERVED, Metric, parse_study
 from hetero.studies.table import rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
@@ -41,9 +44,27 @@ def test_every_key_and_every_check_is_explained() -> None:
     assert re.findall(r"^\| (ST-\d\d) \|", PAGE, re.MULTILINE) == list(CHECKS)
 
 
+def test_named_flags_are_the_stated_options() -> None:
+    text = " ".join(PAGE.partition("### Options")[2].partition("## ")[0].split())
+    pairs = re.findall(r"`--([\w-]+)` is `(\w+)`", text) + [
+        (flag, name) for name, flag in re.findall(r"`(\w+)` for `--([\w-]+)`", text)
+    ]
+    assert len(pairs) == 4
+    assert pairs == [
+        (flag, each.name) for flag, name in pairs for each in fields(LaunchOptions) if flag_of(each) == f"--{flag}"
+    ]
+
+
+def test_named_reserved_columns_cannot_be_factors() -> None:
+    text = PAGE.partition("It cannot be a column")[2].partition(".\n")[0]
+    assert set(re.findall(r"`(\w+)`", text)) <= RESERVED
+
+
 def test_figures_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split())
     assert f"A rank keeps {MAX_VALUES:,} values of {MAX_NAMES} names" in text
+    assert f"every combination of levels, at most {MAX_RUNS:,}" in text
+    assert {each.name for each in fields(Metric)} <= set(re.findall(r"`(\w+)`", PAGE))
     assert f"sends at most {MAX_HOST_VALUES:,} values" in text
 
 
@@ -55,4 +76,5 @@ def test_named_columns_exist() -> None:
     phases = {"compute_s", "data_wait_s", "other_s"}
     assert "data_wait_s" not in row  # a phase, which the mean of a step must not replace
     assert phases <= named
-    assert named - phases - {"finished", "failed", "metric_", "NAME_best", "NAME_time_to_target_s"} <= set(row)
+    of_metrics = {"NAME_best", "NAME_time_to_target_s", "NAME_after_60s", "metric_"}
+    assert named - phases - of_metrics - {"finished", "failed"} <= set(row)
