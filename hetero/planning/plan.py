@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
 from hetero.planning.candidates import AS_IS, FORMS, UINT8, Candidate
 from hetero.planning.enumeration import STEPS_OF_SPENDING, free_cpus
+from hetero.planning.figure_checks import check_figures
 from hetero.planning.machines import Machine, bigger_machines, menu_of
 from hetero.planning.profile import Profile
 from hetero.planning.ranking import GOALS, Constraints
@@ -212,7 +212,7 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
             cluster satisfies the limits.
     """
     options = options or PlanOptions()
-    _check_figures(profile)
+    check_figures(profile)
     _check_speeds(profile, catalogue, options)
     trainer = _trainer_of(profile, catalogue, options)
     profile, without_data_note = _without_data_hosts(profile, trainer)
@@ -256,29 +256,6 @@ def _sizes(groups: Iterable[PlannedGroup]) -> Counter[tuple[str, str]]:
     for group in groups:
         sizes[group.role, group.instance_type] += group.count
     return sizes
-
-
-def _check_figures(profile: Profile) -> None:
-    """Reject figures that no measurement yields, because the model divides by them."""
-    figures = [("training.step_s.mean", profile.training.step_s.mean)]
-    for index, supply in enumerate(profile.supply):
-        path = f"supply[{index}]"
-        figures.append((f"{path}.sample_cpu_s.mean", supply.sample_cpu_s.mean))
-        for row, point in enumerate(supply.concurrency):
-            name = f"{path}.concurrency[{row}]"
-            figures.append((f"{name}.samples_per_s", point.samples_per_s))
-            figures.append((f"{name}.cpu_s_per_sample", point.cpu_s_per_sample))
-        numbers = [point.num_processes for point in supply.concurrency]
-        if any(after <= before for before, after in itertools.pairwise(numbers)):
-            raise ConfigError(
-                f"the profile's {path}.concurrency has {', '.join(map(str, numbers))} processes; expected more in each "
-                "entry\n  to do: run hetero profile again"
-            )
-    for name, value in figures:
-        if value <= 0:
-            raise ConfigError(
-                f"the profile's {name} is {value:g}; expected a number above 0\n  to do: run hetero profile again"
-            )
 
 
 def _check_speeds(profile: Profile, catalogue: Catalogue, options: PlanOptions) -> None:
