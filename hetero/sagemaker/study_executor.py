@@ -216,7 +216,18 @@ class EstimatorExecutor:
             self._active.pop(job_name, None)
 
     def _made(self, run: PlannedRun) -> _Made:
-        made = self._make(run)
+        try:
+            made = self._make(run)
+        except HeteroError:
+            raise
+        except Exception as error:  # the user's code
+            name = getattr(self._make, "__qualname__", repr(self._make))
+            raise ConfigError(
+                f"the function {name}, which makes the estimator of a run, raised {type(error).__name__}: "
+                f"{one_line(str(error), 300)}\n"
+                f"  in: run {run.run_id}\n"
+                "  to do: correct the function. It gets the run, whose levels have everything that varies"
+            ) from error
         estimator, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         adapter_of(estimator).add_metrics(
             [
@@ -307,8 +318,8 @@ def from_study(study: Study, catalogue: Catalogue) -> EstimatorExecutor:
     module, _, name = reference.partition(":")
     try:
         make = getattr(importlib.import_module(module), name)  # allowed: the user's own function
-    except (ImportError, AttributeError) as error:
-        why = f"cannot import {reference!r} from {folder}: {error}"
+    except Exception as error:  # a module of the user raises anything
+        why = f"cannot import {reference!r} from {folder}: {type(error).__name__}: {one_line(str(error), 300)}"
         raise ConfigError(f"executor.sagemaker.estimator: {why}") from error
     return EstimatorExecutor(make, at_most=at_most, catalogue=catalogue, name=study.name, metrics=study.metrics)
 

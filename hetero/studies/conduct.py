@@ -7,9 +7,10 @@ the main thread stops them when the budget is really passed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -271,15 +272,15 @@ def conduct(
 
     Raises:
         BudgetError: If the budget does not allow a run, or a run passed it. `read_results` returns what ended.
-        ConfigError: If the ledger is of another study, ids are not distinct, or a budget in USD has no prices.
+        ConfigError: If the ledger is of another study, ids are not distinct, a budget in USD has no prices, or the
+            folder cannot be written to.
         KeyboardInterrupt: After the runs were stopped and recorded.
     """
     if len({run.run_id for run in runs}) < len(runs):
         raise ConfigError("two runs have the same run_id; expected distinct ones")
     budget = Budget() if budget is None else budget
-    if budget.usd is not None:
-        _check_prices(runs, executor)
-    with Ledger(folder, identity, fresh=fresh) as ledger:
+    _check_prices(runs, executor, budget)
+    with _translated(folder), Ledger(folder, identity, fresh=fresh) as ledger:
         if retry_failed:
             ledger.forget_failed()
         estimates = Estimates(expected_s or {})
@@ -318,7 +319,7 @@ def read_results(runs: Iterable[PlannedRun], folder: Path) -> list[RunResult]:
     Raises:
         ConfigError: If the ledger or a report is malformed, or another study writes to the folder.
     """
-    with Ledger(folder) as ledger:
+    with _translated(folder), Ledger(folder) as ledger:
         return _results(ledger, runs)
 
 
@@ -326,9 +327,25 @@ def _results(ledger: Ledger, runs: Iterable[PlannedRun]) -> list[RunResult]:
     return [found for run in runs if (found := ledger.result(run)) is not None]
 
 
-def _check_prices(runs: Sequence[PlannedRun], executor: Executor) -> None:
-    unpriced = next((run for run in runs if executor.hourly_usd(run) is None), None)
-    if unpriced is not None:
+@contextlib.contextmanager
+def _translated(folder: Path) -> Iterator[None]:
+    """Turn the errors of files into errors that say what to do."""
+    try:
+        yield
+    except BrokenPipeError:  # of whoever reads the progress
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {error.filename or folder}: {error.strerror or error}\n"
+            "  to do: check its permissions and the free space, or give another --output-dir"
+        ) from error
+
+
+def _check_prices(runs: Sequence[PlannedRun], executor: Executor, budget: Budget) -> None:
+    """Raise `ConfigError` if a price cannot be found before the first run, or is missing for a budget in USD."""
+    prices = [executor.hourly_usd(run) for run in runs]
+    unpriced = next((run for run, price in zip(runs, prices, strict=True) if price is None), None)
+    if unpriced is not None and budget.usd is not None:
         raise ConfigError(
             f"a budget in USD needs the prices of all hosts, and run {unpriced.run_id} has none "
             f"({', '.join(unpriced.groups) or 'no groups'})\n"

@@ -77,10 +77,12 @@ class _Job:
         try:
             for command in commands:
                 self._start(command, environment)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL, or a variable with = in its name
             self.close()
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ConfigError(
-                f"cannot start {shortened(shlex.join(commands[0]), 200)}: {error.strerror or error}"
+                f"cannot start {shortened(shlex.join(commands[0]), 200)}: {why}\n"
+                "  to do: check the args and the environment of the study, and that the program exists"
             ) from error
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -222,10 +222,6 @@ def run_study(
     """
     plan = preparation.plan
     identity = identity_of(plan.study)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; give another --output-dir") from error
     is_ours = False
     try:
         results = conduct(

@@ -262,7 +262,17 @@ def test_function_of_a_study_is_imported_from_its_folder(tmp_path: Path, monkeyp
     settings = {"estimator": "own_jobs_19:make", "at_most": 3}
     study = parse_study({**document, "executor": {"sagemaker": settings}}, tmp_path / "STUDY.yaml")
     assert from_study(study, CATALOGUE).max_parallel == 3
-    for bad in ("own_jobs_19:other", "own_jobs_19", "no_such_module_19:make"):
+    (tmp_path / "broken_jobs_19.py").write_text("def make(run) return None\n")
+    for bad in ("broken_jobs_19:make", "own_jobs_19:other", "own_jobs_19", "no_such_module_19:make"):
         study = parse_study({**document, "executor": {"sagemaker": {"estimator": bad}}}, tmp_path / "STUDY.yaml")
         with pytest.raises(ConfigError, match="executor.sagemaker.estimator"):
             from_study(study, CATALOGUE)
+
+
+def test_function_that_raises_is_named_before_a_run_begins(tmp_path: Path) -> None:
+    def make(run: PlannedRun) -> Any:
+        raise KeyError("instance_type")
+
+    with pytest.raises(ConfigError, match=r"make, which makes the estimator of a run, raised KeyError: 'instance_type'"):
+        conduct([RUN], EstimatorExecutor(make, catalogue=CATALOGUE), tmp_path)
+    assert not (tmp_path / "runs.jsonl").exists()

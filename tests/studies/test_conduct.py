@@ -260,6 +260,16 @@ def test_second_study_in_the_same_folder_is_rejected(tmp_path: Path) -> None:
     conduct(small_runs(1), PretendExecutor(before=before), tmp_path)
 
 
+def test_folder_that_cannot_be_written_to_is_an_error_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").symlink_to(tmp_path / "none" / "runs.jsonl")
+    with pytest.raises(ConfigError, match="cannot write to .*runs.jsonl: No such file(.|\n)*another --output-dir"):
+        conduct(small_runs(1), PretendExecutor(), tmp_path)
+    (tmp_path / "runs.jsonl").unlink()
+    (tmp_path / "runs").touch()
+    with pytest.raises(ConfigError, match="cannot write to .*: Not a directory"):
+        conduct(small_runs(1), PretendExecutor(), tmp_path)
+
+
 def test_fresh_forgets_earlier_runs_unless_a_study_executes_them(tmp_path: Path) -> None:
     runs = small_runs(2)
 

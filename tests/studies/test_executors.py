@@ -118,6 +118,13 @@ def test_variables_of_the_run_reach_its_processes(run: PlannedRun, tmp_path: Pat
     assert [value.value for value in result.metrics] == [7.0]
 
 
+@pytest.mark.parametrize("name", ["A=B", "A\0"])
+def test_variable_that_no_process_can_have_is_rejected(run: PlannedRun, tmp_path: Path, name: str) -> None:
+    planned = PlannedRun(run_id="r", levels={}, script="", groups=run.groups, environment={name: "1"})
+    with pytest.raises(ConfigError, match="cannot start(.|\n)*check the args and the environment"):
+        ScriptExecutor("pass").execute(planned, tmp_path)
+
+
 def test_stopped_run_ends_and_later_ones_end_at_once(run: PlannedRun, tmp_path: Path) -> None:
     code = "import signal, sys; print('loss: 1', flush=True); signal.sigwait([signal.SIGTERM]); sys.exit(143)"
     code = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n" + code
