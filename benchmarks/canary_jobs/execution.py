@@ -80,6 +80,7 @@ def canaries(
         by_samples=job.by_samples,
         whole_samples=None if job.whole_samples is None else round(job.whole_samples * scale),
         options=_OPTIONS,
+        as_fast_as=frozenset((_TYPE, *(price.partition("=")[0] for price in prices))),
         seed=seed,
     )
     return run_canaries(

@@ -334,15 +334,17 @@ def report_of(
         own = [each for each in planned if each.cluster == cluster and each.run.run_id in by_id]
         points = tuple(_point(each, by_id[each.run.run_id], by_samples=request.by_samples) for each in own)
         reports = [report for each in own if (report := by_id[each.run.run_id].report) is not None]
-        notes = dict.fromkeys(report.cost.objection for report in reports if report.cost.objection)
+        objections = dict.fromkeys(report.cost.objection for report in reports if report.cost.objection)
+        is_as_fast = {group.partition("=")[2].rpartition(":")[0] for group in cluster.groups} <= request.as_fast_as
+        has_cost = own and (is_as_fast or not objections)
         candidate = Candidate(
             name=cluster.name,
             groups=cluster.groups,
             points=points,
-            hourly_usd=executor.hourly_usd(own[0].run) if own else None,
+            hourly_usd=executor.hourly_usd(own[0].run) if has_cost else None,
             memory_limit_bytes=memory_limit_of(cluster, catalogue, memory_gib),
             data_bytes=data_bytes,
-            notes=tuple(_note(text) for text in notes),
+            notes=() if has_cost else tuple(_note(text) for text in objections),
         )
         basis = "simulated" if any(report.run.simulated for report in reports) else options.basis
         forecasts.append(forecast(candidate, replace(options, basis=basis)))
@@ -357,8 +359,8 @@ def report_of(
 
 def _note(objection: str) -> str:
     return (
-        f"{objection} The forecast is therefore of this machine. Its costs hold if a host of the type is as fast as "
-        "this machine."
+        f"{objection} The forecast is therefore of this machine. If it is as fast as a host of TYPE, give --as-fast-as "
+        "TYPE."
     )
 
 

@@ -98,6 +98,9 @@ class CanaryRequest:
     """Samples of the whole job, for ``{samples}`` in the script's arguments."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Launch options by name."""
+    as_fast_as: frozenset[str] = frozenset()
+    """Instance types that are as fast as this machine. Simulated hosts of other types have no costs, unless vCPUs and
+    accelerators are emulated."""
     seed: int = 0
 
     def __post_init__(self) -> None:

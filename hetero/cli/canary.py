@@ -99,6 +99,13 @@ def add(commands: Subparsers) -> None:
         help="memory of a host. Default: that of the instance type. Repeat for each type",
     )
     parser.add_argument(
+        "--as-fast-as",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="this machine is as fast as a host of this type, so the forecast has costs. Repeat for each type",
+    )
+    parser.add_argument(
         "--cache",
         choices=("cold", "warm"),
         default="cold",
@@ -158,6 +165,7 @@ def _run(namespace: argparse.Namespace) -> int:
         by_samples=namespace.samples,
         whole_samples=None if namespace.whole_samples is None else positive("--whole-samples", namespace.whole_samples),
         options=_launch_options(namespace),
+        as_fast_as=frozenset(namespace.as_fast_as),
         seed=_whole_number("--part-seed", namespace.part_seed),
     )
     enough = None if namespace.enough is None else _enough(namespace.enough)

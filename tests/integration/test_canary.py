@@ -54,6 +54,14 @@ def test_canary_of_a_script_refuses_what_it_did_not_reach(start: Start, tmp_path
     again = start([*command[:-1], "--json", command[-1]], tmp_path, {})
     assert again.wait(60.0) == 1, again.output
     assert load_canary(tmp_path / "out").candidates[0] == found
+    assert found.figure("cost") is None
+    assert "Costs are not known" in canary.output
+    assert "give --as-fast-as TYPE" in canary.output
+    # A statement about this machine gives the forecast its costs.
+    priced = start([*command[:-1], "--as-fast-as", "ml.m5.large", command[-1]], tmp_path, {})
+    assert priced.wait(60.0) == 1, priced.output
+    assert load_canary(tmp_path / "out").candidates[0].figure("cost") is not None
+    assert "Costs are not known" not in priced.output
     # The runs of a script that has changed since are not mixed with others.
     (tmp_path / "train.py").write_text(SCRIPT.replace("0.01", "0.02"))
     other = start(command, tmp_path, {})
