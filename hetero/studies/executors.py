@@ -27,9 +27,9 @@ from hetero.cluster import ClusterSpec, find_platform
 from hetero.config import stated_flags
 from hetero.errors import ConfigError
 from hetero.launch.failure import stated_code
-from hetero.metrics.logged import LoggedMetric, MetricPattern, read_metric_line
+from hetero.metrics.logged import LoggedMetric, MetricPattern, read_metric_line, thinned
 from hetero.pricing import Catalogue
-from hetero.report.model import REPORT_FILE_NAME, Report, load_report
+from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report, load_report
 from hetero.simulate.simulate import parse_group
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
 from hetero.system.process import PARENT_VARIABLE, describe_exit_status, start_child
@@ -377,15 +377,24 @@ class _Logged:
         for pattern in self._patterns:
             value = pattern.read(line.text)
             if value is not None:
-                self.found.append(
-                    LoggedMetric(name=pattern.name, value=value, at_s=line.at_s, unix_s=line.unix_s, rank=rank)
+                _add(
+                    self.found,
+                    LoggedMetric(name=pattern.name, value=value, at_s=line.at_s, unix_s=line.unix_s, rank=rank),
                 )
         logged = read_metric_line(line.text)
         if logged is not None:
             name, value, step = logged
-            self.lines.append(
-                LoggedMetric(name=name, value=value, step=step, at_s=line.at_s, unix_s=line.unix_s, rank=rank)
+            _add(
+                self.lines,
+                LoggedMetric(name=name, value=value, step=step, at_s=line.at_s, unix_s=line.unix_s, rank=rank),
             )
+
+
+def _add(values: list[LoggedMetric], value: LoggedMetric) -> None:
+    """Add a value. Every second value of the longest series is dropped if there are too many."""
+    values.append(value)
+    if len(values) > MAX_METRICS:
+        values[:] = thinned(values, MAX_METRICS)
 
 
 def result_of(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.metrics.logged import LoggedMetric
+from hetero.metrics.logged import LoggedMetric, thinned
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, load_report
 from hetero.studies.runs import FINISHED, STATES, STOPPED, Level, PlannedRun, RunResult
 from hetero.system.documents import read_bounded, write_text
@@ -311,7 +311,7 @@ _TO_DO = "give another --output-dir, or --fresh to begin again"
 
 def _without(values: Sequence[LoggedMetric], known: Sequence[LoggedMetric]) -> tuple[LoggedMetric, ...]:
     seen = set(known)
-    return tuple(value for value in values if value not in seen)[:MAX_METRICS]
+    return thinned([value for value in values if value not in seen], MAX_METRICS)
 
 
 @contextlib.contextmanager

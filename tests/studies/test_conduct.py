@@ -270,6 +270,14 @@ def test_folder_that_cannot_be_written_to_is_an_error_with_what_to_do(tmp_path: 
         conduct(small_runs(1), PretendExecutor(), tmp_path)
 
 
+def test_ledger_keeps_the_last_value_of_a_long_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.studies.ledger.MAX_METRICS", 10)
+    metrics = tuple(LoggedMetric(name="loss", value=float(at), at_s=at) for at in range(100))
+    executor = PretendExecutor(before=lambda run: result_of(run, metrics=metrics))
+    (result,) = conduct(small_runs(1), executor, tmp_path)
+    assert (result.metrics[0].value, result.metrics[-1].value) == (0, 99)
+
+
 def test_fresh_forgets_earlier_runs_unless_a_study_executes_them(tmp_path: Path) -> None:
     runs = small_runs(2)
 

@@ -125,6 +125,18 @@ def test_variable_that_no_process_can_have_is_rejected(run: PlannedRun, tmp_path
         ScriptExecutor("pass").execute(planned, tmp_path)
 
 
+def test_first_and_last_value_of_a_long_series_are_kept(
+    run: PlannedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.studies.executors.MAX_METRICS", 10)
+    code = "for number in range(100): print(f'loss: {number}'); print(f'hetero.log_metric f1={number}')"
+    result = ScriptExecutor(code, patterns=[LOSS]).execute(run, tmp_path)
+    for name in ("f1", "loss"):
+        values = [value.value for value in result.metrics if value.name == name]
+        assert (values[0], values[-1]) == (0, 99)
+        assert len(values) <= 10
+
+
 def test_stopped_run_ends_and_later_ones_end_at_once(run: PlannedRun, tmp_path: Path) -> None:
     code = "import signal, sys; print('loss: 1', flush=True); signal.sigwait([signal.SIGTERM]); sys.exit(143)"
     code = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n" + code
