@@ -72,7 +72,7 @@ def profile_of(scenario: Scenario, seed: int) -> Profile:
         training=_training(scenario, measure, seed),
         supply=tuple(_supply(scenario, machine, measure) for machine in machines),
         leaves=(leaf,),
-        wire_bytes_per_sample=Figure(value=scenario.workload.bytes_per_sample, unit="bytes", basis=BASIS),
+        wire_bytes_per_sample=Figure(value=scenario.workload.bytes_per_sample, unit="B", basis=BASIS),
         simulated=("All figures are drawn from a simulated job.",),
     )
 
@@ -121,7 +121,7 @@ def _training(scenario: Scenario, measure: _Measure, seed: int) -> TrainingProfi
         headspace_s=measure.spread(slowest_s),
         step_s=steps,
         data_wait_s=measure.spread(waits_s[measured]),
-        rank_cpu_cores=measure.figure(workload.rank_cpu_cores, "CPUs"),
+        rank_cpu_cores=measure.figure(workload.rank_cpu_cores, "CPU"),
         receive_cpu_s_per_gb=measure.figure(workload.receive_cpu_s_per_gb, "s/GB"),
         steps_per_epoch=workload.steps_per_epoch,
         gpu_percent=Figure(value=97.0, unit="%", basis=BASIS),
@@ -141,8 +141,8 @@ def _supply(scenario: Scenario, machine: MachineType, measure: _Measure) -> Supp
         sample_wait_s=measure.spread(wait_s),
         batch_cpu_s=measure.spread(batch_cpu_s),
         concurrency=tuple(_concurrency(scenario, machine, measure)),
-        endpoint_private_bytes=measure.figure(workload.endpoint_private_bytes, "bytes"),
-        endpoint_shared_bytes=measure.figure(workload.endpoint_shared_bytes, "bytes"),
+        endpoint_private_bytes=measure.figure(workload.endpoint_private_bytes, "B"),
+        endpoint_shared_bytes=measure.figure(workload.endpoint_shared_bytes, "B"),
         build_s=measure.figure(5.0, "s"),
     )
 
