@@ -7,6 +7,7 @@
                              conduct, with an Executor and the ledger -> RunResult -> rows, statistics -> CSV, page
 
 study_file.py   reads STUDY.yaml (`Study`)
+file_values.py  reads single values of the file
 constraints.py  derives the quantities of each cell, such as epochs from a fixed number of steps
 placeholders.py replaces {name} in texts by levels and quantities
 designs.py      which combinations of levels run, and the correlations between factors

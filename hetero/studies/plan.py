@@ -60,9 +60,17 @@ def plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
     """Return the runs of a study.
 
     Raises:
-        ConfigError: If a placeholder is unknown, a quantity is missing, or there are too many runs.
+        ConfigError: If a placeholder is unknown, a quantity is missing, or there are too many runs. The message names
+            the file.
         ClusterError: If the role of a group is unclear.
     """
+    try:
+        return _plan_study(study, catalogue)
+    except ConfigError as error:
+        raise ConfigError(f"{study.path}: {error}") from error
+
+
+def _plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
     rows = rows_of(study.design, study.factors, seed=study.seed)
     if len(rows) * study.replicates > MAX_RUNS:
         raise ConfigError(f"the study has {len(rows) * study.replicates} runs; expected at most {MAX_RUNS}")

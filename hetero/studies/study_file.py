@@ -7,7 +7,6 @@ designs.py.
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,18 @@ from hetero.config.flags import flag_of
 from hetero.errors import ConfigError
 from hetero.metrics.logged import MetricPattern, is_metric_name
 from hetero.simulate.simulate import parse_group
+from hetero.studies.file_values import (
+    check_keys,
+    choice_of,
+    level_of,
+    mapping,
+    plain_of,
+    scalar_text,
+    sequence,
+    text_of,
+    texts_of,
+    whole_of,
+)
 from hetero.studies.placeholders import placeholders
 from hetero.studies.runs import Level
 from hetero.system.documents import parse_yaml, read_bounded
@@ -70,7 +81,7 @@ _OF_STUDY = (
 class Constraints:
     """What the study keeps while its factors vary. A quantity that is a factor or a level's value overrides it."""
 
-    fix: str = field(default="", metadata=limits(choices=("", "steps", "global_batch")))
+    fix: str | None = field(default=None, metadata=limits(choices=("steps", "global_batch")))
     """``steps``: epochs follow from the steps. ``global_batch``: the batch per device follows from it."""
     train_share: float = field(default=1.0, metadata=limits(minimum=1e-9, maximum=1.0))
     """Share of the samples that train."""
@@ -238,31 +249,29 @@ def parse_study(document: object, path: Path) -> Study:
     Raises:
         ConfigError: If a value is unknown, malformed or out of range. The message names the key.
     """
-    found = _mapping(document, "the study")
-    _check_keys(found, _OF_STUDY, "")
+    found = mapping(document, "the study")
+    check_keys(found, _OF_STUDY, "")
     for name in ("name", "script", "factors"):
         if name not in found:
             raise ConfigError(f"{name}: missing, expected {'factors with levels' if name == 'factors' else 'a text'}")
-    factors = tuple(_factor(name, value) for name, value in _mapping(found["factors"], "factors").items())
+    factors = tuple(_factor(name, value) for name, value in mapping(found["factors"], "factors").items())
     if not factors:
         raise ConfigError("factors: found none, expected at least one, for example samples: [1000, 2000]")
-    metrics = _sequence(found.get("metrics", []), "metrics")
+    metrics = sequence(found.get("metrics", []), "metrics")
     study = Study(
         path=path,
-        name=_text(found["name"], "name"),
-        script=_text(found["script"], "script"),
-        args=tuple(
-            _scalar_text(each, f"args[{at}]") for at, each in enumerate(_sequence(found.get("args", []), "args"))
-        ),
+        name=text_of(found["name"], "name"),
+        script=text_of(found["script"], "script"),
+        args=tuple(scalar_text(each, f"args[{at}]") for at, each in enumerate(sequence(found.get("args", []), "args"))),
         factors=factors,
         design=_design(found.get("design", "full"), factors),
-        order=_choice(found.get("order", "random"), "order", ("random", "given")),
-        constraints=decode(Constraints, _plain(found.get("constraints", {})), path="constraints"),
-        replicates=_whole(found.get("replicates", 1), "replicates", 1, MAX_RUNS),
-        seed=_whole(found.get("seed", 1), "seed", 0, 2**32 - 1),
+        order=choice_of(found.get("order", "random"), "order", ("random", "given")),
+        constraints=decode(Constraints, plain_of(found.get("constraints", {})), path="constraints"),
+        replicates=whole_of(found.get("replicates", 1), "replicates", 1, MAX_RUNS),
+        seed=whole_of(found.get("seed", 1), "seed", 0, 2**32 - 1),
         settings=_settings({key: found[key] for key in _OF_SETTINGS if key in found}, ""),
-        metrics=tuple(decode(Metric, _plain(each), path=f"metrics[{at}]") for at, each in enumerate(metrics)),
-        budget=decode(Budget, _plain(found.get("budget", {})), path="budget"),
+        metrics=tuple(decode(Metric, plain_of(each), path=f"metrics[{at}]") for at, each in enumerate(metrics)),
+        budget=decode(Budget, plain_of(found.get("budget", {})), path="budget"),
         executor=_executor(found.get("executor", "simulate")),
         document=found,
     )
@@ -276,13 +285,13 @@ def _factor(name: object, value: object) -> Factor:
     path = f"factors.{printable(str(name), max_chars=60)}"
     name = _name(name, path)
     if isinstance(value, Mapping):
-        levels = tuple(_level(key, f"{path}.{key}") for key in value)
+        levels = tuple(level_of(key, f"{path}.{key}") for key in value)
         settings = {
-            level: _settings(_mapping(each or {}, f"{path}.{key}"), f"{path}.{key}.")
+            level: _settings(mapping(each or {}, f"{path}.{key}"), f"{path}.{key}.")
             for level, (key, each) in zip(levels, value.items(), strict=True)
         }
     else:
-        levels = tuple(_level(each, f"{path}[{at}]") for at, each in enumerate(_sequence(value, path)))
+        levels = tuple(level_of(each, f"{path}[{at}]") for at, each in enumerate(sequence(value, path)))
         settings = {}
     if not 1 <= len(levels) <= _MAX_LEVELS:
         raise ConfigError(f"{path}: found {len(levels)} levels, expected 1 to {_MAX_LEVELS}")
@@ -290,7 +299,7 @@ def _factor(name: object, value: object) -> Factor:
         raise ConfigError(f"{path}: two levels are equal, expected distinct levels")
     if name == "learning_rate_rule":
         for level in levels:
-            _choice(level, path, LEARNING_RATE_RULES)
+            choice_of(level, path, LEARNING_RATE_RULES)
     return Factor(name=name, levels=levels, settings=settings)
 
 
@@ -314,22 +323,22 @@ def _exact(level: Level) -> tuple[str, Level]:
 def _design(value: object, factors: Sequence[Factor]) -> Design:
     if value == "full":
         return Design(kind="full")
-    found = _mapping(value, "design", expected="full, {fraction: RUNS} or {table: [...]}")
-    _check_keys(found, ("fraction", "table"), "design.")
+    found = mapping(value, "design", expected="full, {fraction: RUNS} or {table: [...]}")
+    check_keys(found, ("fraction", "table"), "design.")
     if len(found) != 1:
         raise ConfigError("design: expected full, {fraction: RUNS} or {table: [...]}")
     if "fraction" in found:
-        return Design(kind="fraction", num_runs=_whole(found["fraction"], "design.fraction", 1, MAX_RUNS))
-    rows = _sequence(found["table"], "design.table")
+        return Design(kind="fraction", num_runs=whole_of(found["fraction"], "design.fraction", 1, MAX_RUNS))
+    rows = sequence(found["table"], "design.table")
     if not 1 <= len(rows) <= MAX_RUNS:
         raise ConfigError(f"design.table: found {len(rows)} rows, expected 1 to {MAX_RUNS}")
     return Design(kind="table", table=tuple(_row(row, f"design.table[{at}]", factors) for at, row in enumerate(rows)))
 
 
 def _row(value: object, path: str, factors: Sequence[Factor]) -> Mapping[str, Level]:
-    stated = _mapping(value, path)
-    _check_keys(stated, [factor.name for factor in factors], f"{path}.")
-    row = {name: _level(level, f"{path}.{name}") for name, level in stated.items()}
+    stated = mapping(value, path)
+    check_keys(stated, [factor.name for factor in factors], f"{path}.")
+    row = {name: level_of(level, f"{path}.{name}") for name, level in stated.items()}
     for factor in factors:
         if factor.name not in row:
             raise ConfigError(f"{path}.{factor.name}: missing, expected a level of the factor")
@@ -340,32 +349,32 @@ def _row(value: object, path: str, factors: Sequence[Factor]) -> Mapping[str, Le
 
 
 def _settings(found: Mapping[str, Any], path: str) -> Settings:
-    _check_keys(found, _OF_SETTINGS, path)
+    check_keys(found, _OF_SETTINGS, path)
     groups = tuple(
         _group(each, f"{path}groups[{at}]")
-        for at, each in enumerate(_sequence(found.get("groups", []), f"{path}groups"))
+        for at, each in enumerate(sequence(found.get("groups", []), f"{path}groups"))
     )
-    options = _options(_mapping(found.get("options", {}), f"{path}options"), f"{path}options")
+    options = _options(mapping(found.get("options", {}), f"{path}options"), f"{path}options")
     minutes = found.get("expected_minutes")
     if minutes is not None and not (isinstance(minutes, (int, float)) and 0 < minutes < math.inf):
         raise ConfigError(f"{path}expected_minutes: found {minutes!r}, expected a number above 0")
     ranks = found.get("ranks")
     return Settings(
         groups=groups,
-        channels=_texts(found.get("channels", {}), f"{path}channels"),
+        channels=texts_of(found.get("channels", {}), f"{path}channels"),
         environment=_environment(found.get("environment", {}), f"{path}environment"),
         options=options,
         values={
-            _name(key, f"{path}values.{printable(str(key), max_chars=60)}"): _level(value, f"{path}values.{key}")
-            for key, value in _mapping(found.get("values", {}), f"{path}values").items()
+            _name(key, f"{path}values.{printable(str(key), max_chars=60)}"): level_of(value, f"{path}values.{key}")
+            for key, value in mapping(found.get("values", {}), f"{path}values").items()
         },
         expected_minutes=None if minutes is None else float(minutes),
-        ranks=None if ranks is None else _whole(ranks, f"{path}ranks", 1, 1_000_000),
+        ranks=None if ranks is None else whole_of(ranks, f"{path}ranks", 1, 1_000_000),
     )
 
 
 def _group(value: object, path: str) -> str:
-    text = _text(value, path)
+    text = text_of(value, path)
     if not placeholders([text]):
         check_group(text, path)
     return text
@@ -384,7 +393,7 @@ def check_group(text: str, path: str) -> None:
     try:
         parse_group(text)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {str(error).removeprefix('--group ')}") from error
+        raise ConfigError(f"{path}: {str(error).replace('--group ', '')}") from error
 
 
 def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
@@ -427,7 +436,7 @@ def _resolved(options: Mapping[str, object]) -> LaunchOptions:
 
 
 def _environment(value: object, path: str) -> Mapping[str, str]:
-    found = _texts(value, path)
+    found = texts_of(value, path)
     for name in found:
         if not name or "=" in name or "\0" in name:
             shown = printable(repr(name), max_chars=60)
@@ -437,90 +446,12 @@ def _environment(value: object, path: str) -> Mapping[str, str]:
 
 def _executor(value: object) -> ExecutorChoice:
     if isinstance(value, str):
-        return ExecutorChoice(kind=_choice(value, "executor", _EXECUTORS))
-    found = _mapping(value, "executor", expected=f"one of {', '.join(_EXECUTORS)}, with its settings")
-    _check_keys(found, _EXECUTORS, "executor.")
+        return ExecutorChoice(kind=choice_of(value, "executor", _EXECUTORS))
+    found = mapping(value, "executor", expected=f"one of {', '.join(_EXECUTORS)}, with its settings")
+    check_keys(found, _EXECUTORS, "executor.")
     if len(found) != 1:
         raise ConfigError(f"executor: found {len(found)} entries, expected one of {', '.join(_EXECUTORS)}")
     ((kind, settings),) = found.items()
     if kind == "launch" and isinstance(settings, str):
         settings = {"cluster_file": settings}
-    return ExecutorChoice(kind=kind, settings=_mapping(settings or {}, f"executor.{kind}"))
-
-
-# Values of a parsed file
-
-
-def _mapping(value: object, path: str, *, expected: str = "an object") -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected {expected}")
-    return value
-
-
-def _sequence(value: object, path: str) -> Sequence[Any]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a list")
-    return value
-
-
-def _check_keys(found: Mapping[str, Any], known: Sequence[str], path: str) -> None:
-    for key in found:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(
-                f"{path}{printable(str(key), max_chars=60)}: unknown key, expected one of {', '.join(known)}{hint}"
-            )
-
-
-def _level(value: object, path: str) -> Level:
-    value = _number_in(value)
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    if not isinstance(value, (str, int, float, bool)) or not is_finite or value == "":
-        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a text, number or boolean")
-    if isinstance(value, str) and "\0" in value:
-        found = printable(repr(value), max_chars=60)
-        raise ConfigError(f"{path}: found {found}, expected a text without the character 0, which no argument can hold")
-    return value
-
-
-def _text(value: object, path: str) -> str:
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a text")
-    return value
-
-
-def _scalar_text(value: object, path: str) -> str:
-    level = _level(value, path)
-    return str(level).lower() if isinstance(level, bool) else str(level)
-
-
-def _texts(value: object, path: str) -> Mapping[str, str]:
-    return {str(key): _scalar_text(each, f"{path}.{key}") for key, each in _mapping(value, path).items()}
-
-
-def _choice(value: object, path: str, choices: Sequence[str]) -> str:
-    if value not in choices:
-        found = printable(repr(value), max_chars=60)
-        raise ConfigError(f"{path}: found {found}, expected one of {', '.join(choices)}")
-    return str(value)
-
-
-def _whole(value: object, path: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        found = printable(repr(value), max_chars=60)
-        raise ConfigError(f"{path}: found {found}, expected a whole number from {least} to {most}")
-    return value
-
-
-def _plain(value: object) -> object:
-    """Return a value of the file for `decode`, which takes texts where YAML reads ``5e-5`` as one."""
-    if isinstance(value, Mapping):
-        return {key: _number_in(each) for key, each in value.items()}
-    return value
-
-
-def _number_in(value: object) -> object:
-    if isinstance(value, str) and re.fullmatch(r"[0-9]+[eE][-+]?[0-9]+", value):
-        return float(value)
-    return value
+    return ExecutorChoice(kind=kind, settings=mapping(settings or {}, f"executor.{kind}"))

@@ -21,6 +21,7 @@ from hetero.studies.runs import PlannedRun, RunResult
 from hetero.studies.study_file import Metric
 from hetero.studies.table import rows
 from hetero.system.findings import Finding
+from hetero.system.text import html_text
 
 pytest.importorskip("matplotlib")
 
@@ -88,7 +89,7 @@ def test_metric_that_no_run_logged_is_a_notice() -> None:
     first, second = page.notes(plan.study, results)
     assert first.startswith("The metric acc has no values, because no run logged it. To do: call hetero.log_metric(")
     assert second.startswith("The metric loss has no values, because no line of a log matches its regex.")
-    assert page.html_text(first) in study_page(plan, results, rows(results), [])
+    assert html_text(first) in study_page(plan, results, rows(results), [])
     assert page.notes(plan.study, []) == []
 
 

@@ -51,7 +51,7 @@ def test_braces_and_variables_are_filled_in() -> None:
 
 
 def test_unknown_placeholder_is_rejected_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"args\[0\]: \{sample\} is unknown, expected one of .*samples"):
+    with pytest.raises(ConfigError, match=r"STUDY.yaml: args\[0\]: \{sample\} is unknown, expected one of .*samples"):
         plan_of({"args": ["{sample}"]})
 
 

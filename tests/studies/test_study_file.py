@@ -57,7 +57,7 @@ def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
         ({"design": {"fraction": 0}}, "design.fraction: found 0"),
         ({"design": {"table": [{"cluster": "1 GPU"}]}}, r"design.table\[0\].samples: missing"),
         ({"design": {"table": [{"cluster": "1 GPU", "samples": 5}]}}, r"table\[0\].samples: found 5, expected one of"),
-        ({"constraints": {"fix": "time"}}, "constraints.fix: found 'time'"),
+        ({"constraints": {"fix": "time"}}, "constraints.fix: found 'time', expected one of steps, global_batch"),
         ({"constraints": {"train_share": 1.5}}, "constraints.train_share: found 1.5"),
         ({"constraints": {"batch": 1}}, "constraints.batch: unknown key"),
         ({"replicates": 0}, "replicates: found 0, expected a whole number from 1"),
