@@ -4,8 +4,9 @@
 
 A row is a way to train, a column is a number of samples. An interval covers the differences between replicates, which
 have other weights, another order and other dropout. All runs of a size have the same reviews, so the intervals do not
-cover what other reviews would change. The last column compares each run with the run on one rank that has the same
-samples, seed and base learning rate, and takes all sizes together.
+cover what other reviews would change. The columns "minus 1 rank" have the differences of pairs: each run is paired with
+the run on one rank that has the same samples, seed and base learning rate. Sizes are not taken together, because a
+change may raise the metric at one size and lower it at another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from hetero.studies.statistics import interval_of
 Row = Mapping[str, str]
 Setting = tuple[int, int, float, int]
 """Ranks, batch per rank, learning rate, steps."""
+COLUMNS = ("state", "ranks", "batch_per_device", "learning_rate", "steps", "samples", "seed", "wall_s")
+"""Columns of a study's runs.csv that the table needs, besides the metric."""
 
 
 def read_runs(path: Path, metric: str) -> list[Row]:
@@ -29,10 +32,14 @@ def read_runs(path: Path, metric: str) -> list[Row]:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it has no such run.
+        ValueError: If a column is missing, or there is no such run.
     """
-    with path.open(newline="") as file:
-        found = [row for row in csv.DictReader(file) if row["state"] == "finished" and row.get(metric)]
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+        if missing:
+            raise ValueError(f"{path} has no column {', '.join(missing)}, expected the runs.csv of a study of train.py")
+        found = [row for row in rows if row["state"] == "finished" and row.get(metric)]
     if not found:
         raise ValueError(f"{path} has no finished run with {metric}, expected the runs.csv of a study of train.py")
     return found
@@ -48,14 +55,15 @@ def baseline_key(row: Row) -> tuple[str, str, float]:
     return row["samples"], row["seed"], float(row.get("base_learning_rate") or row["learning_rate"])
 
 
-def differences(runs: Sequence[Row], metric: str) -> dict[Setting, list[float]]:
-    """Return metric minus metric on one rank, of each run on several ranks that has such a run."""
+def differences(runs: Sequence[Row], metric: str) -> dict[tuple[Setting, int], list[float]]:
+    """Return metric minus metric on one rank, of each run on several ranks that has such a run, by setting and samples."""
     on_one_rank = {baseline_key(row): float(row[metric]) for row in runs if row["ranks"] == "1"}
-    found: dict[Setting, list[float]] = {}
+    found: dict[tuple[Setting, int], list[float]] = {}
     for row in runs:
         baseline = on_one_rank.get(baseline_key(row))
         if row["ranks"] != "1" and baseline is not None:
-            found.setdefault(setting_of(row), []).append(float(row[metric]) - baseline)
+            key = setting_of(row), int(row["samples"])
+            found.setdefault(key, []).append(float(row[metric]) - baseline)
     return found
 
 
@@ -73,7 +81,8 @@ def table(runs: Sequence[Row], metric: str) -> str:
     sizes = sorted({int(row["samples"]) for row in runs})
     header = ["ranks x batch", "global batch", "learning rate", "steps"]
     header += [f"{metric}, {size:,} samples" for size in sizes]
-    lines = [[*header, "compared with 1 rank"], ["---:"] * (len(header) + 1)]
+    header += [f"minus 1 rank, {size:,}" for size in sizes]
+    lines = [header, ["---:"] * len(header)]
     compared = differences(runs, metric)
     # First those with the smallest global batch, however many ranks share it.
     for setting in sorted({setting_of(row) for row in runs}, key=lambda each: (each[0] * each[1], each)):
@@ -82,7 +91,8 @@ def table(runs: Sequence[Row], metric: str) -> str:
         for size in sizes:
             of_size = [row for row in runs if setting_of(row) == setting and int(row["samples"]) == size]
             cells.append(interval_text([float(row[metric]) for row in of_size]))
-        lines.append([*cells, interval_text(compared.get(setting, []), signed=True)])
+        cells += [interval_text(compared.get((setting, size), []), signed=True) for size in sizes]
+        lines.append(cells)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

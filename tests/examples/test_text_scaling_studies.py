@@ -54,9 +54,18 @@ def test_fixed_global_batch_keeps_steps_and_rate_on_all_numbers_of_ranks() -> No
 
 def test_scaled_study_has_three_replicates_and_the_short_one_is_a_part_of_it() -> None:
     scaled, short = (read_study(FOLDER / "studies" / f"{name}.yaml") for name in ("scaled", "short"))
-    assert scaled.replicates >= 3
-    assert [factor.name for factor in short.factors] == [factor.name for factor in scaled.factors]
-    assert (short.args[:4], short.constraints.learning_rate) == (scaled.args[:4], scaled.constraints.learning_rate)
+    assert scaled.replicates == 3
+    factors = [factor.name for factor in scaled.factors]
+    rows = {
+        name: {
+            tuple(run.levels[factor] for factor in (*factors, "learning_rate"))
+            for run in prepare_study(FOLDER / "studies" / f"{name}.yaml").plan.runs
+        }
+        for name in ("scaled", "short")
+    }
+    assert rows["short"] == {row for row in rows["scaled"] if row[factors.index("samples")] == 640}
+    assert (len(rows["short"]), len(rows["scaled"])) == (7, 21)
+    assert [arg for arg in short.args if arg != "1"] == [arg for arg in scaled.args if arg != "3"]  # validations
 
 
 # ---- summary
@@ -71,6 +80,8 @@ def runs_csv(tmp_path: Path) -> Path:
         rows.append((1, 16, 2e-4, "", 540, 640, seed, "finished", alone))
         rows.append((4, 16, 2e-4, "", 135, 640, seed, "finished", kept))
         rows.append((4, 16, 4e-4, 2e-4, 135, 640, seed, "finished", scaled))
+        rows.append((1, 16, 2e-4, "", 540, 1920, seed, "finished", 0.80))
+        rows.append((4, 16, 2e-4, "", 135, 1920, seed, "finished", 0.89))
     rows.append((4, 16, 4e-4, 2e-4, 135, 640, 9, "failed", ""))
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -79,16 +90,19 @@ def runs_csv(tmp_path: Path) -> Path:
     return path
 
 
-def test_summary_has_means_with_intervals_and_differences_of_pairs(
+def test_summary_has_means_with_intervals_and_differences_of_pairs_by_size(
     script: Script, runs_csv: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert script("text_scaling/summary.py").main([str(runs_csv)]) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "| 1 x 16 | 16 | 0.0002 | 540 | 0.820 ± 0.050 |  |",  # 4.303 x 0.02 / sqrt(3)
-        "| 4 x 16 | 64 | 0.0002 | 135 | 0.730 ± 0.075 | -0.090 ± 0.025 |",
-        "| 4 x 16 | 64 | 0.0004 | 135 | 0.810 ± 0.050 | -0.010 ± 0.000 |",
+    header, _, *lines = capsys.readouterr().out.splitlines()
+    assert header.endswith("| f1, 640 samples | f1, 1,920 samples | minus 1 rank, 640 | minus 1 rank, 1,920 |")
+    # A loss at one size and a gain at the other stay apart: all six together would be 0.000.
+    assert lines == [
+        "| 1 x 16 | 16 | 0.0002 | 540 | 0.820 ± 0.050 | 0.800 ± 0.000 |  |  |",  # 4.303 x 0.02 / sqrt(3)
+        "| 4 x 16 | 64 | 0.0002 | 135 | 0.730 ± 0.075 | 0.890 ± 0.000 | -0.090 ± 0.025 | +0.090 ± 0.000 |",
+        "| 4 x 16 | 64 | 0.0004 | 135 | 0.810 ± 0.050 |  | -0.010 ± 0.000 |  |",
         "",
-        "9 runs, 3 minutes in all",
+        "15 runs, 5 minutes in all",
     ]
 
 
@@ -96,6 +110,16 @@ def test_summary_of_another_file_is_refused(script: Script, runs_csv: Path, caps
     with pytest.raises(SystemExit, match="2"):
         script("text_scaling/summary.py").main([str(runs_csv), "--metric", "loss"])
     assert "has no finished run with loss, expected the runs.csv of a study of train.py" in capsys.readouterr().err
+
+
+def test_summary_of_a_file_without_the_columns_of_a_study_is_refused(
+    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text("ranks,f1\n1,0.8\n")
+    with pytest.raises(SystemExit, match="2"):
+        script("text_scaling/summary.py").main([str(path)])
+    assert "has no column state, batch_per_device, learning_rate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["scaled", "learning_rate"])
