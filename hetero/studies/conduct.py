@@ -313,13 +313,15 @@ def conduct(
     return found
 
 
-def read_results(runs: Iterable[PlannedRun], folder: Path) -> list[RunResult]:
+def read_results(
+    runs: Iterable[PlannedRun], folder: Path, *, identity: Mapping[str, Any] | None = None
+) -> list[RunResult]:
     """Return the results that the ledger in a folder has, in the order of the runs, with their reports.
 
     Raises:
-        ConfigError: If the ledger or a report is malformed, or another study writes to the folder.
+        ConfigError: If the ledger is malformed or of another study, or another study writes to the folder.
     """
-    with _translated(folder), Ledger(folder) as ledger:
+    with _translated(folder), Ledger(folder, identity) as ledger:
         return _results(ledger, runs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from hetero.studies.checks import check_study
 from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.constraints import Cell
 from hetero.studies.executors import LaunchExecutor, SimulateExecutor, check_groups, groups_of, read_cluster
-from hetero.studies.ledger import digest_of_script
+from hetero.studies.ledger import LEDGER_FILE_NAME, digest_of_script
 from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, study_page
 from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
 from hetero.studies.plots import has_matplotlib
@@ -53,6 +54,9 @@ class Preparation:
     """A study before its first run."""
 
     plan: StudyPlan
+    """The runs to execute."""
+    whole: StudyPlan
+    """All runs of the study. The results are of all that have ended."""
     catalogue: Catalogue
     findings: tuple[Finding, ...]
 
@@ -76,7 +80,7 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Pre
 
     Args:
         path: STUDY.yaml.
-        levels: Levels of factors. Runs with other levels are left out.
+        levels: Levels of factors. Runs with other levels are not executed.
 
     Raises:
         ConfigError: If the file is malformed, a price or an earlier report cannot be read, or groups are not those of
@@ -88,7 +92,7 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Pre
     plan = plan_study(study, catalogue)
     _check_clusters(study, plan.cells)
     findings = tuple(check_study(plan, catalogue))
-    return Preparation(plan=only(plan, levels) if levels else plan, catalogue=catalogue, findings=findings)
+    return Preparation(plan=only(plan, levels) if levels else plan, whole=plan, catalogue=catalogue, findings=findings)
 
 
 def _with_clusters(study: Study) -> Study:
@@ -208,6 +212,8 @@ def run_study(
 ) -> list[RunResult]:
     """Execute the runs that are left, and write the table and the page, also if the study ends early.
 
+    The table and the page have all runs that have ended, also those that `prepare_study` leaves out.
+
     Args:
         preparation: The study.
         folder: Its folder.
@@ -222,7 +228,6 @@ def run_study(
     """
     plan = preparation.plan
     identity = identity_of(plan.study)
-    is_ours = False
     try:
         results = conduct(
             plan.runs,
@@ -235,15 +240,12 @@ def run_study(
             retry_failed=retry_failed,
             fresh=fresh,
         )
-        is_ours = True
-    except ConfigError:
-        raise
     except BaseException:
-        is_ours = True
+        if (folder / LEDGER_FILE_NAME).is_file():
+            with contextlib.suppress(ConfigError):  # for example a ledger of another study, as the first error says
+                write_results(preparation, read_results(preparation.whole.runs, folder, identity=identity), folder)
         raise
-    finally:
-        if is_ours:
-            write_results(preparation, read_results(plan.runs, folder), folder)
+    write_results(preparation, read_results(preparation.whole.runs, folder, identity=identity), folder)
     return results
 
 
@@ -253,12 +255,12 @@ def write_results(preparation: Preparation, results: Sequence[RunResult], folder
     Raises:
         ConfigError: If a file cannot be written.
     """
-    table = rows(results, metrics=preparation.plan.study.metrics)
+    table = rows(results, metrics=preparation.whole.study.metrics)
     try:
         write_csv(folder / CSV_FILE_NAME, table)
         if not write_parquet(folder / PARQUET_FILE_NAME, table):
             logger.info("%s is not written, because pyarrow is not installed", PARQUET_FILE_NAME)
-        write_text(folder / PAGE_FILE_NAME, study_page(preparation.plan, results, table, preparation.findings))
+        write_text(folder / PAGE_FILE_NAME, study_page(preparation.whole, results, table, preparation.findings))
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; give another --output-dir") from error
     if not has_matplotlib():

@@ -11,6 +11,7 @@ from study_reports import PretendExecutor
 from hetero import cli
 from hetero.errors import BudgetError, ConfigError, ExitCode
 from hetero.studies.ledger import LEDGER_FILE_NAME
+from hetero.studies.runs import PlannedRun
 from hetero.studies.study import make_executor, prepare_study, preview_text, run_study
 
 FILE = """
@@ -69,6 +70,22 @@ def test_only_runs_part_of_a_study_and_the_rest_later(study: Path, tmp_path: Pat
     run_study(prepare_study(study, levels={"samples": "2000"}), tmp_path / "out", executor=first)
     run_study(prepare_study(study), tmp_path / "out", executor=second)
     assert (first.executed, second.executed) == (["001-samples=2000-r1"], ["000-samples=1000-r1"])
+    third = PretendExecutor()
+    results = run_study(prepare_study(study, levels={"samples": "1000"}), tmp_path / "out", executor=third)
+    assert (third.executed, [result.run_id for result in results]) == ([], ["000-samples=1000-r1"])
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 3  # of all runs that have ended
+    assert "2 of 2 runs finished" in (tmp_path / "out" / "study.html").read_text()
+
+
+def test_results_are_written_if_a_run_cannot_be_started(study: Path, tmp_path: Path) -> None:
+    def before(run: PlannedRun) -> None:
+        if run.run_id.startswith("001"):
+            raise ConfigError("the script is gone")
+
+    study.write_text(FILE + "order: given\n")
+    with pytest.raises(ConfigError, match="the script is gone"):
+        run_study(prepare_study(study), tmp_path / "out", executor=PretendExecutor(before=before))
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 2
 
 
 def test_dry_run_shows_runs_findings_and_cost_and_runs_nothing(
