@@ -10,6 +10,7 @@ assembly.py      makes a profile from these parts
 profile_text.py  shows a profile as Markdown
 schema.py        the JSON schema of ``profile.json``. A copy is in data/
 figure_checks.py rejects impossible figures of a profile
+options.py       what the user asks of a plan (`PlanOptions`)
 machines.py      the machines of a menu (`Machine`), from the catalogue of instance types
 candidates.py    a cluster that a plan considers (`Candidate`)
 headspace.py     how many vCPUs or hosts suffice for steps without waits, for plans and reports

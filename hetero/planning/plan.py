@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hetero.planning.candidates import AS_IS, FORMS, UINT8, Candidate
 from hetero.planning.enumeration import STEPS_OF_SPENDING, free_cpus
 from hetero.planning.figure_checks import check_figures
 from hetero.planning.machines import Machine, bigger_machines, menu_of
+from hetero.planning.options import PlanOptions
 from hetero.planning.profile import Profile
 from hetero.planning.ranking import GOALS, Constraints
 from hetero.planning.reasons import REASONS, answer_of, notes_of, reason_of, rejection_of, resized_note
@@ -40,51 +41,6 @@ PLAN_FILE_NAME = "plan.json"
 _MAX_FILE_BYTES = 4 << 20
 _MAX_RANKS = 256
 """Limit of the ranks, because a plan takes about 0.05 s per rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """What the user asks for."""
-
-    menu: tuple[str, ...] = ()
-    """Instance types that may become data hosts. Empty means all priced types without accelerators."""
-    trainer_type: str = ""
-    """Type of the trainer hosts. Empty means the type in the profile."""
-    num_trainer_hosts: int | None = None
-    """None means the number in the profile."""
-    num_ranks: int | None = None
-    """Ranks of all trainer hosts together. None means as many per host as in the profile."""
-    goal: str = "cost"
-    """One of `GOALS`."""
-    num_steps: int | None = None
-    """Steps of the whole job, for `max_hours`."""
-    max_hours: float | None = None
-    max_usd_per_1k_steps: float | None = None
-    spot_usd: Mapping[str, float] = field(default_factory=dict)
-    """Spot prices by instance type in USD per hour."""
-    endpoints_per_host: int | None = None
-    """Endpoints per data host. None means one per vCPU, or more if they wait for storage."""
-    vcpu_speeds: Mapping[str, float] = field(default_factory=dict)
-    """Relative speed of a vCPU by instance type, compared with the type that the profile measured first."""
-
-    def __post_init__(self) -> None:
-        if self.goal not in GOALS:
-            raise ConfigError(f"goal is {self.goal!r}; expected one of {', '.join(GOALS)}")
-        for name in (
-            "max_hours",
-            "max_usd_per_1k_steps",
-            "num_steps",
-            "num_ranks",
-            "num_trainer_hosts",
-            "endpoints_per_host",
-        ):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1e12:
-                raise ConfigError(f"{name} is {value}; expected a number above 0")
-        if self.max_hours is not None and self.num_steps is None:
-            raise ConfigError(
-                "max_hours is given without num_steps; also give the number of steps of the whole job (--steps N)"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

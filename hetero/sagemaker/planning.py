@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,16 @@ def plan(
         profile=price_profile,
         region=region or getattr(estimator.sagemaker_session, "boto_region_name", None),
         price_file=price_file,
-        overrides=tuple(prices),
+        overrides=_texts("prices", prices, "texts such as 'ml.c5.9xlarge=1.8'"),
     )
-    measured = profile if isinstance(profile, Profile) else load_any_profile(Path(profile), catalogue)
+    measured = _profile_of(profile, catalogue)
     found = make_plan(measured, catalogue, _options_of(options, trainers))
     _log(found)
+    if _uses_spot_instances(estimator):
+        logger.warning(
+            "the estimator uses spot instances, but the plan counts the prices as given; if they are on-demand prices, "
+            "give the spot prices of all types as prices=['TYPE=USD', ...]"
+        )
     # Convert the plan's groups. The trainer groups may have another type, but keep their names and numbers.
     (trainer_type,) = {group.instance_type for group in found.chosen.groups if group.role == Role.TRAINER.value}
     groups = [dataclasses.replace(group, instance_type=trainer_type) for group in trainers]
@@ -124,14 +129,40 @@ def _options_of(options: dict[str, Any], trainers: Sequence[RequestGroup]) -> Pl
             "spot_usd is given, but on SageMaker all groups of a job are spot instances, or none\n"
             "  to do: leave it out, or give the spot prices of all types as prices"
         )
-    menu = options.get("menu", ())
-    if isinstance(menu, str) or not all(isinstance(name, str) for name in menu):
-        raise ConfigError(f"menu is {menu!r:.100}; expected a list of instance types, such as ['ml.c5.9xlarge']")
+    menu = _texts("menu", options.get("menu", ()), "instance types, such as ['ml.c5.9xlarge']")
     return PlanOptions(
-        **{**options, "menu": tuple(menu)},
+        **{**options, "menu": menu},
         trainer_type=trainers[0].instance_type,
         num_trainer_hosts=sum(group.count for group in trainers),
     )
+
+
+def _profile_of(profile: object, catalogue: Catalogue) -> Profile:
+    if isinstance(profile, Profile):
+        return profile
+    if not isinstance(profile, (str, Path)):
+        raise ConfigError(
+            f"profile is {profile!r:.100}; expected a Profile, or the path of profile.json or report.json"
+        )
+    return load_any_profile(Path(profile), catalogue)
+
+
+def _texts(name: str, values: object, what: str) -> tuple[str, ...]:
+    """Return a list of texts as a tuple. A single text is not a list, although Python can iterate over it."""
+    found = None if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable) else tuple(values)
+    if found is None or not all(isinstance(value, str) for value in found):
+        raise ConfigError(f"{name} is {values!r:.100}; expected a list of {what}")
+    return found
+
+
+def _uses_spot_instances(estimator: Any) -> bool:
+    """Return whether an estimator of SDK 2 or a trainer of SDK 3 asks for spot instances."""
+    compute = getattr(estimator, "compute", None)
+    flags = (
+        getattr(estimator, "use_spot_instances", False),
+        getattr(compute, "enable_managed_spot_training", False),
+    )
+    return any(flag is True for flag in flags)
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -158,3 +158,37 @@ def test_estimator_without_a_known_number_of_instances_is_rejected(source_dir: P
     estimator.instance_count = None
     with pytest.raises(ConfigError, match="the estimator does not state its instance types"):
         plan(estimator, STARVING, **PRICES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"menu": 5}, "menu is 5; expected a list of instance types"),
+        ({"menu": [5]}, r"menu is \[5\]; expected a list of instance types"),
+        ({"prices": "ml.p3.2xlarge=3"}, "prices is 'ml.p3.2xlarge=3'; expected a list of texts such as"),
+        ({"prices": {"ml.p3.2xlarge": 3}}, "expected a list of texts such as 'ml.c5.9xlarge=1.8'"),
+        ({"prices": [3.0]}, r"prices is \[3.0\]; expected a list of texts"),
+        ({"vcpu_speeds": {"ml.c5.9xlarge": 0}}, r"vcpu_speeds\['ml.c5.9xlarge'\] is 0; expected a number above"),
+        ({"max_hours": "2", "num_steps": 10}, "max_hours is '2'; expected a number above 0"),
+    ],
+)
+def test_option_of_another_type_is_rejected(source_dir: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(homogeneous(source_dir), STARVING, **{**PRICES, **options})
+
+
+def test_profile_that_is_none_is_rejected(source_dir: Path) -> None:
+    missing: Any = None
+    with pytest.raises(ConfigError, match=r"profile is None; expected a Profile, or the path of profile\.json"):
+        plan(homogeneous(source_dir), missing, **PRICES)
+
+
+def test_plan_of_an_estimator_with_spot_instances_says_which_prices_it_counts(
+    source_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    estimator = homogeneous(source_dir, use_spot_instances=True, max_run=3600, max_wait=7200)
+    plan(estimator, STARVING, **PRICES)
+    assert "the estimator uses spot instances, but the plan counts the prices as given" in caplog.text
+    caplog.clear()
+    plan(homogeneous(source_dir), STARVING, **PRICES)
+    assert "spot" not in caplog.text
