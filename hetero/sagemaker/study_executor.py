@@ -27,11 +27,11 @@ from hetero.cluster import slug
 from hetero.errors import CapacityError, ConfigError, ExitCode, HeteroError, first_line
 from hetero.metrics.logged import LoggedMetric, is_metric_name
 from hetero.pricing import Catalogue
-from hetero.report.model import REPORT_FILE_NAME, load_report
+from hetero.report.model import REPORT_FILE_NAME
 from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.preparation.metric_definitions import logged_metric
 from hetero.sagemaker.submission.submit import failure_code, follow, submit
-from hetero.studies.ledger import JOB_FILE_NAME, digest_of
+from hetero.studies.ledger import JOB_FILE_NAME, digest_of, report_in
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
 from hetero.studies.study_file import Metric, Study
 from hetero.system.documents import read_bounded, write_text
@@ -359,7 +359,7 @@ def _result(
     is_good = status == "Completed"
     began = description.get("TrainingStartTime") or description.get("CreationTime")
     billed_s = _billed_s(description)
-    report = load_report(folder) if (folder / REPORT_FILE_NAME).is_file() else None
+    report = report_in(folder)
     logged = () if report is None else report.run.metrics
     known = {value.name for value in logged}
     metrics = [*logged, *(value for value in _final_metrics(description, began) if value.name not in known)]

@@ -29,8 +29,9 @@ from hetero.errors import ConfigError
 from hetero.launch.failure import stated_code
 from hetero.metrics.logged import LoggedMetric, MetricPattern, read_metric_line, thinned
 from hetero.pricing import Catalogue
-from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report, load_report
+from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report
 from hetero.simulate.simulate import parse_group
+from hetero.studies.ledger import report_in
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
 from hetero.system.process import PARENT_VARIABLE, describe_exit_status, start_child
 from hetero.system.scripts import find_script
@@ -418,7 +419,7 @@ def result_of(
         hourly_usd: Price of all hosts.
         logged: What the lines of its log had.
     """
-    report = load_report(folder) if (folder / REPORT_FILE_NAME).is_file() else None
+    report = report_in(folder)
     billed_s = wall_s if report is None else report.run.wall_s
     metrics = [*(logged.lines if report is None else report.run.metrics), *logged.found]
     exit_code = status if status >= 0 else 128 - status

@@ -24,7 +24,7 @@ from typing import Any
 
 from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric, thinned
-from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, load_report
+from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report, load_report
 from hetero.studies.runs import FINISHED, STATES, STOPPED, Level, PlannedRun, RunResult
 from hetero.system.documents import read_bounded, write_text
 from hetero.system.records import decode, encode, limits
@@ -37,6 +37,7 @@ __all__ = [
     "differences",
     "digest_of",
     "digest_of_script",
+    "report_in",
 ]
 
 logger = logging.getLogger(__name__)
@@ -78,8 +79,11 @@ class _Started:
 
 
 def digest_of(run: PlannedRun) -> str:
-    """Return a digest of everything that a run is made of."""
-    content = {each.name: getattr(run, each.name) for each in fields(run)}
+    """Return a digest of everything that a run is made of. Paths in the folder of the study are relative to it."""
+    content = {each.name: getattr(run, each.name) for each in fields(run) if each.name != "base"}
+    if run.base:
+        content["script"] = _relative(run.script, run.base)
+        content["channels"] = {name: _relative(path, run.base) for name, path in run.channels.items()}
     text = json.dumps(content, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -96,8 +100,23 @@ def digest_of_script(path: Path) -> str:
         raise ConfigError(f"script: cannot read {path}: {error.strerror or error}") from error
 
 
+def _relative(path: str, base: str) -> str:
+    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else path
+
+
 def _plain(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def report_in(folder: Path) -> Report | None:
+    """Return the report in the folder of a run, or None if there is none. A malformed report is logged and left out."""
+    if not (folder / REPORT_FILE_NAME).is_file():
+        return None
+    try:
+        return load_report(folder)
+    except ConfigError as error:
+        logger.warning("the run in %s is kept without its report: %s", folder, error)
+        return None
 
 
 def differences(before: object, now: object, path: str = "") -> Iterator[str]:
@@ -211,7 +230,7 @@ class Ledger:
         """Return the result of a run with its report, or None if it has not ended yet.
 
         Raises:
-            ConfigError: If the ledger has a run with the same id that was another one, or its report is malformed.
+            ConfigError: If the ledger has a run with the same id that was another one.
         """
         found = self.results.get(run.run_id)
         if found is None:
@@ -223,7 +242,7 @@ class Ledger:
                 "  to do: give another --output-dir, or --fresh to begin again"
             )
         folder = self._path.parent / RUNS_FOLDER / run.run_id
-        report = load_report(folder) if (folder / REPORT_FILE_NAME).is_file() else None
+        report = report_in(folder)
         logged = () if report is None else report.run.metrics
         metrics = tuple(sorted([*logged, *result.metrics], key=lambda value: value.at_s))
         stated = run.levels if levels is None else levels
@@ -239,29 +258,34 @@ class Ledger:
             logger.warning("the last line of %s is incomplete and is ignored", self._path)
             os.truncate(self._path, len(complete))
         found = []
-        for number, line in enumerate(complete.splitlines(), start=1):
+        for line in complete.splitlines():
             try:
                 value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{self._path}, line {number}: not valid JSON: {error}; {_TO_DO}") from error
-            if not isinstance(value, dict):
-                raise ConfigError(f"{self._path}, line {number}: expected an object; {_TO_DO}")
-            found.append(value)
+            except (ValueError, RecursionError):
+                value = None
+            found.append(value if isinstance(value, dict) else {})
         return found
 
     def _check(self, lines: Sequence[dict[str, Any]], identity: Mapping[str, Any] | None) -> None:
+        """Take over the lines. Skip malformed ones, except the first, without which the study is not known."""
         for number, line in enumerate(lines, start=1):
             kind = line.pop("kind", None)
             try:
-                if kind == "ended":
+                if number == 1:
+                    if kind != "study" or line.get("version") != _VERSION:
+                        raise ConfigError(f"expected a study of version {_VERSION}")
+                elif kind == "ended":
                     self._add(decode(_Ended, line))
                 elif kind == "started":
                     started = decode(_Started, line)
+                    dt.datetime.fromisoformat(started.started_at)
                     self._open[started.run_id] = started
-                elif kind != "study" or line.get("version") != _VERSION:
-                    raise ConfigError(f"found kind {kind!r} of version {line.get('version')!r}")
-            except ConfigError as error:
-                raise ConfigError(f"{self._path}, line {number}: {error}; {_TO_DO}") from error
+                else:
+                    raise ConfigError(f"found kind {kind!r}, expected started or ended")
+            except ValueError as error:  # also ConfigError
+                if number == 1:
+                    raise ConfigError(f"{self._path}, line 1: {error}; {_TO_DO}") from error
+                logger.warning("%s, line %d is malformed and is skipped: %s", self._path, number, error)
         if lines and identity is not None:
             changed = list(differences(lines[0].get("identity"), json.loads(json.dumps(identity, default=str))))
             if changed:

@@ -90,6 +90,7 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Pre
     study = _with_clusters(read_study(path))
     catalogue = catalogue_of(_resolved(study.settings.options, path.parent))
     plan = plan_study(study, catalogue)
+    plan = replace(plan, runs=tuple(replace(run, base=str(path.parent.resolve())) for run in plan.runs))
     _check_clusters(study, plan.cells)
     findings = tuple(check_study(plan, catalogue))
     return Preparation(plan=only(plan, levels) if levels else plan, whole=plan, catalogue=catalogue, findings=findings)

@@ -294,6 +294,27 @@ def test_fresh_forgets_earlier_runs_unless_a_study_executes_them(tmp_path: Path)
     assert not list(tmp_path.glob("runs/*/job.json"))
 
 
+@pytest.mark.parametrize("line", ["[]", "nothing", '{"kind": "ended"}', '{"kind": "other"}', "\\x00"])
+def test_malformed_line_is_skipped(tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    runs = small_runs(2)
+    conduct(runs, PretendExecutor(), tmp_path)
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines()
+    (tmp_path / "runs.jsonl").write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
+    again = PretendExecutor()
+    assert len(conduct(runs, again, tmp_path)) == 2
+    assert again.executed == []
+    assert "runs.jsonl, line 3 is malformed and is skipped" in caplog.text
+
+
+def test_run_with_a_malformed_report_is_kept_without_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run,) = small_runs(1)
+    conduct([run], PretendExecutor(), tmp_path)
+    (tmp_path / "runs" / run.run_id / "report.json").write_text("{")
+    (result,) = conduct([run], PretendExecutor(), tmp_path)
+    assert (result.state, result.report) == ("finished", None)
+    assert "is kept without its report" in caplog.text
+
+
 @pytest.mark.parametrize("line", ["[]", "nothing", '{"kind": "ended"}', '{"kind": "other"}', '{"kind": "study"}'])
 def test_malformed_ledger_is_rejected_with_its_line(tmp_path: Path, line: str) -> None:
     (tmp_path / "runs.jsonl").write_text(line + "\n")

@@ -91,6 +91,13 @@ def test_result_has_the_report_and_what_the_expressions_found(run: PlannedRun, t
     assert "loss: 2.5" in (tmp_path / "log.txt").read_text()
 
 
+def test_run_with_a_malformed_report_has_the_values_of_its_log(run: PlannedRun, tmp_path: Path) -> None:
+    code = "open('{folder}/report.json', 'w').write('{'); print('rank 0: hetero.log_metric f1=0.25')"
+    result = ScriptExecutor(code).execute(run, tmp_path)
+    assert (result.state, result.report) == ("finished", None)
+    assert [value.value for value in result.metrics] == [0.25]
+
+
 def test_run_without_a_report_has_the_values_of_its_log(run: PlannedRun, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text("{}")  # of an earlier run
     code = "print('rank 2: hetero.log_metric f1=0.25 step=7'); print('HET-34 algo-1: it raised'); raise SystemExit(34)"

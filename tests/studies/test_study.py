@@ -77,6 +77,24 @@ def test_only_runs_part_of_a_study_and_the_rest_later(study: Path, tmp_path: Pat
     assert "2 of 2 runs finished" in (tmp_path / "out" / "study.html").read_text()
 
 
+def test_study_goes_on_after_its_folder_has_moved(study: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    for path in (study, tmp_path / "train.py"):
+        path.rename(first / path.name)
+    (first / "data").mkdir()
+    (first / "STUDY.yaml").write_text(FILE + "channels: {train: data}\n")
+    results = run_study(prepare_study(first / "STUDY.yaml"), first / "out", executor=PretendExecutor())
+    first.rename(tmp_path / "second")
+    again = PretendExecutor()
+    moved = prepare_study(tmp_path / "second" / "STUDY.yaml")
+    assert run_study(moved, tmp_path / "second" / "out", executor=again) == results
+    assert again.executed == []
+    (tmp_path / "second" / "STUDY.yaml").write_text(FILE + "channels: {train: other}\n")
+    with pytest.raises(ConfigError, match="channels.train: was"):
+        run_study(prepare_study(tmp_path / "second" / "STUDY.yaml"), tmp_path / "second" / "out", executor=again)
+
+
 def test_results_are_written_if_a_run_cannot_be_started(study: Path, tmp_path: Path) -> None:
     def before(run: PlannedRun) -> None:
         if run.run_id.startswith("001"):
