@@ -6,6 +6,7 @@ result in every process, because data hosts and ranks each compute it for themse
 
 from __future__ import annotations
 
+import codecs
 import csv
 import dataclasses
 import hashlib
@@ -174,7 +175,7 @@ class ReviewFile:
         start, end = self._starts[index : index + 2].tolist()
         with self.path.open("rb") as file:
             file.seek(start)
-            record = file.read(end - start)
+            record = file.read(end - start).removeprefix(codecs.BOM_UTF8)
         try:
             (row,) = csv.reader(io.StringIO(record.decode("utf-8"), newline=""), strict=True)
             label, _, content = row
@@ -263,13 +264,7 @@ def load_split(
         OSError: If the file cannot be read.
         ValueError: If an argument is out of range, or the file is not as described in `ReviewFile`.
     """
-    if samples < VALIDATION_EVERY or samples % VALIDATION_EVERY:
-        raise ValueError(f"samples is {samples}, expected a multiple of {VALIDATION_EVERY}")
-    held_out = samples // VALIDATION_EVERY
-    num_validation = held_out if validation_samples is None else validation_samples
-    if num_validation < 1 or (data is not None and num_validation > held_out):
-        bound = "at least 1" if data is None else f"1 to {held_out}, a tenth of {samples}"
-        raise ValueError(f"validation samples is {num_validation}, expected {bound}")
+    num_validation = check_sizes(samples, validation_samples, is_file=data is not None)
     indices = np.arange(samples, dtype=np.int64)
     is_held_out = indices % VALIDATION_EVERY == VALIDATION_EVERY - 1
     reviews: Reviews
@@ -289,6 +284,29 @@ def load_split(
     validation = Split(reviews, held_out_indices)
     unseen = [index for index, review in zip(held_out_indices, validation, strict=True) if _digest(review) not in known]
     return Split(reviews, np.array(unseen, dtype=np.int64))
+
+
+def check_sizes(samples: int, validation_samples: int | None, *, is_file: bool) -> int:
+    """Check the numbers of reviews, and return how many are for validation.
+
+    Args:
+        samples: Reviews for training and validation together.
+        validation_samples: How many reviews to validate with. None is a tenth of ``samples``.
+        is_file: Whether the reviews come from a file, which has no more than a tenth for validation.
+
+    Raises:
+        ValueError: If a number is out of range. The message begins with its name, as on the command line.
+    """
+    if samples < VALIDATION_EVERY or samples % VALIDATION_EVERY:
+        raise ValueError(
+            f"samples is {samples}, expected a multiple of {VALIDATION_EVERY}, at least {VALIDATION_EVERY}"
+        )
+    held_out = samples // VALIDATION_EVERY
+    num_validation = held_out if validation_samples is None else validation_samples
+    if num_validation < 1 or (is_file and num_validation > held_out):
+        bound = f"1 to {held_out}, a tenth of {samples}" if is_file else "at least 1"
+        raise ValueError(f"validation-samples is {num_validation}, expected {bound}")
+    return num_validation
 
 
 def _digest(review: Review) -> bytes:

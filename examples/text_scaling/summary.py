@@ -56,7 +56,7 @@ def baseline_key(row: Row) -> tuple[str, str, float]:
 
 
 def differences(runs: Sequence[Row], metric: str) -> dict[tuple[Setting, int], list[float]]:
-    """Return metric minus metric on one rank, of each run on several ranks that has such a run, by setting and samples."""
+    """Return metric minus metric on one rank, by setting and samples, of each run that has such a run on one rank."""
     on_one_rank = {baseline_key(row): float(row[metric]) for row in runs if row["ranks"] == "1"}
     found: dict[tuple[Setting, int], list[float]] = {}
     for row in runs:

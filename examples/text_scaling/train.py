@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from reviews import Split, load_split, make_tokenizer, read_tokenizer
+from reviews import Split, check_sizes, load_split, make_tokenizer, read_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -33,6 +33,8 @@ SIZES: dict[str, dict[str, int]] = {
     "full": {"vocab_size": 30_522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3_072},
 }
 """DistilBERT's configuration by size. ``"full"`` is distilbert-base-uncased."""
+SHORTEST = 3
+"""Tokens of the shortest text: [CLS], one word, [SEP]."""
 FULL_SIZE_PARAMETERS = 66_955_010
 """Parameters of distilbert-base-uncased with two classes, as the source states."""
 
@@ -156,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if is_first:
                 hetero.log_metric("f1", f1, step)
                 hetero.log_metric("accuracy", accuracy, step)
-                print(f"step {step} of {num_steps}: loss {loss.item():.4f}, f1={f1:.4f}", flush=True)
+                print(f"step {step} of {num_steps}: loss {loss.item():.6f}, f1={f1:.4f}", flush=True)
     del model  # before the group: if it held the group's last reference, its end could wait for the group's for ever
     dist.destroy_process_group()
 
@@ -263,9 +265,16 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-workers", type=int, default=0, help="loader processes per rank (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order and dropout (%(default)s)")
     args = parser.parse_args(argv)
-    for name in ("epochs", "batch_size", "validations"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected at least 1")
+    lowest = {"epochs": 1, "batch_size": 1, "validations": 1, "max_length": SHORTEST, "num_workers": 0}
+    for name, bound in lowest.items():
+        if getattr(args, name) < bound:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected at least {bound}")
+    try:
+        check_sizes(args.samples, args.validation_samples, is_file=args.data is not None)
+    except ValueError as error:
+        parser.error(f"--{error}")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error(f"--learning-rate is {args.learning_rate}, expected a finite number above 0")
     if not 0 <= args.warm_up <= 1:
         parser.error(f"--warm-up is {args.warm_up}, expected a share from 0 to 1")
     return args

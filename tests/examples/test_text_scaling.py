@@ -91,7 +91,7 @@ def test_text_of_the_training_split_is_left_out_of_validation(reviews: ModuleTyp
     [
         ({"samples": 15}, "samples is 15, expected a multiple of 10"),
         ({"samples": 0}, "samples is 0, expected a multiple of 10"),
-        ({"samples": 20, "validation_samples": 0}, "validation samples is 0, expected at least 1"),
+        ({"samples": 20, "validation_samples": 0}, "validation-samples is 0, expected at least 1"),
         ({"samples": 20, "validation_samples": 3, "data": "x.csv"}, "expected 1 to 2, a tenth of 20"),
     ],
 )
@@ -112,6 +112,13 @@ def test_original_file_without_header_has_labels_1_and_2(reviews: ModuleType, tm
         reviews.Review("Two\nlines", 0),
         reviews.Review('He said "wow", twice', 1),
     ]
+
+
+def test_file_may_begin_with_a_byte_order_mark_without_a_header(reviews: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('"2","Great","good"\n"1","Bad","bad"\n', encoding="utf-8-sig")
+    file = reviews.ReviewFile(path, 2)
+    assert [file[index] for index in (0, 1)] == [reviews.Review("good", 1), reviews.Review("bad", 0)]
 
 
 def test_file_with_header_has_labels_0_and_1(reviews: ModuleType, tmp_path: Path) -> None:
@@ -225,7 +232,18 @@ def test_warm_up_is_not_on_by_default_in_transformers() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [(["--epochs", "0"], "--epochs is 0, expected at least 1"), (["--warm-up", "2"], "--warm-up is 2.0, expected a")],
+    [
+        (["--epochs", "0"], "--epochs is 0, expected at least 1"),
+        (["--warm-up", "2"], "--warm-up is 2.0, expected a"),
+        (["--samples", "15"], "--samples is 15, expected a multiple of 10, at least 10"),
+        (["--samples", "-10"], "--samples is -10, expected a multiple of 10, at least 10"),
+        (["--validation-samples", "0"], "--validation-samples is 0, expected at least 1"),
+        (["--samples", "20", "--data", "x", "--validation-samples", "3"], "expected 1 to 2, a tenth of 20"),
+        (["--learning-rate", "nan"], "--learning-rate is nan, expected a finite number above 0"),
+        (["--learning-rate", "-1"], "--learning-rate is -1.0, expected a finite number above 0"),
+        (["--max-length", "2"], "--max-length is 2, expected at least 3"),
+        (["--num-workers", "-1"], "--num-workers is -1, expected at least 0"),
+    ],
 )
 def test_command_line_bad_value_is_named(
     train: ModuleType, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
