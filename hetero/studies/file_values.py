@@ -100,8 +100,8 @@ def whole_of(value: object, path: str, least: int, most: int) -> int:
 def plain_of(value: object) -> object:
     """Return a value of the file for `decode`, which takes texts where YAML reads ``5e-5`` as one."""
     if isinstance(value, Mapping):
-        return {key: _number_in(each) for key, each in value.items()}
-    return value
+        return {key: plain_of(each) for key, each in value.items()}
+    return [_number_in(each) for each in value] if isinstance(value, list) else _number_in(value)
 
 
 def _number_in(value: object) -> object:

@@ -18,7 +18,7 @@ def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "STUDY.yaml"
     path.write_text(
         "name: s\nscript: train.py\nfactors: {samples: [1000, 2000], learning_rate: [5e-5, 1.0e-4]}\n"
-        "constraints: {batch_per_device: 8}\nmetrics: [{name: f1, target: 0.9, after_s: [60, 600]}]\nbudget: {usd: 5}\n"
+        "constraints: {batch_per_device: 8}\nmetrics: [{name: f1, target: 0.9, after_s: [60, 6e2]}]\nbudget: {usd: 5}\n"
         "executor: {launch: cluster.json}\n"
     )
     study = read_study(path)
