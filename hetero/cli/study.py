@@ -98,6 +98,7 @@ def _execute(namespace: argparse.Namespace) -> int:
     if namespace.dry_run:
         say(studies.preview_text(preparation, executor))
     preparation.check(namespace.ignore)
+    preparation.check_start()
     if namespace.dry_run:
         return 0
     logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from hetero.cluster import slug
 from hetero.errors import ConfigError, ExitCode
 from hetero.pricing import Catalogue
-from hetero.studies.checks import check_study
+from hetero.studies.checks import CHECKS, check_study
 from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.constraints import Cell
 from hetero.studies.executors import LaunchExecutor, SimulateExecutor, check_groups, groups_of, read_cluster
@@ -25,6 +25,7 @@ from hetero.studies.study_file import Settings, Study, read_study
 from hetero.studies.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet
 from hetero.system.documents import write_text
 from hetero.system.findings import ERROR, Finding
+from hetero.system.scripts import find_script
 from hetero.system.text import counted
 
 __all__ = [
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 _SAME = ("args", "factors", "design", "order", "constraints", "replicates", "seed", "groups", "channels", "options")
 _MAX_SHOWN = 200
+_MAX_MISSING = 10
 
 ExecutorFactory = Callable[[Study, Catalogue], Executor]
 
@@ -66,6 +68,9 @@ class Preparation:
         Args:
             ignored: Numbers of checks.
         """
+        unknown = next((number for number in ignored if number not in CHECKS), None)
+        if unknown is not None:
+            raise ConfigError(f"--ignore {unknown}: there is no such check; expected one of {', '.join(CHECKS)}")
         errors = [each for each in self.findings if each.severity == ERROR and each.number not in ignored]
         if errors:
             listed = "\n  ".join(str(each) for each in errors)
@@ -73,6 +78,13 @@ class Preparation:
             raise ConfigError(
                 f"the study has {counted(len(errors), 'error')}; nothing was run\n  {listed}\n  or: {numbers}"
             )
+
+    def check_start(self) -> None:
+        """Raise `ConfigError` if a run cannot start on this host, for example because its script does not exist."""
+        missing = list(dict.fromkeys(_missing(self.plan)))
+        if missing:
+            listed = "\n  ".join(missing[:_MAX_MISSING])
+            raise ConfigError(f"the runs of the study cannot start; nothing was run\n  {listed}")
 
 
 def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Preparation:
@@ -90,10 +102,29 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Pre
     study = _with_clusters(read_study(path))
     catalogue = catalogue_of(_resolved(study.settings.options, path.parent))
     plan = plan_study(study, catalogue)
-    plan = replace(plan, runs=tuple(replace(run, base=str(path.parent.resolve())) for run in plan.runs))
+    plan = replace(plan, runs=tuple(_started(run, study) for run in plan.runs))
     _check_clusters(study, plan.cells)
     findings = tuple(check_study(plan, catalogue))
     return Preparation(plan=only(plan, levels) if levels else plan, whole=plan, catalogue=catalogue, findings=findings)
+
+
+def _missing(plan: StudyPlan) -> Iterator[str]:
+    """Yield what the runs need and this host does not have."""
+    for run in plan.runs:
+        try:
+            find_script(run.script, is_module=bool(run.options.get("module")))
+        except ConfigError as error:
+            yield str(error)
+        # The channels of SageMaker are URIs, which the estimator's function uses.
+        for name, path in run.channels.items() if plan.study.executor.kind != "sagemaker" else ():
+            if not Path(path).is_dir():
+                yield f"channels.{name}: {path} does not exist, expected a folder"
+
+
+def _started(run: PlannedRun, study: Study) -> PlannedRun:
+    """Return a run with the study's folder, and with the name of its module if it runs one."""
+    script = study.script if run.options.get("module") else run.script
+    return replace(run, script=script, base=str(study.path.parent.resolve()))
 
 
 def _with_clusters(study: Study) -> Study:
@@ -190,7 +221,10 @@ def identity_of(study: Study) -> dict[str, Any]:
         found["factors"] = {name: _without_expectation(value) for name, value in found["factors"].items()}
     found["metrics"] = [{"name": metric.name, "regex": metric.regex} for metric in study.metrics]
     found["executor"] = study.executor.kind
-    return {"script": study.script, "content of the script": digest_of_script(study.script_path), **found}
+    every = [study.settings, *(each for factor in study.factors for each in factor.settings.values())]
+    is_module = any(settings.options.get("module") for settings in every)
+    script = find_script(study.script, is_module=True) if is_module else study.script_path
+    return {"script": study.script, "content of the script": digest_of_script(script), **found}
 
 
 def _without_expectation(levels: Any) -> Any:

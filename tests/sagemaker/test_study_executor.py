@@ -273,6 +273,6 @@ def test_function_that_raises_is_named_before_a_run_begins(tmp_path: Path) -> No
     def make(run: PlannedRun) -> Any:
         raise KeyError("instance_type")
 
-    with pytest.raises(ConfigError, match=r"make, which makes the estimator of a run, raised KeyError: 'instance_type'"):
+    with pytest.raises(ConfigError, match=r"which makes the estimator of a run, raised KeyError: 'instance_type'"):
         conduct([RUN], EstimatorExecutor(make, catalogue=CATALOGUE), tmp_path)
     assert not (tmp_path / "runs.jsonl").exists()

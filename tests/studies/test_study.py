@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from study_reports import PretendExecutor
 
-from hetero import cli
+from hetero import cli, config
 from hetero.errors import BudgetError, ConfigError, ExitCode
+from hetero.studies.executors import SimulateExecutor
 from hetero.studies.ledger import LEDGER_FILE_NAME
 from hetero.studies.runs import PlannedRun
 from hetero.studies.study import make_executor, prepare_study, preview_text, run_study
@@ -125,6 +127,51 @@ def test_error_of_a_check_is_refused_unless_it_is_ignored(study: Path, capsys: p
     assert cli.main(["study", str(study), "--dry-run"]) == ExitCode.USAGE
     assert "nothing was run\n  ST-03 error: a batch of 64 per device needs 64.0 GB" in capsys.readouterr().err
     assert cli.main(["study", str(study), "--dry-run", "--ignore", "ST-03"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("script: train.py", "script: none.py"), "none.py' does not exist"),
+        (("script: train.py", "script: ."), "is a folder; expected a file"),
+        (("options: {", "options: {module: true, "), "there is no module 'train.py'"),
+        (
+            ("script:", "channels: {train: '{samples}'}\nscript:"),
+            "channels.train: .*/[12]000 does not exist, expected a folder",
+        ),
+    ],
+)
+def test_run_that_cannot_start_is_an_error_of_the_dry_run(
+    study: Path, change: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.write_text(FILE.replace(*change, 1))
+    assert cli.main(["study", str(study), "--dry-run"]) == ExitCode.USAGE
+    assert re.search(f"nothing was run\n  .*{message}", capsys.readouterr().err)
+
+
+def test_unknown_check_cannot_be_ignored(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["study", str(study), "--dry-run", "--ignore", "ST-99"]) == ExitCode.USAGE
+    assert "--ignore ST-99: there is no such check; expected one of ST-01, " in capsys.readouterr().err
+
+
+def test_study_of_a_module_identifies_it_by_its_source(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_19").mkdir()
+    (tmp_path / "own_19" / "train.py").write_text("import hetero\n")
+    study.write_text(FILE.replace("train.py", "own_19.train").replace("options: {", "options: {module: true, "))
+    preparation = prepare_study(study)
+    preparation.check()
+    run_study(preparation, tmp_path / "out", executor=PretendExecutor())
+    executor = SimulateExecutor(catalogue=preparation.catalogue)
+    (command,) = executor._commands(preparation.plan.runs[0], tmp_path)
+    parser = cli._make_parser()
+    namespace = config.parse(parser, config.split_at_script(parser, command[3:])[0])
+    assert (namespace.script, namespace.module) == ("own_19.train", True)
+    (tmp_path / "own_19" / "train.py").write_text("import hetero  # changed\n")
+    with pytest.raises(ConfigError, match="content of the script: was"):
+        run_study(prepare_study(study), tmp_path / "out", executor=PretendExecutor())
 
 
 def test_preview_without_durations_says_so(study: Path) -> None:
