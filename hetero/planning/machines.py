@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,9 @@ from dataclasses import dataclass, replace
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, InstanceTypeInfo
 
-__all__ = ["Machine", "bigger_machines", "family_of", "menu_of"]
+__all__ = ["Machine", "bigger_machines", "family_of", "is_on_default_menu", "menu_of"]
+
+logger = logging.getLogger(__name__)
 
 _BYTES_PER_GBIT = 1e9 / 8
 _GIB = 2.0**30
@@ -65,6 +68,16 @@ def family_of(instance_type: str) -> str:
     return found[1] if found else instance_type
 
 
+def is_on_default_menu(info: InstanceTypeInfo) -> bool:
+    """Return whether a type may become a data host although the user names no types."""
+    return (
+        not info.num_accelerators
+        and info.vcpus is not None
+        and info.hourly_usd is not None
+        and info.cpu_baseline_percent is None
+    )
+
+
 def menu_of(
     catalogue: Catalogue, instance_types: Sequence[str] = (), *, spot_usd: Mapping[str, float] | None = None
 ) -> tuple[Machine, ...]:
@@ -73,7 +86,8 @@ def menu_of(
     Args:
         catalogue: Instance types with prices.
         instance_types: Types to choose from. Empty means all priced types without accelerators. Types that sustain only
-            a share of each vCPU are left out, because preprocessing uses the CPUs all the time.
+            a share of each vCPU are left out, because preprocessing uses the CPUs all the time. A warning names the
+            priced types whose vCPUs are not known.
         spot_usd: Spot prices by type in USD per hour. Each adds a second machine of the type.
 
     Raises:
@@ -88,16 +102,19 @@ def menu_of(
         if unpriced:
             raise ConfigError(f"{catalogue.explain(unpriced[0])}, or leave it out of --menu")
     else:
-        infos = [
-            info
-            for info in catalogue.types()
-            if not info.num_accelerators
-            and info.vcpus is not None
-            and info.hourly_usd is not None
-            and info.cpu_baseline_percent is None
-        ]
+        infos = [info for info in catalogue.types() if is_on_default_menu(info)]
         infos += [catalogue.get(name) for name in spot_usd if name not in {info.instance_type for info in infos}]
-        if not infos:
+        unknown = ", ".join(
+            info.instance_type for info in catalogue.types() if info.hourly_usd is not None and info.vcpus is None
+        )
+        if unknown and infos:
+            logger.warning("the plan leaves out %.200s: the number of vCPUs is not known", unknown)
+        elif unknown:
+            raise ConfigError(
+                f"the number of vCPUs of {unknown:.200} is not known, and no other type without accelerators has a "
+                "price\n  to do: check the names with hetero prices list"
+            )
+        elif not infos:
             raise ConfigError(
                 "no instance type without accelerators has a price, so there is nothing to choose from\n"
                 "  to do: give prices with --price TYPE=USD, --price-file FILE or --price-profile NAME. "

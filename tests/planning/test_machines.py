@@ -32,3 +32,14 @@ def test_machine_with_several_network_cards_has_the_bandwidth_of_the_first() -> 
     catalogue = Catalogue.load()
     assert Machine.from_info(catalogue.get("ml.p4d.24xlarge")).network_bytes_per_s == 12.5e9
     assert Machine.from_info(catalogue.get("ml.c5.xlarge")).network_bytes_per_s == 1.25e9 / 8
+
+
+def test_default_menu_leaves_out_types_without_known_vcpus_and_names_them(caplog: pytest.LogCaptureFixture) -> None:
+    prices = ["ml.zz9.4xlarge=0.1", "ml.c5.9xlarge=1.8", "ml.p3.2xlarge=3.8"]
+    assert names(menu_of(Catalogue.load(overrides=prices))) == ["ml.c5.9xlarge"]
+    assert caplog.messages == ["the plan leaves out ml.zz9.4xlarge: the number of vCPUs is not known"]
+
+
+def test_default_menu_with_prices_of_unknown_types_only_names_them() -> None:
+    with pytest.raises(ConfigError, match=r"the number of vCPUs of ml\.zz9\.4xlarge is not known, and no other type"):
+        menu_of(Catalogue.load(overrides=["ml.zz9.4xlarge=0.1", "ml.p3.2xlarge=3.8"]))
