@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hetero import config
 from hetero.cli.arguments import Subparsers
@@ -14,7 +16,19 @@ from hetero.cli.output import say
 from hetero.errors import ConfigError, ExitCode
 from hetero.system.documents import write_text
 
+if TYPE_CHECKING:
+    from hetero.planning import PlanOptions
+
 __all__ = ["add"]
+
+_FLAGS = {
+    "num_ranks": "--ranks",
+    "num_steps": "--steps",
+    "max_hours": "--max-hours",
+    "max_usd_per_1k_steps": "--max-usd-per-1k-steps",
+    "endpoints_per_host": "--endpoints-per-host",
+}
+"""Option of the command line for each field of `PlanOptions` that may be out of range."""
 
 
 def add(commands: Subparsers) -> None:
@@ -61,26 +75,14 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    from hetero.planning import PlanOptions, make_plan
+    from hetero.planning import make_plan
     from hetero.planning.plan_page import plan_page
     from hetero.planning.plan_text import plan_text
     from hetero.pricing import Catalogue
     from hetero.report.profile import load_any_profile
 
-    trainer_type, num_hosts = _baseline(namespace.baseline)
-    options = PlanOptions(
-        menu=tuple(namespace.menu),
-        trainer_type=trainer_type,
-        num_trainer_hosts=num_hosts,
-        num_ranks=namespace.ranks,
-        goal=namespace.goal,
-        num_steps=namespace.steps,
-        max_hours=namespace.max_hours,
-        max_usd_per_1k_steps=namespace.max_usd_per_1k_steps,
-        spot_usd=_numbers("--spot", "USD", namespace.spot, above=0, maximum=1000),
-        endpoints_per_host=namespace.endpoints_per_host,
-        vcpu_speeds=_numbers("--vcpu-speed", "RATIO", namespace.vcpu_speed, above=0.001, maximum=100),
-    )
+    _check_output(namespace.html, namespace.profile)
+    options = _options(namespace)
     catalogue = Catalogue.load(
         profile=namespace.price_profile,
         region=namespace.region,
@@ -92,6 +94,57 @@ def _run(namespace: argparse.Namespace) -> int:
         _write(namespace.html, plan_page(plan))
     say(json.dumps(plan.to_json(), indent=2, allow_nan=False) + "\n" if namespace.json else plan_text(plan))
     return int(ExitCode.OK)
+
+
+def _options(namespace: argparse.Namespace) -> PlanOptions:
+    """Return the options of the plan. Messages name the options of the command line.
+
+    Raises:
+        ConfigError: If an option is malformed, out of range, or has no effect.
+    """
+    from hetero.planning.options import MAX_VCPU_SPEED, MIN_VCPU_SPEED, PlanOptions, WrongOption
+    from hetero.pricing.catalog import MAX_HOURLY_USD
+
+    if namespace.max_hours is not None and namespace.steps is None:
+        raise ConfigError(
+            "--max-hours is given without --steps; also give the number of steps of the whole job (--steps N)"
+        )
+    if namespace.steps is not None and namespace.max_hours is None:
+        raise ConfigError(
+            "--steps is given without --max-hours, so nothing uses it; also give --max-hours HOURS, or leave it out"
+        )
+    trainer_type, num_hosts = _baseline(namespace.baseline)
+    speeds = _numbers("--vcpu-speed", "RATIO", namespace.vcpu_speed, above=MIN_VCPU_SPEED, maximum=MAX_VCPU_SPEED)
+    values: dict[str, Any] = {
+        "menu": tuple(namespace.menu),
+        "trainer_type": trainer_type,
+        "num_trainer_hosts": num_hosts,
+        "num_ranks": namespace.ranks,
+        "goal": namespace.goal,
+        "num_steps": namespace.steps,
+        "max_hours": namespace.max_hours,
+        "max_usd_per_1k_steps": namespace.max_usd_per_1k_steps,
+        "spot_usd": _numbers("--spot", "USD", namespace.spot, above=0, maximum=MAX_HOURLY_USD),
+        "endpoints_per_host": namespace.endpoints_per_host,
+        "vcpu_speeds": speeds,
+    }
+    try:
+        return PlanOptions(**values)
+    except ConfigError as error:
+        if not isinstance(error.record, WrongOption):
+            raise
+        flag = _FLAGS.get(error.record.name, error.record.name)
+        raise ConfigError(dataclasses.replace(error.record, name=flag)) from None
+
+
+def _check_output(html: Path | None, profile: Path) -> None:
+    """Reject an HTML file that would replace the profile or the report."""
+    from hetero.planning.profile import PROFILE_FILE_NAME
+    from hetero.report.model import REPORT_FILE_NAME
+
+    inputs = (profile, *(profile / name for name in (PROFILE_FILE_NAME, REPORT_FILE_NAME)))
+    if html is not None and html.is_file() and any(path.is_file() and html.samefile(path) for path in inputs):
+        raise ConfigError(f"--html {html} is a file that the plan reads; give another file to --html")
 
 
 def _write(path: Path, page: str) -> None:
@@ -113,7 +166,7 @@ def _baseline(text: str | None) -> tuple[str, int | None]:
 
 def _numbers(flag: str, unit: str, texts: Sequence[str], *, above: float, maximum: float) -> dict[str, float]:
     """Return the numbers in texts of the form ``TYPE=NUMBER``."""
-    found = {}
+    found: dict[str, float] = {}
     for text in texts:
         name, _, number = text.rpartition("=")
         try:
@@ -124,5 +177,7 @@ def _numbers(flag: str, unit: str, texts: Sequence[str], *, above: float, maximu
             raise ConfigError(
                 f"{flag} {text!r}: expected TYPE={unit} with a number above {above:g} and at most {maximum:g}"
             )
+        if name in found:
+            raise ConfigError(f"{flag} has two values for {name}, {found[name]:g} and {value:g}; give one of them")
         found[name] = value
     return found

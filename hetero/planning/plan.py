@@ -15,7 +15,7 @@ from hetero.metrics.figures import Figure
 from hetero.planning.candidates import AS_IS, FORMS, UINT8, Candidate
 from hetero.planning.enumeration import STEPS_OF_SPENDING, free_cpus
 from hetero.planning.figure_checks import check_figures
-from hetero.planning.machines import Machine, bigger_machines, menu_of
+from hetero.planning.machines import Machine, bigger_machines, is_on_default_menu, menu_of
 from hetero.planning.options import PlanOptions
 from hetero.planning.profile import Profile
 from hetero.planning.ranking import GOALS, Constraints
@@ -217,12 +217,24 @@ def _sizes(groups: Iterable[PlannedGroup]) -> Counter[tuple[str, str]]:
 def _check_speeds(profile: Profile, catalogue: Catalogue, options: PlanOptions) -> None:
     """Reject a speed that the plan would not use."""
     reference = profile.supply[0].instance_type or profile.training.instance_type or options.trainer_type
+    trainer = options.trainer_type or profile.training.instance_type
+    used = {reference, trainer, *options.spot_usd}
+    info = catalogue.find(trainer)
+    if info is not None and info.vcpus is not None:
+        used.update(machine.instance_type for machine in bigger_machines(catalogue, Machine.from_info(info)))
     for name, ratio in options.vcpu_speeds.items():
-        catalogue.get(name)
+        info = catalogue.get(name)
         if name == reference and ratio != 1:
             raise ConfigError(
                 f"--vcpu-speed {name}={ratio:g}: the profile measured samples on {name}, so its speed is 1\n"
                 f"  to do: leave it out, and give the speeds of other types compared with {name}"
+            )
+        is_on_menu = name in options.menu if options.menu else is_on_default_menu(info)
+        if not is_on_menu and name not in used:
+            to_do = f"add --menu {name}" if info.hourly_usd is not None else f"give its price with --price {name}=USD"
+            raise ConfigError(
+                f"--vcpu-speed {name}={ratio:g}: {name} is not one of the types that the plan chooses from\n"
+                f"  to do: leave it out, or {to_do}"
             )
 
 

@@ -92,3 +92,52 @@ def test_profile_command_with_a_file_as_output_folder_names_it(
     arguments = ["--output-dir", str(tmp_path / "out"), str(tmp_path / "train.py")]
     assert main(["profile", *arguments]) == ExitCode.USAGE
     assert "File exists; give another folder to --output-dir" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "0"], "--ranks is 0; expected a number above 0"),
+        (["--endpoints-per-host", "-1"], "--endpoints-per-host is -1; expected a number above 0"),
+        (["--max-usd-per-1k-steps", "nan"], "--max-usd-per-1k-steps is nan; expected a number above 0"),
+        (["--max-hours", "2"], "--max-hours is given without --steps; also give"),
+        (["--max-hours", "0", "--steps", "10"], "--max-hours is 0.0; expected a number above 0"),
+        (["--steps", "1000"], "--steps is given without --max-hours, so nothing uses it"),
+        (
+            ["--spot", "ml.c5.9xlarge=0.5", "--spot", "ml.c5.9xlarge=0.9"],
+            "--spot has two values for ml.c5.9xlarge, 0.5 and 0.9; give one of them",
+        ),
+        (
+            ["--menu", "ml.c5.9xlarge", "--vcpu-speed", "ml.c5.18xlarge=2"],
+            "ml.c5.18xlarge is not one of the types that the plan chooses from\n  to do: leave it out, or add --menu",
+        ),
+        (["--vcpu-speed", "ml.m5.4xlarge=2"], "leave it out, or give its price with --price ml.m5.4xlarge=USD"),
+    ],
+)
+def test_option_that_is_wrong_or_has_no_effect_is_named_as_on_the_command_line(
+    profile: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["plan", profile, "--price-profile", "seed-2022", *arguments]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_page_does_not_replace_the_profile(
+    profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_link: bool
+) -> None:
+    page = tmp_path / ("page.html" if is_link else "profile.json")
+    if is_link:
+        page.symlink_to(tmp_path / "profile.json")
+    arguments = ["--price-profile", "seed-2022", "--html", str(page)]
+    assert main(["plan", profile, *arguments]) == ExitCode.USAGE
+    assert "is a file that the plan reads; give another file to --html" in capsys.readouterr().err
+    assert json.loads((tmp_path / "profile.json").read_text())["command"] == "train.py"
+
+
+def test_speed_of_a_bigger_machine_for_the_ranks_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_profile(headspace_s=0.1, cpu_s=0.025, vcpus=4, processes=4, trainer="ml.g5.xlarge")
+    write_profile(job, tmp_path / "profile.json")
+    prices = [f"--price={price}" for price in ("ml.g5.xlarge=1.4", "ml.g5.4xlarge=2.0", "ml.c5.9xlarge=1.8")]
+    assert main(["plan", str(tmp_path), *prices, "--vcpu-speed", "ml.g5.4xlarge=1.1"]) == ExitCode.OK
+    assert main(["plan", str(tmp_path), *prices, "--vcpu-speed", "ml.g5.12xlarge=1.1"]) == ExitCode.USAGE
+    assert "ml.g5.12xlarge is not one of the types that the plan chooses from" in capsys.readouterr().err
