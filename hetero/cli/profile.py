@@ -40,7 +40,6 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.cluster import find_platform, parse_cluster
     from hetero.control import security
     from hetero.launch.launcher import launch
-    from hetero.launch.profiling import TEXT_FILE_NAME
     from hetero.launch.ranks.ranks import free_port
     from hetero.planning.profile import PROFILE_FILE_NAME
 
@@ -51,8 +50,6 @@ def _run(namespace: argparse.Namespace) -> int:
     output_dir = options.output_dir or Path("runs") / f"profile-{label}"
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
-        for name in (PROFILE_FILE_NAME, TEXT_FILE_NAME):  # those of an earlier run
-            (output_dir / name).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot write to {output_dir}: {error.strerror or error}; give another folder to --output-dir"
@@ -65,14 +62,29 @@ def _run(namespace: argparse.Namespace) -> int:
     cluster = parse_cluster(
         {"instance_groups": [group], "current_host": _HOST}, source="hetero profile", roles=(f"{_GROUP}=trainer",)
     )
+    earlier = _version(output_dir)
     descriptor, path = security.token_memfd(security.Token.generate())
     os.environ[security.TOKEN_FILE_VARIABLE] = path
     try:
         code = launch(options, cluster, platform=find_platform(os.environ))
     finally:
         os.close(descriptor)
-    show_page(output_dir)
+    if _version(output_dir) != earlier:
+        show_page(output_dir)
+    elif earlier is not None:
+        say(f"This run wrote no profile. {output_dir / PROFILE_FILE_NAME} is that of an earlier run.\n")
     return code
+
+
+def _version(folder: Path) -> tuple[int, int] | None:
+    """Return what changes when a profile run writes its page into a folder. None without a page."""
+    from hetero.launch.profiling import TEXT_FILE_NAME
+
+    try:
+        status = (folder / TEXT_FILE_NAME).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def show_page(folder: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 from planning_profiles import make_profile
 
 from hetero.cli import main
+from hetero.config import LaunchOptions
 from hetero.errors import ExitCode
 from hetero.planning.profile import write_profile
+from hetero.system.documents import write_text
 
 
 @pytest.fixture
@@ -141,3 +143,29 @@ def test_speed_of_a_bigger_machine_for_the_ranks_is_used(tmp_path: Path, capsys:
     assert main(["plan", str(tmp_path), *prices, "--vcpu-speed", "ml.g5.4xlarge=1.1"]) == ExitCode.OK
     assert main(["plan", str(tmp_path), *prices, "--vcpu-speed", "ml.g5.12xlarge=1.1"]) == ExitCode.USAGE
     assert "ml.g5.12xlarge is not one of the types that the plan chooses from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_profile_run_without_a_profile_keeps_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], writes: bool
+) -> None:
+    (tmp_path / "train.py").touch()
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in ("profile.json", "profile.md"):
+        (folder / name).write_text("earlier")
+
+    def run(options: LaunchOptions, *_: object, **__: object) -> int:
+        assert options.output_dir == folder
+        if writes:
+            write_text(folder / "profile.md", "measured")
+        return 0 if writes else 30
+
+    monkeypatch.setattr("hetero.launch.launcher.launch", run)
+    code = main(["profile", "--output-dir", str(folder), str(tmp_path / "train.py")])
+    shown = capsys.readouterr().out
+    assert (folder / "profile.json").read_text() == "earlier"
+    if writes:
+        assert (code, shown.startswith("measured\nWritten to ")) == (0, True)
+    else:
+        assert (code, "This run wrote no profile." in shown, "earlier\n" in shown) == (30, True, False)
