@@ -39,11 +39,13 @@ from hetero.system.process import start_child
 if TYPE_CHECKING:
     from hetero.launch.host import LaunchedHost
 
-__all__ = ["TEXT_FILE_NAME", "JobProfile", "progress_text"]
+__all__ = ["TEXT_FILE_NAME", "JobProfile", "ProgressLines", "progress_text"]
 
 TEXT_FILE_NAME = "profile.md"
 _WORDS_S = 5.0
 """Seconds between two progress lines of one phase."""
+_WAITING_S = 10.0
+"""Seconds between two progress lines before the first batch."""
 _SUPPLY_S = 240.0
 """Time limit of the measurement of the supply, for example if the data set takes long to build."""
 _OTHERS_S = 60.0
@@ -62,7 +64,7 @@ class JobProfile:
 
     def __init__(self, host: LaunchedHost) -> None:
         self._host = host
-        self._shown: tuple[str, float] = "", 0.0
+        self._lines = ProgressLines()
         self._stop_s: float | None = None
 
     # While the ranks train
@@ -83,11 +85,9 @@ class JobProfile:
             return now_s - self._stop_s > _GRACE_SHARE * host.timings.stop_grace_s
         if not host.is_first_trainer:
             return False
-        text = progress_text(reports)
-        phase = text.partition(",")[0]
-        if text and (phase != self._shown[0] or now_s - self._shown[1] >= _WORDS_S):
-            self._shown = phase, now_s
-            logger.info("progress: %s", text)
+        line = self._lines.due(progress_text(reports), now_s)
+        if line:
+            logger.info("progress: %s", line)
         parts = _parts(reports)
         if parts and all(part.phase == PHASES[-1] for part in parts.values()):
             logger.info("all steps are measured: the training ends now, and writes no checkpoint")
@@ -252,10 +252,39 @@ class JobProfile:
         logger.info("profile: %s", folder / PROFILE_FILE_NAME)
 
 
+class ProgressLines:
+    """Decides when a progress line is due: at once for a new phase, later for the same one."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._shown: tuple[str, float] = "", 0.0
+
+    def due(self, text: str, now_s: float) -> str:
+        """Return the line to log now, or an empty text.
+
+        Args:
+            text: The text of `progress_text`. While it is empty, lines say how long the ranks have had no batch.
+            now_s: Monotonic seconds. The wait begins with the first call.
+        """
+        if self._began_s is None:
+            self._began_s = now_s
+            self._shown = "", now_s
+        phase, shown_s = self._shown
+        if not text:
+            if now_s - shown_s < _WAITING_S:
+                return ""
+            self._shown = "", now_s
+            return f"profiling: waiting for the first batch, {now_s - self._began_s:.0f} s"
+        if text.partition(",")[0] == phase and now_s - shown_s < _WORDS_S:
+            return ""
+        self._shown = text.partition(",")[0], now_s
+        return text
+
+
 def progress_text(reports: Sequence[RankReport]) -> str:
     """Return the progress of the slowest rank, for example ``profiling: headspace, 31 of 50 steps``.
 
-    Empty before the first step.
+    Empty before the script has made a loader.
     """
     parts = _parts(reports)
     if not parts:

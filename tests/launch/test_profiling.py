@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetero.control.status import RankReport
-from hetero.launch.profiling import progress_text
+from hetero.launch.profiling import ProgressLines, progress_text
 from hetero.planning.parts import RankPart
 
 
@@ -30,3 +30,22 @@ def report(rank: int, phase: str, num_steps: int, num_planned: int = 50) -> Rank
 )
 def test_progress_is_that_of_the_slowest_rank(reports: list[RankReport], text: str) -> None:
     assert progress_text(reports) == text
+
+
+def test_wait_for_the_first_batch_is_logged_every_ten_seconds() -> None:
+    lines = ProgressLines()
+    shown = [lines.due("", 100.0 + second) for second in range(31)]
+    assert [(second, line) for second, line in enumerate(shown) if line] == [
+        (10, "profiling: waiting for the first batch, 10 s"),
+        (20, "profiling: waiting for the first batch, 20 s"),
+        (30, "profiling: waiting for the first batch, 30 s"),
+    ]
+
+
+def test_new_phase_is_logged_at_once_and_the_same_phase_after_five_seconds() -> None:
+    lines = ProgressLines()
+    assert lines.due("", 0.0) == ""
+    assert lines.due("profiling: warm-up, 0 of 10 steps", 1.0) == "profiling: warm-up, 0 of 10 steps"
+    assert lines.due("profiling: warm-up, 4 of 10 steps", 5.9) == ""
+    assert lines.due("profiling: headspace, 1 of 50 steps", 5.9) == "profiling: headspace, 1 of 50 steps"
+    assert lines.due("profiling: headspace, 7 of 50 steps", 10.9) == "profiling: headspace, 7 of 50 steps"
