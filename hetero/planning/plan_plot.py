@@ -28,6 +28,8 @@ _INTERVAL_RATIO = 2.0
 _FAR_RATIO = 8.0
 """Step time / headspace above this ratio: the headspace does not fit on the axis of the clusters."""
 _PADDING = 0.08
+_SAME_TIME = 0.001
+"""Relative difference below which step times count as equal."""
 _CHAR_WIDTH, _LINE_HEIGHT = 8.2, 16.0
 """Size of a character of a label. It is an estimate, because only the browser knows the font."""
 _NEAR = 12.0
@@ -65,12 +67,20 @@ def rows_text(rows: Iterable[int]) -> str:
 def pareto_front(clusters: Iterable[PlannedCluster]) -> list[PlannedCluster]:
     """Return the clusters that no other cluster beats in both step time and cost, the fastest first.
 
-    Clusters without a price are left out.
+    Step times within 0.1 % of the fastest one of them count as equal, because timelines compute them with rounding
+    errors. Of equally fast clusters, the cheapest counts. Clusters without a price are left out.
     """
-    priced = [(cluster.step_time.value, _usd(cluster), cluster) for cluster in clusters if _usd(cluster) > 0]
+    priced = sorted(
+        ((cluster.step_time.value, _usd(cluster), cluster) for cluster in clusters if _usd(cluster) > 0),
+        key=lambda item: item[:2],
+    )
     front: list[PlannedCluster] = []
     least = math.inf
-    for _, usd, cluster in sorted(priced, key=lambda item: item[:2]):
+    while priced:
+        limit_s = priced[0][0] * (1 + _SAME_TIME)
+        equal = [item for item in priced if item[0] <= limit_s]
+        priced = priced[len(equal) :]
+        _, usd, cluster = min(equal, key=lambda item: item[1])
         if usd < least:
             front.append(cluster)
             least = usd

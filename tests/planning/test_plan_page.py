@@ -149,6 +149,12 @@ def test_pareto_front_has_the_clusters_that_none_beats(
     assert pareto_front(clusters) == [cluster(*point) for point in front]
 
 
+def test_pareto_front_does_not_follow_rounding_errors_of_times() -> None:
+    points = [(1.0, 5.0), (1.0 + 1e-12, 4.0), (1.0009, 3.0), (1.002, 2.0), (3.0, 2.5), (3.0 + 1e-9, 1.0)]
+    front = pareto_front([cluster(*point) for point in points])
+    assert front == [cluster(1.0009, 3.0), cluster(1.002, 2.0), cluster(3.0 + 1e-9, 1.0)]
+
+
 def test_front_in_the_drawing_is_that_of_all_pairs(catalogue: Catalogue) -> None:
     source = random.Random(3)
     points = [(source.uniform(0.2, 1.2), source.uniform(0.3, 2.0)) for _ in range(40)]
