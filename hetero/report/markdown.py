@@ -23,6 +23,8 @@ from hetero.system.text import code_span, markdown_text
 __all__ = ["PricePerformance", "price_performance_table", "render_comparison", "render_report"]
 
 _MAX_ROWS = 64
+_LEAST_ERROR = 0.0005
+"""Smallest error of a plan that the report states. A smaller one would read 0.0 %."""
 
 
 def render_report(report: Report) -> str:
@@ -158,11 +160,12 @@ def _plan_text(report: Report, expected: Expectation) -> str:
     if report.plan_error is None or step_time is None:
         return f"{text}. The run measured no step."
     error = report.plan_error.value
+    difference = "as in the run"
+    if abs(error) >= _LEAST_ERROR:
+        share = f"{100 * abs(error):.1f} % {'more' if error > 0 else 'less'}"
+        difference = f"{share} than the {seconds_text(step_time.value)} of the run"
     is_inside = expected.step_time_low_s <= step_time.value <= expected.step_time_high_s
-    text += (
-        f", {100 * abs(error):.1f} % {'more' if error > 0 else 'less'} than the {seconds_text(step_time.value)} of the "
-        f"run, which is {'inside' if is_inside else 'outside'} the interval."
-    )
+    text += f", {difference}, which is {'inside' if is_inside else 'outside'} the interval."
     usd = _value(report.cost.per_1k_steps)
     if expected.usd_per_1k_steps is not None and usd is not None:
         text += f" It expected USD {_usd(expected.usd_per_1k_steps)} per 1,000 steps. The run took USD {_usd(usd)}."

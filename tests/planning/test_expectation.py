@@ -62,6 +62,12 @@ def test_report_of_a_planned_run_outside_the_interval_says_so(catalogue: Catalog
     assert "which is outside the interval" in render_report(build_report(run(0.3, EXPECTATION), catalogue))
 
 
+@pytest.mark.parametrize("step_s", [0.20001, 0.2, 0.19999])
+def test_report_of_a_run_as_planned_states_no_difference(catalogue: Catalogue, step_s: float) -> None:
+    text = render_report(build_report(run(step_s, EXPECTATION), catalogue))
+    assert "The plan expected a step time of 200 ms (190 ms to 220 ms), as in the run, which is inside" in text
+
+
 def test_report_of_a_planned_run_without_steps_has_no_error(catalogue: Catalogue) -> None:
     report = build_report(run(None, EXPECTATION), catalogue)
     assert report.plan_error is None
