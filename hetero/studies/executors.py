@@ -32,6 +32,7 @@ from hetero.pricing import Catalogue
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report
 from hetero.simulate.simulate import parse_group
 from hetero.studies.ledger import report_in
+from hetero.studies.matching import Search
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
 from hetero.system.process import PARENT_VARIABLE, describe_exit_status, start_child
 from hetero.system.scripts import find_script
@@ -176,8 +177,10 @@ class _ChildExecutor:
             (folder / name).unlink(missing_ok=True)
         started_at = dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
         started_s = time.monotonic()
-        logged = _Logged(self._patterns)
-        with (folder / LOG_FILE_NAME).open("w", encoding="utf-8") as log:
+        with (
+            (folder / LOG_FILE_NAME).open("w", encoding="utf-8") as log,
+            contextlib.closing(_Logged(self._patterns)) as logged,
+        ):
             log.write("".join(f"$ {shlex.join(command)}\n" for command in commands))
             job = _Job(commands, run.environment, log)
             with self._lock:
@@ -188,6 +191,8 @@ class _ChildExecutor:
                 for line in job.lines():
                     logged.read(line)
                 statuses = job.wait()
+                wall_s = time.monotonic() - started_s
+                logged.finish()
             finally:
                 job.close()
                 with self._lock:
@@ -197,7 +202,7 @@ class _ChildExecutor:
             folder,
             status=next((status for status in statuses if status), 0),
             started_at=started_at,
-            wall_s=time.monotonic() - started_s,
+            wall_s=wall_s,
             hourly_usd=self.hourly_usd(run),
             logged=logged,
         )
@@ -363,9 +368,10 @@ class _Logged:
     """The metrics in the lines of a run, and its last lines."""
 
     def __init__(self, patterns: Sequence[MetricPattern]) -> None:
-        self._patterns = patterns
+        environment = {**os.environ, "PYTHONPATH": _python_path()}
+        self._search = Search(patterns, environment) if patterns else None
         self.found: list[LoggedMetric] = []
-        """Values that the study's expressions found."""
+        """Values that the study's expressions found, after `finish`."""
         self.lines: list[LoggedMetric] = []
         """Values of lines that `hetero.log_metric` wrote, in case that no report has them."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -375,13 +381,8 @@ class _Logged:
         self.tail.append(line.text)
         match = _RANK.search(line.text[:200])
         rank = 0 if match is None else int(match[1])
-        for pattern in self._patterns:
-            value = pattern.read(line.text)
-            if value is not None:
-                _add(
-                    self.found,
-                    LoggedMetric(name=pattern.name, value=value, at_s=line.at_s, unix_s=line.unix_s, rank=rank),
-                )
+        if self._search is not None:
+            self._search.read(line.text, at_s=line.at_s, unix_s=line.unix_s, rank=rank)
         logged = read_metric_line(line.text)
         if logged is not None:
             name, value, step = logged
@@ -389,6 +390,16 @@ class _Logged:
                 self.lines,
                 LoggedMetric(name=name, value=value, step=step, at_s=line.at_s, unix_s=line.unix_s, rank=rank),
             )
+
+    def finish(self) -> None:
+        """Wait for the values that the expressions find. Call this once, after the last line."""
+        for value in self._search.found() if self._search is not None else ():
+            _add(self.found, value)
+
+    def close(self) -> None:
+        """End the search. Idempotent."""
+        if self._search is not None:
+            self._search.close()
 
 
 def _add(values: list[LoggedMetric], value: LoggedMetric) -> None:
