@@ -73,9 +73,15 @@ class _Session:
     clock: Callable[[], float]
     running: dict[Future[RunResult], _Running] = field(default_factory=dict)
     stop_reason: str = ""
+    error: Exception | None = None
+    """Why the study ends after the runs that are being executed."""
 
     def go(self, pending: list[PlannedRun]) -> None:
-        """Execute the pending runs. `stop_reason` says why some did not run."""
+        """Execute the pending runs. `stop_reason` says why some did not run.
+
+        If a run cannot be executed, no more runs begin. Those that are being executed end first, because they cost
+        money. The error is then raised.
+        """
         with ThreadPoolExecutor(self.executor.max_parallel, thread_name_prefix="study-run") as pool:
             try:
                 while pending or self.running:
@@ -84,6 +90,8 @@ class _Session:
                         self.stop_reason = self.stop_reason or refusal
                         return
                     self._await_some(pending)
+                if self.error is not None:
+                    raise self.error
             except BaseException:
                 self.executor.stop()
                 self._end_all()
@@ -112,7 +120,15 @@ class _Session:
             self.ledger.see(running.run)
         done, _ = wait(self.running, timeout=self._seconds_left(), return_when=FIRST_COMPLETED)
         for future in done:
-            self._end(future)
+            error = future.exception()
+            if isinstance(error, Exception):
+                name = self.running.pop(future).run.run_id
+                if self.running:
+                    logger.error("run %s cannot be executed, so no more runs begin: %s", name, error)
+                self.error = self.error or error
+                pending.clear()
+            else:
+                self._end(future)
         if not done and not self.stop_reason and (passed := self._passed()):
             self.stop_reason = passed
             logger.warning("%s; stopping %s", passed, ", ".join(each.run.run_id for each in self.running.values()))

@@ -195,6 +195,24 @@ def test_at_most_so_many_runs_execute_at_once(tmp_path: Path) -> None:
     assert max(most) == 2
 
 
+def test_runs_beside_one_that_cannot_be_executed_end_normally(tmp_path: Path) -> None:
+    is_logged = threading.Event()
+
+    def before(run: PlannedRun) -> None:
+        if run.run_id.startswith("000"):
+            is_logged.set()
+            raise ConfigError("its job is lost")
+        assert is_logged.wait(60.0)
+        assert not executor.stopped.wait(0.1)
+
+    runs = small_runs(3)
+    executor = PretendExecutor(max_parallel=2, before=before)
+    with pytest.raises(ConfigError, match="its job is lost"):
+        conduct(runs, executor, tmp_path)
+    assert sorted(executor.executed) == [run.run_id for run in runs[:2]]
+    assert [result.run_id for result in read_results(runs, tmp_path)] == [runs[1].run_id]
+
+
 def test_parallel_runs_do_not_pass_the_budget_together(tmp_path: Path) -> None:
     runs = small_runs(4)
     executor = PretendExecutor(max_parallel=4)
