@@ -45,7 +45,7 @@ class FactSource:
     title: str
     url: str
     as_of: str | None
-    """ISO date or year of the facts. None if the source states no date."""
+    """ISO date or year of the facts. None if it is not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

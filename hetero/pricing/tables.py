@@ -128,7 +128,7 @@ def _source_lines(info: InstanceTypeInfo) -> list[str]:
         groups.setdefault(source, []).append(group.replace("_", " "))
     lines = ["  sources of the facts"] if groups else []
     for source, names in groups.items():
-        lines.append(f"    {', '.join(names)}: {source.title}, {source.as_of or 'no date'}")
+        lines.append(f"    {', '.join(names)}: {source.title}, {source.as_of or 'date not recorded'}")
         lines.append(f"      {source.url}")
     return lines
 

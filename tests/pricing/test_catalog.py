@@ -145,8 +145,13 @@ def test_show_names_the_source_of_each_group_of_facts() -> None:
     assert "0.937 Gbit/s sustained, 12.5 Gbit/s in bursts" in text
     assert "hardware, network: EC2 API, DescribeInstanceTypes" in text
     for source in Catalogue.load().get("ml.m8i-flex.xlarge").sources.values():
-        assert f"{source.title}, {source.as_of or 'no date'}\n      {source.url}" in text
+        assert f"{source.title}, {source.as_of or 'date not recorded'}\n      {source.url}" in text
     assert "on 4 cards, the first with 100 Gbit/s" in show_text(Catalogue.load(), "ml.p4d.24xlarge")
+
+
+def test_show_says_which_source_has_no_recorded_date() -> None:
+    text = show_text(Catalogue.load(), "ml.c4.xlarge")
+    assert "processor: Amazon EC2 Instance Types guide, previous generation, date not recorded" in text
 
 
 def test_show_of_a_type_without_facts_states_none() -> None:
