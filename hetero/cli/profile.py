@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import os
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from hetero.system.process import bind_to_parent
 from hetero.system.scripts import script_label
 
 __all__ = ["add", "show_page"]
+
+logger = logging.getLogger(__name__)
 
 _HOST = "localhost"
 _GROUP = "trainer_group"
@@ -46,6 +49,7 @@ def _run(namespace: argparse.Namespace) -> int:
     bind_to_parent()
     # This machine may itself be a host of a job, whose parameters are not those of this script.
     options = config.resolve_options(namespace, os.environ, None)
+    _check_type(namespace.instance_type, options)
     label = script_label(options.script, is_module=options.module)
     output_dir = options.output_dir or Path("runs") / f"profile-{label}"
     try:
@@ -74,6 +78,35 @@ def _run(namespace: argparse.Namespace) -> int:
     elif earlier is not None:
         say(f"This run wrote no profile. {output_dir / PROFILE_FILE_NAME} is that of an earlier run.\n")
     return code
+
+
+def _check_type(instance_type: str, options: config.LaunchOptions) -> None:
+    """Reject an unknown instance type before the run, and warn if this host has another number of CPUs.
+
+    Raises:
+        ConfigError: If the catalogue does not have the type. The message names the nearest ones.
+    """
+    from hetero.pricing import Catalogue
+    from hetero.system.cgroups import usable_cpus
+
+    if not instance_type:
+        return
+    catalogue = Catalogue.load()
+    info = catalogue.find(instance_type)
+    if info is None:
+        raise ConfigError(
+            f"--instance-type {instance_type!r:.80} is not in the catalogue{catalogue.suggestion(instance_type)}\n"
+            "  to do: see hetero prices list, or leave the option out"
+        )
+    is_emulated = options.emulate_sample_s is not None
+    num_cpus = (options.emulate_vcpus if is_emulated else None) or usable_cpus()
+    if info.vcpus is not None and info.vcpus != num_cpus:
+        logger.warning(
+            "--instance-type %s has %d vCPUs, but this host has %d usable CPUs; the profile has those of this host",
+            instance_type,
+            info.vcpus,
+            num_cpus,
+        )
 
 
 def _version(folder: Path) -> tuple[int, int] | None:

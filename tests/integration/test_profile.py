@@ -46,7 +46,7 @@ def load(job: Job) -> Profile:
 
 
 def test_profile_measures_the_steps_and_the_samples_of_a_script(start_profile: StartProfile) -> None:
-    job = start_profile("--instance-type", "ml.test")
+    job = start_profile("--instance-type", "ml.g5.2xlarge")
     assert job.wait(150.0) == 0, job.output
     profile = load(job)
     training, supply = profile.training, profile.supply[0]
@@ -60,7 +60,7 @@ def test_profile_measures_the_steps_and_the_samples_of_a_script(start_profile: S
     assert training.receive_cpu_s_per_gb is not None
     assert (training.headspace_s.basis, supply.sample_cpu_s.basis, profile.simulated) == ("measured", "measured", ())
     # Samples cost what the script says.
-    assert (supply.instance_type, training.instance_type) == ("ml.test", "ml.test")
+    assert (supply.instance_type, training.instance_type) == ("ml.g5.2xlarge", "ml.g5.2xlarge")
     assert supply.sample_cpu_s.p50 == pytest.approx(0.004, rel=0.3)
     assert supply.sample_wait_s.p50 < 0.004
     points = supply.concurrency

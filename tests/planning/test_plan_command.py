@@ -169,3 +169,31 @@ def test_profile_run_without_a_profile_keeps_the_earlier_one(
         assert (code, shown.startswith("measured\nWritten to ")) == (0, True)
     else:
         assert (code, "This run wrote no profile." in shown, "earlier\n" in shown) == (30, True, False)
+
+
+def test_profile_command_with_an_unknown_type_ends_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr("hetero.launch.launcher.launch", lambda *_, **__: pytest.fail("the run started"))
+    arguments = ["--output-dir", str(tmp_path / "out"), "--instance-type", "ml.g5.2xlrge", str(tmp_path / "train.py")]
+    assert main(["profile", *arguments]) == ExitCode.USAGE
+    assert "'ml.g5.2xlrge' is not in the catalogue (did you mean ml.g5.2xlarge" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("num_cpus", "is_warned"), [(8, False), (2, True)])
+def test_profile_command_on_a_host_with_other_cpus_than_the_type_warns(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    num_cpus: int,
+    is_warned: bool,
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr("hetero.launch.launcher.launch", lambda *_, **__: 0)
+    monkeypatch.setattr("hetero.system.cgroups.usable_cpus", lambda: num_cpus)
+    arguments = ["--output-dir", str(tmp_path / "out"), "--instance-type", "ml.g5.2xlarge", str(tmp_path / "train.py")]
+    assert main(["profile", *arguments]) == ExitCode.OK
+    words = "ml.g5.2xlarge has 8 vCPUs, but this host has 2 usable CPUs"
+    assert any(words in message for message in caplog.messages) == is_warned
