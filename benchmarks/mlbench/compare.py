@@ -6,9 +6,9 @@ target. Everything else is optional. README.md in this folder lists the metrics 
     python benchmarks/mlbench/compare.py benchmarks/mlbench/1a-short.yaml benchmarks/mlbench/2a-short.yaml
     python benchmarks/mlbench/compare.py benchmarks/mlbench/*-short.yaml --save benchmarks/results/mlbench
 
-Runs with equal levels except the workers are compared. The speed-up of a run is relative to the run with the fewest
-workers among them that reached the target. Costs are modelled: a time of this machine at the document's price of a
-preemptible n1-standard-4 for each worker.
+Runs of the same replicate with equal levels, except the workers, are compared. The speed-up of a run is relative to the
+run with the fewest workers among them that reached the target. Costs are modelled: a time of this machine at the
+document's price of a preemptible n1-standard-4 for each worker.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ from harness import environment, save
 _OF_WORKERS = {"ranks", "hosts", "cluster", "workers"}
 """Factors that say how many workers a run has."""
 _NETWORK = "network_mbit"
-_DATA = {None: "not stated", 0.0: "published", 1.0: "stand-in"}
-"""What the metric ``stand_in`` says of the data."""
+_DATA = "data"
+"""Factor with one level that names the data, in a study of a script that does not log ``stand_in``."""
+_LOSS = "test_loss"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class Compared:
     study: str
     run_id: str
     levels: Mapping[str, Level]
+    replicate: int
     num_workers: int
     state: str
     data: str
@@ -74,6 +76,10 @@ class Compared:
     """To the target accuracy, modelled."""
     losses: Sequence[tuple[float, float]]
     """Pairs of a time in seconds and the loss on the test set."""
+    target_loss: float | None
+    """The study's target of ``test_loss``, if it has one."""
+    time_to_loss_s: float | None
+    """Seconds to the target loss, or None."""
 
 
 def compare_study(path: Path, folder: Path, *, metric: str, after_s: float | None) -> list[Compared]:
@@ -90,7 +96,8 @@ def compare_study(path: Path, folder: Path, *, metric: str, after_s: float | Non
         ConfigError: If a file is malformed, the study has no target or no runs.
     """
     plan = prepare_study(path).plan
-    target = next((each.target for each in plan.study.metrics if each.name == metric), None)
+    targets = {each.name: each.target for each in plan.study.metrics}
+    target, target_loss = targets.get(metric), targets.get(_LOSS)
     if target is None:
         raise ConfigError(
             f"{path}: metric {metric!r} has no target; expected metrics: [{{name: {metric}, target: 0.8}}]"
@@ -114,6 +121,8 @@ def compare_study(path: Path, folder: Path, *, metric: str, after_s: float | Non
     compared = []
     for result in sorted(results, key=lambda each: (list(map(str, _others(each, factors))), _num_workers(each))):
         course, reached = courses[result.run_id], times[result.run_id]
+        losses = evaluations(result.metrics, _LOSS)
+        reached_loss = None if target_loss is None else time_to(losses, target_loss, is_loss=True)
         own = baselines.get(_others(result, factors), 0.0)
         baseline_s = alone.get(_others(result, factors, {_NETWORK}), own)
         price_usd = hourly_usd(num_hosts=_num_workers(result))
@@ -122,9 +131,10 @@ def compare_study(path: Path, folder: Path, *, metric: str, after_s: float | Non
                 study=plan.study.name,
                 run_id=result.run_id,
                 levels={name: result.levels[name] for name in factors},
+                replicate=result.replicate,
                 num_workers=_num_workers(result),
-                state="skipped" if _first(result.metrics, "skipped") else result.state,
-                data=_DATA[_first(result.metrics, "stand_in")],
+                state=next((name for name in ("skipped", "diverged") if _first(result.metrics, name)), result.state),
+                data=_data(result),
                 clock="training" if has_training_clock(result.metrics) else "run",
                 target=target,
                 time_to_accuracy_s=reached.at_s if reached else None,
@@ -136,7 +146,9 @@ def compare_study(path: Path, folder: Path, *, metric: str, after_s: float | Non
                 load=_first(result.metrics, "load_average"),
                 communication_over_computation=_ratios(result.metrics),
                 cost_usd=cost_usd(reached.at_s, price_usd) if reached else None,
-                losses=[(each.at_s, each.value) for each in evaluations(result.metrics, "test_loss")],
+                losses=[(each.at_s, each.value) for each in losses],
+                target_loss=target_loss,
+                time_to_loss_s=reached_loss.at_s if reached_loss else None,
             )
         )
     return compared
@@ -145,19 +157,34 @@ def compare_study(path: Path, folder: Path, *, metric: str, after_s: float | Non
 def markdown(compared: Sequence[Compared]) -> str:
     """Return the table of one study, and the loss over time of its runs."""
     first = compared[0]
-    varied = [name for name in first.levels if name not in _OF_WORKERS and len({c.levels[name] for c in compared}) > 1]
-    head = ["workers", *varied, "data", f"time to {first.target:g}", "steps", "speed-up"]
+    varied = [
+        name
+        for name in first.levels
+        if name not in _OF_WORKERS | {_DATA} and len({c.levels[name] for c in compared}) > 1
+    ]
+    has_replicates = len({each.replicate for each in compared}) > 1
+    head = [
+        "workers",
+        *varied,
+        *(["replicate"] if has_replicates else []),
+        "data",
+        f"time to {first.target:g}",
+        "steps",
+        "speed-up",
+    ]
     head += [f"accuracy after {first.accuracy_after_s:.1f} s", "last accuracy", "communication / computation"]
     head += ["USD", "load"]
+    num_texts = head.index("data")
     lines = [
         f"## {first.study}",
         "",
         "| " + " | ".join(head) + " |",
-        "|---:|" + "---|" * (len(varied) + 1) + "---:|" * (len(head) - len(varied) - 2),
+        "|---:|" + "---|" * num_texts + "---:|" * (len(head) - num_texts - 1),
     ]
     for each in compared:
         ratios = each.communication_over_computation.values()
         cells = [str(each.num_workers), *(str(each.levels[name]) for name in varied)]
+        cells += [str(each.replicate)] if has_replicates else []
         cells += [each.data if each.state == "finished" else f"{each.data}, {each.state}"]
         cells += [_shown(each.time_to_accuracy_s, ".1f", " s"), _shown(each.steps_to_accuracy, "d")]
         cells += [_shown(each.speed_up, ".2f"), _shown(each.accuracy_after, ".3f"), _shown(each.last_accuracy, ".3f")]
@@ -168,10 +195,12 @@ def markdown(compared: Sequence[Compared]) -> str:
         if each.losses:
             shown = _thinned(each.losses)
             label = ", ".join([f"{each.num_workers} workers", *(f"{name} {each.levels[name]}" for name in varied)])
-            lines += [
-                "",
-                f"Loss over time, {label}: " + ", ".join(f"{at:.1f} s {loss:.3f}" for at, loss in shown) + ".",
-            ]
+            label += f", replicate {each.replicate}" if has_replicates else ""
+            text = f"Loss over time, {label}: " + ", ".join(f"{at:.1f} s {loss:.3f}" for at, loss in shown) + "."
+            if each.target_loss is not None:
+                when = "not reached" if each.time_to_loss_s is None else f"reached after {each.time_to_loss_s:.1f} s"
+                text += f" The target loss {each.target_loss:g} was {when}."
+            lines += ["", text]
     if any(each.clock == "run" for each in compared):
         lines += ["", "Times are those since the start of the run, because the script logs no seconds of training."]
     return "\n".join(lines) + "\n"
@@ -220,8 +249,19 @@ def _num_workers(result: RunResult) -> int:
 
 
 def _others(result: RunResult, factors: Sequence[str], ignored: Set[str] = frozenset()) -> tuple[Level, ...]:
-    """Return the levels of the factors that do not state the number of workers and are not ignored."""
-    return tuple(result.levels[name] for name in factors if name not in _OF_WORKERS | ignored)
+    """Return the levels of the factors that do not state the workers and are not ignored, and the replicate."""
+    levels = tuple(result.levels[name] for name in factors if name not in _OF_WORKERS | ignored)
+    return (*levels, result.replicate)
+
+
+def _data(result: RunResult) -> str:
+    """Return what a run's data is: by its metrics, or else by the study's factor ``data``."""
+    is_stand_in, count = (_first(result.metrics, name) for name in ("stand_in", "training_samples"))
+    if is_stand_in is not None:
+        return "stand-in" if is_stand_in else "published"
+    if count is not None:
+        return f"unknown, {count:.0f} samples"
+    return str(result.levels.get(_DATA, "not stated"))
 
 
 def _first(values: Sequence[LoggedMetric], name: str) -> float | None:

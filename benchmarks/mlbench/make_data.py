@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.libsvm import EPSILON_FEATURES, convert
-from tasks.standin import data_name, make_cifar, make_epsilon
+from tasks.standin import make_cifar, make_epsilon
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,10 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "cifar":
             make_cifar(args.folder, num_train=args.train, num_test=args.test, seed=args.seed)
-            print(f"{args.folder}: {data_name(args.folder, 'CIFAR-10')}")
+            print(f"{args.folder}: stand-in for CIFAR-10, {args.train} and {args.test} samples")
         elif args.command == "epsilon":
             make_epsilon(args.folder, num_train=args.train, num_test=args.test, seed=args.seed)
-            print(f"{args.folder}: {data_name(args.folder, 'epsilon')}")
+            print(f"{args.folder}: stand-in for epsilon, {args.train} and {args.test} samples")
         else:
             print(f"{args.folder}: {convert(args.file, args.folder, args.features)} samples")
     except (OSError, ValueError) as error:

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tasks.cifar import open_split
 from tasks.course import Course, evaluate, log_skip, log_start, timed_waits
 from tasks.exchange import Timed, check_agreement, synchronous
 from tasks.images import ImageDataset
+from tasks.options import add_options, check_options, ends_without_traceback
 from tasks.prescription import IMAGES, image_rate
 from tasks.residual import DEPTHS, VERSIONS, ResNet
-from tasks.standin import data_name, make_cifar, once
+from tasks.standin import make_cifar, once, origin_of, require_stand_in
 from tasks.workers import Skipped, joined
 from torch import Tensor
 from torch.nn import functional
@@ -51,10 +53,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def train(args: argparse.Namespace, device: torch.device) -> None:
     """Train one network and log its metrics."""
     folder = Path(os.path.expandvars(args.data))
-    if args.stand_in:
-        num_train, num_test = args.stand_in
-        once(folder, lambda draft: make_cifar(draft, num_train=num_train, num_test=num_test))
-    name = data_name(folder, "CIFAR-10")
+    with ends_without_traceback():
+        if args.stand_in:
+            num_train, num_test = args.stand_in
+            once(folder, lambda draft: make_cifar(draft, num_train=num_train, num_test=num_test))
+            require_stand_in(folder, num_train=num_train, num_test=num_test)
+        origin = origin_of(folder, "CIFAR-10", [len(open_split(folder, split)) for split in ("train", "test")])
     torch.manual_seed(args.seed)
     network = ResNet(version=args.version, depth=args.depth).to(device)
     timed = Timed(device)
@@ -75,8 +79,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     if steps_per_epoch == 0:
         raise SystemExit(f"{folder} has fewer training images than one batch of {num_workers} workers")
     if dist.get_rank() == 0:
-        print(f"data: {name}; {num_workers} workers, {steps_per_epoch} steps per epoch", flush=True)
-        log_start(is_stand_in=name != "CIFAR-10")
+        print(f"data: {origin.name}; {num_workers} workers, {steps_per_epoch} steps per epoch", flush=True)
+        log_start(origin)
     course = Course(
         target_accuracy=args.target_accuracy, duration_s=args.duration_s, stops_at_target=args.stop_at_target
     )
@@ -114,26 +118,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="MLBench task 1a.", allow_abbrev=False)
     parser.add_argument("--data", required=True, help="folder with CIFAR-10's binary files (may name a $VARIABLE)")
-    parser.add_argument(
-        "--stand-in",
-        nargs=2,
-        type=int,
-        metavar=("TRAIN", "TEST"),
-        help="make the folder with so many generated images if it does not exist",
-    )
     parser.add_argument("--version", type=int, choices=VERSIONS, default=1, help="of the network (%(default)s)")
     parser.add_argument("--depth", type=int, choices=DEPTHS, default=20, help="layers of the network (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=IMAGES.max_epochs, help="at most (%(default)s)")
-    parser.add_argument("--max-steps", type=int, default=10**9, help="end after so many steps")
-    parser.add_argument("--target-accuracy", type=float, default=IMAGES.target_accuracy, help="(%(default)s)")
-    parser.add_argument("--duration-s", type=float, default=IMAGES.duration_s, help="of the training (%(default)s)")
-    parser.add_argument("--stop-at-target", action="store_true", help="end at the target accuracy")
-    parser.add_argument("--network-mbit", type=float, default=0.0, help="of each worker's interface; 0 for no limit")
-    parser.add_argument("--threads", type=int, default=1, help="of a worker's computation (%(default)s)")
-    parser.add_argument("--num-workers", type=int, default=0, help="loader processes per worker (%(default)s)")
-    parser.add_argument("--save", type=Path, help="file for the parameters")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, order and augmentation (%(default)s)")
-    return parser.parse_args(argv)
+    add_options(
+        parser,
+        max_epochs=IMAGES.max_epochs,
+        target_accuracy=IMAGES.target_accuracy,
+        duration_s=IMAGES.duration_s,
+    )
+    args = parser.parse_args(argv)
+    check_options(parser, args)
+    return args
 
 
 if __name__ == "__main__":

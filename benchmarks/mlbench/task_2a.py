@@ -9,6 +9,7 @@ worker, alone, on small stand-in data that it makes::
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +21,10 @@ from tasks.course import Course, evaluate, log_skip, log_start, timed_waits
 from tasks.exchange import Timed, check_agreement, synchronous
 from tasks.libsvm import Matrix
 from tasks.linear import LogisticRegression, regularized_loss
+from tasks.options import add_options, check_options, ends_without_traceback
 from tasks.prescription import LINEAR, linear_alpha, linear_rate
 from tasks.rows import RowDataset
-from tasks.standin import data_name, make_epsilon, once
+from tasks.standin import make_epsilon, once, origin_of, require_stand_in
 from tasks.workers import Skipped, joined
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -51,11 +53,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def train(args: argparse.Namespace, device: torch.device) -> None:
     """Train one model and log its metrics."""
     folder = Path(os.path.expandvars(args.data))
-    if args.stand_in:
-        num_train, num_test = args.stand_in
-        once(folder, lambda draft: make_epsilon(draft, num_train=num_train, num_test=num_test))
-    name = data_name(folder, "epsilon")
-    network = LogisticRegression(Matrix(folder / "train").num_features).to(device)
+    with ends_without_traceback():
+        if args.stand_in:
+            num_train, num_test = args.stand_in
+            once(folder, lambda draft: make_epsilon(draft, num_train=num_train, num_test=num_test))
+            require_stand_in(folder, num_train=num_train, num_test=num_test)
+        rows, test_rows = (Matrix(folder / split) for split in ("train", "test"))
+        origin = origin_of(folder, "epsilon", (len(rows), len(test_rows), rows.num_features))
+        alpha = linear_alpha(dist.get_world_size()) if args.alpha is None else args.alpha
+    network = LogisticRegression(rows.num_features).to(device)
     timed = Timed(device)
     model = synchronous(network, timed)
     optimizer = torch.optim.SGD(
@@ -70,12 +76,13 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     )
     test_batches: DataLoader[Any] = DataLoader(epsilon(args.data, "test"), padding=False, **options)
     num_workers = dist.get_world_size()
-    alpha = linear_alpha(num_workers) if args.alpha is None else args.alpha
     if len(batches) == 0:
         raise SystemExit(f"{folder} has fewer training samples than one batch of {num_workers} workers")
     if dist.get_rank() == 0:
-        print(f"data: {name}; {num_workers} workers, {len(batches)} steps per epoch, alpha {alpha:g}", flush=True)
-        log_start(is_stand_in=name != "epsilon")
+        print(
+            f"data: {origin.name}; {num_workers} workers, {len(batches)} steps per epoch, alpha {alpha:g}", flush=True
+        )
+        log_start(origin)
     course = Course(
         target_accuracy=args.target_accuracy, duration_s=args.duration_s, stops_at_target=args.stop_at_target
     )
@@ -85,7 +92,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         correct = ((scores > 0) == (labels > 0)).sum()
         return correct, len(labels) * regularized_loss(scores, labels, network.weights, LINEAR.regularization)
 
-    step = epoch = 0
+    step = epoch = evaluated_at = 0
     is_over = False
     while epoch < args.epochs and not is_over:
         batches.set_epoch(epoch)
@@ -103,12 +110,15 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             if step % args.evaluate_every == 0 or step >= args.max_steps:
                 course.pause()
                 course.evaluated(step, *evaluate(network, test_batches, device, judge))
+                evaluated_at = step
                 is_over = course.is_over() or step >= args.max_steps
                 if is_over:
                     break
                 course.start()
         course.pause()
         epoch += 1
+    if step > evaluated_at:  # the steps of the last epoch after its last evaluation
+        course.evaluated(step, *evaluate(network, test_batches, device, judge))
     course.ended(step, timed.times)
     check_agreement(network)
     if args.save is not None and dist.get_rank() == 0:
@@ -119,26 +129,14 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="MLBench task 2a.", allow_abbrev=False)
     parser.add_argument("--data", required=True, help="folder with converted splits (may name a $VARIABLE)")
-    parser.add_argument(
-        "--stand-in",
-        nargs=2,
-        type=int,
-        metavar=("TRAIN", "TEST"),
-        help="make the folder with so many generated samples if it does not exist",
-    )
     parser.add_argument("--alpha", type=float, help="default: the prescribed one for the number of workers")
-    parser.add_argument("--epochs", type=int, default=1000, help="at most (%(default)s)")
-    parser.add_argument("--max-steps", type=int, default=10**9, help="end after so many steps")
     parser.add_argument("--evaluate-every", type=int, default=100, metavar="STEPS", help="(%(default)s)")
-    parser.add_argument("--target-accuracy", type=float, default=LINEAR.target_accuracy, help="(%(default)s)")
-    parser.add_argument("--duration-s", type=float, default=LINEAR.duration_s, help="of the training (%(default)s)")
-    parser.add_argument("--stop-at-target", action="store_true", help="end at the target accuracy")
-    parser.add_argument("--network-mbit", type=float, default=0.0, help="of each worker's interface; 0 for no limit")
-    parser.add_argument("--threads", type=int, default=1, help="of a worker's computation (%(default)s)")
-    parser.add_argument("--num-workers", type=int, default=0, help="loader processes per worker (%(default)s)")
-    parser.add_argument("--save", type=Path, help="file for the parameters")
-    parser.add_argument("--seed", type=int, default=1, help="of the order (%(default)s)")
-    return parser.parse_args(argv)
+    add_options(parser, max_epochs=1000, target_accuracy=LINEAR.target_accuracy, duration_s=LINEAR.duration_s)
+    args = parser.parse_args(argv)
+    check_options(parser, args)
+    if args.alpha is not None and not 0 < args.alpha < math.inf:
+        parser.error(f"--alpha is {args.alpha}, expected a finite number above 0")
+    return args
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ The data:
 
 A run:
 
+    options.py        options of both scripts
     workers.py        joins the process group
     network.py        network interfaces of a stated bandwidth between workers of one machine
     exchange.py       the average of the gradients after each mini-batch, and its time

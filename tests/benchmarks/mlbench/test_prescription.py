@@ -74,15 +74,24 @@ def test_numbers_are_those_of_the_document(load: Load) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
+@pytest.mark.parametrize(("depth", "published"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
 def test_network_has_the_layers_and_the_published_parameters(
-    load: Load, version: int, depth: int, millions: float
+    load: Load, version: int, depth: int, published: float
 ) -> None:
     network = load("tasks.residual").ResNet(version=version, depth=depth)
     layers = [module for module in network.modules() if isinstance(module, (torch.nn.Conv2d, torch.nn.Linear))]
     assert len(layers) == depth
-    # He et al. (2015), table 6, rounded to 0.01 million.
-    assert sum(parameter.numel() for parameter in network.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
+    # Convolutions of 9 weights per pair of channels, without a bias, then a linear layer with one.
+    number = (depth - 2) // 6
+    convolutions = 3 * 16 + (2 * number) * 16 * 16
+    convolutions += 16 * 32 + (2 * number - 1) * 32 * 32 + 32 * 64 + (2 * number - 1) * 64 * 64
+    # Two parameters for each normalised channel. Version 2 normalises the inputs of convolutions.
+    normalised = {1: 16 + 2 * number * (16 + 32 + 64), 2: 2 * number * (16 + 32 + 64) - 16 - 32 + 64 + 0}[version]
+    found = sum(parameter.numel() for parameter in network.parameters())
+    assert found == 9 * convolutions + 2 * normalised + 64 * 10 + 10
+    if version == 1:
+        assert found == {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018}[depth]
+        assert round(found / 1e6, 2) == published  # He et al. (2015), table 6
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 

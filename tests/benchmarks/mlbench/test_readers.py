@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import json
+import lzma
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,7 @@ def test_libsvm_lines_become_rows_with_zeros_for_features_left_out(load: Load, t
         ("1 1:x", r"an index or a value is not a number"),
         ("1 1:0x10", r"an index or a value is not a number"),
         ("1 1:inf", r"feature 1 is not finite"),
+        ("1 1:2 2:1e39", r"feature 2 is not finite as float32"),
         ("1 1:1 3:nan", r"feature 3 is not finite"),
         ("1 " + "1:1" + "0" * 400, r"longer than 200 bytes, the bound for 4 features"),
     ],
@@ -143,6 +145,29 @@ def test_malformed_libsvm_line_is_rejected_with_its_number(load: Load, tmp_path:
     path.write_text(f"1 1:1\n{line}\n")
     with pytest.raises(ValueError, match=rf"rows, line 2: .*{message}"):
         list(load("tasks.libsvm").read_lines(path, 4))
+
+
+@pytest.mark.parametrize(("ending", "compress"), [(".bz2", bz2.compress), (".xz", lzma.compress)])
+@pytest.mark.parametrize("damage", ["incomplete", "other bytes"])
+def test_damaged_compressed_file_is_rejected_without_a_traceback(
+    load: Load,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    ending: str,
+    compress: Callable[[bytes], bytes],
+    damage: str,
+) -> None:
+    content = compress(b"1 1:0.5\n" * 100)
+    (tmp_path / f"rows{ending}").write_bytes(content[:-5] if damage == "incomplete" else b"no archive" + content)
+    arguments = ["convert", str(tmp_path / f"rows{ending}"), str(tmp_path / "train"), "--features", "2"]
+    assert load("make_data").main(arguments) == 2
+    assert "the compressed file is damaged or incomplete" in capsys.readouterr().err
+
+
+def test_file_that_ends_inside_a_line_is_rejected(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("1 1:0.5\n1 1:0.2")  # the copy of 1 1:0.25 3:1
+    with pytest.raises(ValueError, match=r"rows, line 2: the file ends inside this line. Is the copy complete"):
+        list(load("tasks.libsvm").read_lines(tmp_path / "rows", 4))
 
 
 def test_endless_line_is_rejected_before_it_is_in_memory(load: Load, tmp_path: Path) -> None:
@@ -200,6 +225,15 @@ def test_damaged_matrix_is_rejected(load: Load, tmp_path: Path, changes: dict[st
         libsvm.Matrix(tmp_path / "matrix")
 
 
+def test_labels_of_a_damaged_matrix_are_rejected(load: Load, tmp_path: Path) -> None:
+    libsvm = load("tasks.libsvm")
+    (tmp_path / "rows").write_text("1 1:1\n-1 2:1\n")
+    libsvm.convert(tmp_path / "rows", tmp_path / "matrix", 3)
+    (tmp_path / "matrix" / "labels.i8").write_bytes(b"\x01\x00")
+    with pytest.raises(ValueError, match=r"labels\.i8, sample 1: label 0; expected -1 or 1. Convert the data again"):
+        libsvm.Matrix(tmp_path / "matrix")
+
+
 def test_stand_in_for_cifar_is_in_the_published_format_and_named(load: Load, tmp_path: Path) -> None:
     standin, cifar = load("tasks.standin"), load("tasks.cifar")
     folder = tmp_path / "images"
@@ -208,9 +242,10 @@ def test_stand_in_for_cifar_is_in_the_published_format_and_named(load: Load, tmp
     assert (folder / "batches.meta.txt").read_text().split()[:2] == ["airplane", "automobile"]
     labels = [cifar.open_split(folder, "train")[index][1] for index in range(100)]
     assert np.bincount(labels).tolist() == [10] * 10
-    assert standin.data_name(folder, "CIFAR-10") == "stand-in for CIFAR-10 (train 100, test 20, seed 3)"
+    origin = standin.origin_of(folder, "CIFAR-10", (100, 20))
+    assert origin.name == "stand-in for CIFAR-10 (train 100, test 20, seed 3)"
     with pytest.raises(ValueError, match="is for CIFAR-10; expected a stand-in for epsilon"):
-        standin.data_name(folder, "epsilon")
+        standin.origin_of(folder, "epsilon", (100, 20, 2000))
     other = tmp_path / "again"
     standin.make_cifar(other, num_train=100, num_test=20, seed=3)
     assert (other / "test_batch.bin").read_bytes() == (folder / "test_batch.bin").read_bytes()
@@ -230,8 +265,44 @@ def test_stand_in_for_epsilon_is_in_the_published_format_and_named(load: Load, t
     assert found[0][0].norm().item() == pytest.approx(1, abs=1e-5)  # rows have length 1, as epsilon's have
     assert {found[index][1].item() for index in range(30)} == {1.0, -1.0}
     expected = "stand-in for epsilon (train 30, test 10, features 50, seed 1)"
-    assert standin.data_name(folder, "epsilon") == expected
-    assert standin.data_name(tmp_path, "epsilon") == "epsilon"
+    assert standin.origin_of(folder, "epsilon", (30, 10, 50)).name == expected
+
+
+@pytest.mark.parametrize(
+    ("published", "sizes", "name", "is_stand_in"),
+    [
+        ("CIFAR-10", (50_000, 10_000), "CIFAR-10", False),
+        ("CIFAR-10", (49_999, 10_000), "unknown, 49999 training and 10000 test samples", None),
+        ("epsilon", (400_000, 100_000, 2000), "epsilon", False),
+        ("epsilon", (400_000, 99_999, 2000), "unknown, 400000 training and 99999 test samples", None),
+        ("epsilon", (400_000, 100_000, 1999), "unknown, 400000 training and 100000 test samples", None),
+    ],
+)
+def test_data_without_a_marker_is_the_published_data_only_if_it_is_complete(
+    load: Load, tmp_path: Path, published: str, sizes: tuple[int, ...], name: str, is_stand_in: bool | None
+) -> None:
+    origin = load("tasks.standin").origin_of(tmp_path, published, sizes)
+    assert (origin.name, origin.is_stand_in) == (name, is_stand_in)
+
+
+def test_converted_stand_in_data_stays_stand_in_data(load: Load, tmp_path: Path) -> None:
+    standin, libsvm = load("tasks.standin"), load("tasks.libsvm")
+    standin.make_epsilon(tmp_path / "made", num_train=3, num_test=2, num_features=4)
+    libsvm.convert(tmp_path / "made" / "epsilon_normalized", tmp_path / "converted" / "train", 4)
+    origin = standin.origin_of(tmp_path / "converted", "epsilon", (400_000, 100_000, 2000))
+    assert origin.is_stand_in is True
+
+
+def test_stand_in_of_other_sizes_in_the_folder_is_refused(load: Load, tmp_path: Path) -> None:
+    standin = load("tasks.standin")
+    standin.make_epsilon(tmp_path / "rows", num_train=3, num_test=2, num_features=4)
+    standin.require_stand_in(tmp_path / "rows", num_train=3, num_test=2)
+    with pytest.raises(
+        ValueError, match=r"asks for 6 training and 2 test samples, but .* has stand-in data with 3 and"
+    ):
+        standin.require_stand_in(tmp_path / "rows", num_train=6, num_test=2)
+    with pytest.raises(ValueError, match="has no stand-in data; name another folder"):
+        standin.require_stand_in(tmp_path, num_train=6, num_test=2)
 
 
 def test_stand_in_of_unequal_classes_is_rejected_and_leaves_nothing(load: Load, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from torch.utils.data import TensorDataset
 from hetero.torch import DataLoader
 
 Load = Callable[[str], ModuleType]
+Alone = Callable[..., dict[str, list[float]]]
 MLBENCH = Path(__file__).parents[3] / "benchmarks" / "mlbench"
 NUM_STEPS = 3
 
@@ -44,6 +45,24 @@ def folder(load: Load, tmp_path_factory: pytest.TempPathFactory) -> Path:
     standin.make_epsilon(found / "rows", num_train=1250, num_test=50, num_features=60)
     standin.make_cifar(found / "images", num_train=250, num_test=10)
     return found
+
+
+@pytest.fixture
+def alone(load: Load, monkeypatch: pytest.MonkeyPatch) -> Alone:
+    """Give a function that runs a task as the only worker, in this process, and returns the logged values by name."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    def run(task: str, *arguments: str) -> dict[str, list[float]]:
+        logged: dict[str, list[float]] = {}
+        hetero = importlib.import_module("hetero")
+        monkeypatch.setattr(
+            hetero, "log_metric", lambda name, value, step=None: logged.setdefault(name, []).append(value)
+        )
+        load(task).main(arguments)
+        return logged
+
+    return run
 
 
 def train(task: str, data: Path, num_workers: int, *options: str) -> tuple[dict[str, Tensor], str]:
@@ -102,10 +121,10 @@ def reference_2a(load: Load, data: Path, num_workers: int) -> Tensor:
     return weights
 
 
-def reference_1a(load: Load, data: Path, num_workers: int) -> dict[str, Tensor]:
+def reference_1a(load: Load, data: Path, num_workers: int, version: int = 1) -> dict[str, Tensor]:
     """Return the parameters after SGD with Nesterov's momentum, written out."""
     torch.manual_seed(1)
-    network = load("tasks.residual").ResNet(version=1, depth=20)
+    network = load("tasks.residual").ResNet(version=version, depth=20)
     images = load("tasks.images").ImageDataset(str(data), "train")
     batches = of_each_worker(images, 32, num_workers)
     steps_per_epoch = 250 // (32 * num_workers)
@@ -148,6 +167,74 @@ def test_first_steps_of_task_1a_equal_the_reference_bit_for_bit(load: Load, fold
     found, _ = train("task_1a", folder / "images", 2)
     expected = reference_1a(load, folder / "images", 2)
     assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_first_steps_of_task_1a_on_one_worker_equal_the_reference_bit_for_bit(
+    load: Load, folder: Path, alone: Alone, tmp_path: Path, version: int
+) -> None:
+    saved = tmp_path / "saved.pt"
+    options = ["--version", str(version), "--max-steps", str(NUM_STEPS), "--save", str(saved)]
+    logged = alone("task_1a", "--data", str(folder / "images"), *options)
+    found, expected = torch.load(saved, weights_only=True), reference_1a(load, folder / "images", 1, version)
+    assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+    assert logged["training_samples"] == [250]
+    assert logged["communication_s"] == [0.0]
+
+
+def test_task_2a_that_ends_by_epochs_evaluates_its_last_steps(folder: Path, alone: Alone) -> None:
+    """12 steps are an epoch. Evaluations are due every 100 steps, so there was none."""
+    logged = alone("task_2a", "--data", str(folder / "rows"), "--epochs", "1")
+    assert len(logged["accuracy"]) == 1
+    assert logged["accuracy"][0] > 0.5
+    logged = alone("task_2a", "--data", str(folder / "rows"), "--epochs", "1", "--evaluate-every", "6")
+    assert len(logged["accuracy"]) == 2  # the last one is not repeated
+
+
+def test_run_that_diverges_ends_with_a_metric_and_without_a_traceback(folder: Path, alone: Alone) -> None:
+    options = ["--alpha", "1e38", "--evaluate-every", "2", "--max-steps", "10"]
+    logged = alone("task_2a", "--data", str(folder / "rows"), *options)
+    assert logged["diverged"] == [1.0]
+    assert "test_loss" not in logged
+    assert len(logged["train_s"]) == 1  # the training ended there
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--evaluate-every", "0"], "--evaluate-every is 0, expected at least 1"),
+        (["--threads", "0"], "--threads is 0, expected at least 1"),
+        (["--epochs", "0"], "--epochs is 0, expected at least 1"),
+        (["--target-accuracy", "80"], "--target-accuracy is 80.0, expected a share above 0, at most 1"),
+        (["--alpha", "nan"], "--alpha is nan, expected a finite number above 0"),
+    ],
+)
+def test_option_out_of_range_is_named(
+    load: Load, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        load("task_2a").main(["--data", "rows", *flags])
+    assert message in capsys.readouterr().err
+
+
+def test_missing_data_ends_the_task_with_a_message(alone: Alone, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: .*matrix\.json does not exist; convert the LIBSVM file"):
+        alone("task_2a", "--data", str(tmp_path))
+
+
+def test_workers_with_different_parameters_are_found(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = load("tasks.exchange")
+
+    def broadcast(received: Tensor, src: int) -> None:
+        assert src == 0
+        received[1] = torch.nextafter(received[1], torch.tensor(9.0))  # one bit
+
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda received, src: None)
+    exchange.check_agreement(torch.nn.Linear(2, 1))
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    with pytest.raises(RuntimeError, match="1 of 3 parameters of rank 1 differ from those of rank 0"):
+        exchange.check_agreement(torch.nn.Linear(2, 1))
 
 
 @pytest.mark.integration
