@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from hetero import config
@@ -15,7 +17,7 @@ from hetero.errors import ConfigError
 from hetero.system.process import bind_to_parent
 from hetero.system.scripts import script_label
 
-__all__ = ["add", "show_page"]
+__all__ = ["add", "shown_page"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,6 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.control import security
     from hetero.launch.launcher import launch
     from hetero.launch.ranks.ranks import free_port
-    from hetero.planning.profile import PROFILE_FILE_NAME
 
     bind_to_parent()
     # This machine may itself be a host of a job, whose parameters are not those of this script.
@@ -66,18 +67,13 @@ def _run(namespace: argparse.Namespace) -> int:
     cluster = parse_cluster(
         {"instance_groups": [group], "current_host": _HOST}, source="hetero profile", roles=(f"{_GROUP}=trainer",)
     )
-    earlier = _version(output_dir)
     descriptor, path = security.token_memfd(security.Token.generate())
     os.environ[security.TOKEN_FILE_VARIABLE] = path
     try:
-        code = launch(options, cluster, platform=find_platform(os.environ))
+        with shown_page(output_dir):
+            return launch(options, cluster, platform=find_platform(os.environ))
     finally:
         os.close(descriptor)
-    if _version(output_dir) != earlier:
-        show_page(output_dir)
-    elif earlier is not None:
-        say(f"This run wrote no profile. {output_dir / PROFILE_FILE_NAME} is that of an earlier run.\n")
-    return code
 
 
 def _check_type(instance_type: str, options: config.LaunchOptions) -> None:
@@ -120,11 +116,16 @@ def _version(folder: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def show_page(folder: Path) -> None:
-    """Print the page of a profile run that has ended. Print nothing if it wrote none."""
+@contextlib.contextmanager
+def shown_page(folder: Path) -> Iterator[None]:
+    """Print the page that a profile run writes into a folder. If it writes none, name the profile of an earlier run."""
     from hetero.launch.profiling import TEXT_FILE_NAME
     from hetero.planning.profile import PROFILE_FILE_NAME
 
-    if (folder / TEXT_FILE_NAME).is_file():
+    earlier = _version(folder)
+    yield
+    if _version(folder) != earlier:
         say((folder / TEXT_FILE_NAME).read_text(encoding="utf-8"))
         say(f"\nWritten to {folder / PROFILE_FILE_NAME}\n")
+    elif earlier is not None:
+        say(f"This run wrote no profile. {folder / PROFILE_FILE_NAME} is that of an earlier run.\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hetero import config
 from hetero.cli.arguments import Subparsers, pairs, positive
-from hetero.cli.profile import show_page
+from hetero.cli.profile import shown_page
 from hetero.errors import ConfigError
 from hetero.system import logs
 from hetero.system.process import bind_to_parent
@@ -83,8 +83,8 @@ def _run(namespace: argparse.Namespace) -> int:
     logs.setup_logging(group="simulate", host="", role="", level=options.log_level)
     output_dir = options.output_dir or Path("runs") / script_label(options.script, is_module=options.module)
     output_dir.mkdir(parents=True, exist_ok=True)
-    with _ordered_lines():
-        code = simulation.simulate(
+    with shown_page(output_dir) if options.profile else contextlib.nullcontext(), _ordered_lines():
+        return simulation.simulate(
             options,
             [simulation.parse_group(text) for text in namespace.group],
             output_dir=output_dir,
@@ -92,9 +92,6 @@ def _run(namespace: argparse.Namespace) -> int:
             vcpus=_vcpus(namespace),
             make_tls=namespace.tls,
         )
-    if options.profile:
-        show_page(output_dir)
-    return code
 
 
 def _simulate_request(namespace: argparse.Namespace) -> int:

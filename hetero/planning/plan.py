@@ -256,7 +256,8 @@ def _trainer_of(profile: Profile, catalogue: Catalogue, options: PlanOptions) ->
     info = catalogue.get(name)
     if not measured and info.vcpus is not None and info.vcpus != profile.training.vcpus:
         raise ConfigError(
-            f"the profile was measured on a host with {profile.training.vcpus} CPUs, but {name} has {info.vcpus} vCPUs\n"
+            f"the profile was measured on a host with {profile.training.vcpus} CPUs, but {name} has {info.vcpus} "
+            "vCPUs\n"
             f"  to do: run hetero profile --instance-type {name} on {name}"
         )
     if info.hourly_usd is None and options.goal == "cost":

@@ -17,7 +17,7 @@ from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.constraints import Cell
 from hetero.studies.executors import LaunchExecutor, SimulateExecutor, check_groups, groups_of, read_cluster
 from hetero.studies.ledger import LEDGER_FILE_NAME, digest_of_script
-from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, study_page
+from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, notes, study_page
 from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
 from hetero.studies.plots import has_matplotlib
 from hetero.studies.runs import FAILED, Executor, PlannedRun, RunResult
@@ -308,10 +308,11 @@ def exit_code_of(results: Sequence[RunResult]) -> int:
 
 
 def results_text(plan: StudyPlan, results: Sequence[RunResult]) -> str:
-    """Return the table of combinations as text, and the causes of runs that failed."""
+    """Return the table of combinations as text, the causes of runs that failed, and what the results lack."""
     header, cells = cell_table(plan.study, results)
     lines = _aligned([header, *cells])
     lines += [f"failed: {result.run_id}: {result.cause}" for result in results if result.state == FAILED]
+    lines += notes(plan.study, results)
     return "\n".join(lines) + "\n"
 
 
