@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 
 import torch
@@ -17,6 +18,8 @@ __all__ = ["Skipped", "backend_of", "joined"]
 
 _NAMES_KEY = "mlbench/namespaces"
 _DONE_KEY = "mlbench/done-"
+_RELEASE_S = 0.2
+"""Seconds in which gloo's threads release the tensors of the last collectives."""
 
 
 class Skipped(Exception):
@@ -51,6 +54,10 @@ def joined(*, network_mbit: float = 0.0) -> Iterator[torch.device]:
             dist.init_process_group(backend_of(device), init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
         stack.callback(dist.destroy_process_group)
         yield device
+        # DDP keeps gloo's threads beyond the end of the group (torch 2.13). A thread that releases the tensors of the
+        # last collective needs the GIL. If Python ends meanwhile, the thread aborts the process ("terminate called
+        # without an active exception"). torch has no event for it.
+        time.sleep(_RELEASE_S)
 
 
 def backend_of(device: torch.device) -> str:

@@ -86,7 +86,7 @@ def test_network_has_the_layers_and_the_published_parameters(
     convolutions = 3 * 16 + (2 * number) * 16 * 16
     convolutions += 16 * 32 + (2 * number - 1) * 32 * 32 + 32 * 64 + (2 * number - 1) * 64 * 64
     # Two parameters for each normalised channel. Version 2 normalises the inputs of convolutions.
-    normalised = {1: 16 + 2 * number * (16 + 32 + 64), 2: 2 * number * (16 + 32 + 64) - 16 - 32 + 64 + 0}[version]
+    normalised = {1: 16 + 2 * number * (16 + 32 + 64), 2: 2 * number * (16 + 32 + 64) - 16 - 32 + 64}[version]
     found = sum(parameter.numel() for parameter in network.parameters())
     assert found == 9 * convolutions + 2 * normalised + 64 * 10 + 10
     if version == 1:
