@@ -65,7 +65,9 @@ lint: $(DEV)
 types: $(DEV)
 	$(ENV)/mypy
 
+# Tests start thousands of processes. Each would compile the package anew where PYTHONDONTWRITEBYTECODE is set.
 pytest: $(DEV)
+	$(ENV)/python -m compileall -q hetero launchers
 	$(ENV)/python tests/run_parts.py $(PYTEST_FLAGS)
 
 test-v3: $(V3)
