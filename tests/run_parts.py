@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import pytest
 
 JOBS = ("tests/integration", "tests/chaos")
+JOBS_ELSEWHERE = ("tests/examples", "tests/sagemaker/rehearsal", "tests/sagemaker/test_notebooks.py")
+"""Tests of jobs in other folders. They run with the second part, so that all parts end at about the same time."""
 SECOND_PART = (
     "tests/chaos",
     *(f"tests/integration/test_{name}.py" for name in ("entry_points", "mpirun", "rehearsals", "tf_service")),
@@ -33,14 +35,14 @@ _APART = (
 def main(flags: Sequence[str]) -> int:
     """Run all parts; what the tests of jobs printed follows the rest. Returns pytest's exit code of what failed."""
     pytest_of = [sys.executable, "-m", "pytest", *flags]
-    rest_command = [*pytest_of, *(f"--ignore={folder}" for folder in JOBS)]
+    rest_command = [*pytest_of, *(f"--ignore={path}" for path in (*JOBS, *JOBS_ELSEWHERE))]
     if not _can_be_apart():
         print("the tests of jobs run after the others: no leave for namespaces here (root has it)", flush=True)
-        return _worst(subprocess.call(rest_command), subprocess.call([*pytest_of, *JOBS]))
+        return _worst(subprocess.call(rest_command), subprocess.call([*pytest_of, *JOBS, *JOBS_ELSEWHERE]))
     first_part = [folder for folder in JOBS if folder not in SECOND_PART]
     commands = [
         [*_APART, *pytest_of, *(f"--ignore={path}" for path in SECOND_PART), *first_part],
-        [*_APART, *pytest_of, *SECOND_PART],
+        [*_APART, *pytest_of, *SECOND_PART, *JOBS_ELSEWHERE],
     ]
     codes = []
     with contextlib.ExitStack() as stack:
