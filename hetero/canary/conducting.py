@@ -31,9 +31,8 @@ from hetero.cluster.roles import assign_roles
 from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
-from hetero.simulate.simulate import locked_folder
 from hetero.studies.conduct import Progress, conduct, read_results
-from hetero.studies.ledger import LEDGER_FILE_NAME, digest_of_script
+from hetero.studies.ledger import digest_of_script
 from hetero.studies.runs import FAILED, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import Budget
 from hetero.system.documents import write_text
@@ -152,6 +151,7 @@ def execute_canaries(
     identity: Mapping[str, object],
     accepts_failures: bool,
     retry_failed: bool = True,
+    fresh: bool = False,
 ) -> tuple[list[RunResult], BudgetError | None]:
     """Execute the runs that the ledger in ``folder`` does not have yet.
 
@@ -167,6 +167,7 @@ def execute_canaries(
         identity: What the study is.
         accepts_failures: Whether runs go on after one that failed.
         retry_failed: Whether runs that failed at an earlier start run again, unless failures are accepted.
+        fresh: Whether to forget the runs of earlier starts.
 
     Returns:
         The results, and the error if the budget does not allow all runs.
@@ -184,12 +185,13 @@ def execute_canaries(
                 on_progress=on_progress if accepts_failures else watch.watch,
                 identity=identity,
                 retry_failed=retry_failed,
+                fresh=fresh,
             )
         except BudgetError as error:
             return read_results(runs, folder), error
         except _RunFailedError as error:
             left = [run for run in left if run.groups != error.run.groups]
-            retry_failed = False
+            retry_failed = fresh = False
             logger.error("run %s failed, so no more runs of this cluster begin", error.run.run_id)
         else:
             return read_results(runs, folder), None
@@ -232,8 +234,6 @@ def run_canaries(
     options = options or ForecastOptions()
     _check_memory(request, memory_gib or {})
     planned, data_bytes = plan_canaries(request, folder)
-    if fresh:
-        _forget(folder)
     preparing = _PreparingExecutor(executor, planned, request, folder, is_cold=is_cold)
     num_runs = len(planned) if enough is None else min(len(planned), MIN_RUNS * len(request.clusters))
     results: list[RunResult] = []
@@ -248,6 +248,7 @@ def run_canaries(
             identity=_identity(request, data_bytes),
             accepts_failures="failed" in options.accept,
             retry_failed=is_first,
+            fresh=fresh and is_first,
         )
         is_first = False
         report = report_of(
@@ -290,13 +291,6 @@ def raise_over_budget(error: BudgetError | None, folder: Path, option: str) -> N
             f"{reason}\n  {folder / TEXT_FILE_NAME} has the forecast from the runs that ended\n"
             f"  to do: raise {option} and start again, which keeps these runs"
         ) from error
-
-
-def _forget(folder: Path) -> None:
-    """Forget the runs of earlier starts, unless a study executes them now."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked_folder(folder):
-        (folder / LEDGER_FILE_NAME).unlink(missing_ok=True)
 
 
 def _check_memory(request: CanaryRequest, memory_gib: Mapping[str, float]) -> None:

@@ -123,7 +123,7 @@ class CanaryRequest:
         """Raise unless exactly one way to reduce the data is given."""
         unknown = sorted(self.whole_channels - set(self.channels))
         if unknown:
-            raise ConfigError(f"--whole {unknown[0]}: there is no such channel; give --channel {unknown[0]}=DIR too")
+            raise ConfigError(f"--whole {unknown[0]}: unknown channel; give --channel {unknown[0]}=DIR too")
         placeholders = self.placeholders
         ways = {
             "--channel NAME=DIR": bool(set(self.channels) - self.whole_channels),
@@ -141,9 +141,9 @@ class CanaryRequest:
         if "samples" in placeholders and not self.whole_samples:
             raise ConfigError("{samples} needs the number of samples of the whole job; give --whole-samples N")
         if self.whole_samples is not None and "samples" not in placeholders:
-            raise ConfigError("--whole-samples has no use without {samples} in the script's arguments; leave it out")
+            raise ConfigError("--whole-samples needs {samples} in the script's arguments; add that, or leave it out")
         if self.keep and not set(self.channels) - self.whole_channels:
-            raise ConfigError("--keep has no use without a channel that is reduced; leave it out")
+            raise ConfigError("--keep needs a channel that is reduced; give --channel NAME=DIR, or leave it out")
 
     @property
     def placeholders(self) -> set[str]:

@@ -77,7 +77,7 @@ def data_files(folder: Path, *, keep: Sequence[str] = ()) -> tuple[list[DataFile
         if len(found) > MAX_FILES:
             raise ConfigError(f"{folder} has more than {MAX_FILES:,} files; give a canary fewer, larger files")
     if not found:
-        raise ConfigError(f"{folder} has no files of which a canary could get a part; give another --channel folder")
+        raise ConfigError(f"{folder} contains no files to divide; give another --channel folder")
     return sorted(found), sorted(kept)
 
 

@@ -107,7 +107,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     """
     options = options or ForecastOptions()
     if any(point.fraction <= 0 for point in candidate.points):
-        raise ConfigError("a canary run has no data; expected a fraction above 0")
+        raise ConfigError("a canary run has a fraction of 0; expected more than 0")
     finished = [point for point in candidate.points if not point.failure]
     refusals = [refusal for refusal in check_script(candidate.points) if refusal.rule not in options.accept]
     canary_s = sum(point.wall_s for point in candidate.points)

@@ -110,7 +110,7 @@ def check_cache(
 
 
 def ran_out_of_memory(point: CanaryPoint) -> bool:
-    """Return whether a run failed because it ran out of memory, as far as its cause says so."""
+    """Return whether the cause of a failed run names a lack of memory."""
     return any(words in point.failure.lower() for words in _OUT_OF_MEMORY)
 
 

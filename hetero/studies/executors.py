@@ -239,8 +239,8 @@ class SimulateExecutor(_ChildExecutor):
     def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
         if not run.groups:
             raise ConfigError(
-                f'run {run.run_id} has no groups; expected for example groups: ["trainer=ml.m5.xlarge:1"] in the '
-                "study or in the levels of a factor"
+                f"run {run.run_id}: groups are missing\n"
+                '  to do: state for example groups: ["trainer=ml.m5.xlarge:1"] in the study or in the levels'
             )
         find_script(run.script, is_module=bool(run.options.get("module")))
         command = [*_HETERO, "simulate", *(f"--group={group}" for group in run.groups)]

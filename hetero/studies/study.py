@@ -70,7 +70,7 @@ class Preparation:
         """
         unknown = next((number for number in ignored if number not in CHECKS), None)
         if unknown is not None:
-            raise ConfigError(f"--ignore {unknown}: there is no such check; expected one of {', '.join(CHECKS)}")
+            raise ConfigError(f"--ignore {unknown}: unknown check; expected one of {', '.join(CHECKS)}")
         errors = [each for each in self.findings if each.severity == ERROR and each.number not in ignored]
         if errors:
             listed = "\n  ".join(str(each) for each in errors)

@@ -122,11 +122,11 @@ def test_name_of_a_channel_is_no_path(name: str, tmp_path: Path) -> None:
         ({"by_samples": True, "fractions": (0.01, 0.02, 0.02, 0.03)}, "expected different ones"),
         ({"by_samples": True, "fractions": (0.01, 0.6)}, "at most 50 %"),
         ({"by_samples": True, "repeats": 1}, "gives each cluster 3 runs; a forecast needs at least 4"),
-        ({"by_samples": True, "whole_samples": 100}, "no use without {samples}"),
-        ({"by_samples": True, "keep": ("*.csv",)}, "no use without a channel"),
+        ({"by_samples": True, "whole_samples": 100}, "--whole-samples needs {samples}"),
+        ({"by_samples": True, "keep": ("*.csv",)}, "--keep needs a channel"),
         ({"by_samples": True, "repeats": 0}, "--repeats is 0"),
         ({"by_samples": True, "repeats": 51}, "--repeats is 51"),
-        ({"by_samples": True, "whole_channels": frozenset({"x"})}, "there is no such channel"),
+        ({"by_samples": True, "whole_channels": frozenset({"x"})}, "unknown channel"),
     ],
 )
 def test_request_that_cannot_work_is_rejected(values: dict[str, Any], message: str) -> None:

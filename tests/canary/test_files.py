@@ -102,5 +102,5 @@ def test_pattern_with_a_folder_is_compared_with_the_whole_name(tmp_path: Path) -
 
 
 def test_folder_without_files_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no files of which a canary could get a part"):
+    with pytest.raises(ConfigError, match="contains no files to divide"):
         data_files(tmp_path)

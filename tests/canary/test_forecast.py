@@ -139,7 +139,7 @@ def test_suggestion_is_the_width_that_two_more_runs_give() -> None:
 
 
 def test_run_without_data_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="expected a fraction above 0"):
+    with pytest.raises(ConfigError, match="has a fraction of 0; expected more than 0"):
         forecast(candidate(job(lambda fraction: 1.0, fractions=(0.0, 0.01))))
 
 

@@ -62,7 +62,7 @@ def test_simulation_gets_groups_channels_options_and_arguments(tmp_path: Path) -
 
 def test_run_without_groups_or_script_is_rejected(tmp_path: Path) -> None:
     executor = SimulateExecutor(catalogue=PRICED)
-    with pytest.raises(ConfigError, match="has no groups"):
+    with pytest.raises(ConfigError, match="groups are missing"):
         executor.execute(PlannedRun(run_id="r", levels={}, script="train.py"), tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
         executor.execute(small_runs(1)[0], tmp_path)

@@ -151,7 +151,7 @@ def test_run_that_cannot_start_is_an_error_of_the_dry_run(
 
 def test_unknown_check_cannot_be_ignored(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["study", str(study), "--dry-run", "--ignore", "ST-99"]) == ExitCode.USAGE
-    assert "--ignore ST-99: there is no such check; expected one of ST-01, " in capsys.readouterr().err
+    assert "--ignore ST-99: unknown check; expected one of ST-01, " in capsys.readouterr().err
 
 
 def test_study_of_a_module_identifies_it_by_its_source(

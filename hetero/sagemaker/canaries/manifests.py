@@ -99,7 +99,7 @@ def list_objects(client: Any, uri: str) -> list[DataFile]:
         if len(found) > MAX_FILES:
             raise ConfigError(f"{uri} has more than {MAX_FILES:,} objects; give a canary fewer, larger files")
     if not found:
-        raise ConfigError(f"{uri} has no objects; expected the files of a channel")
+        raise ConfigError(f"{uri} contains no objects; expected the files of a channel")
     if any(not file.name for file in found):
         raise ConfigError(
             f"{uri} is an object; expected the prefix of several, because an object cannot be divided\n"

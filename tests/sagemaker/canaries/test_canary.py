@@ -346,7 +346,7 @@ def test_empty_prefix_is_rejected() -> None:
     client = boto3.client("s3", aws_access_key_id="none", aws_secret_access_key="none", region_name="us-east-1")
     with Stubber(client) as stubber:
         stubber.add_response("list_objects_v2", {"IsTruncated": False}, {"Bucket": "bucket", "Prefix": "none/"})
-        with pytest.raises(ConfigError, match="has no objects"):
+        with pytest.raises(ConfigError, match="contains no objects"):
             list_objects(client, "s3://bucket/none/")
         content = {"IsTruncated": False, "Contents": [{"Key": "all.csv", "Size": 9}]}
         stubber.add_response("list_objects_v2", content, {"Bucket": "bucket", "Prefix": "all.csv"})
