@@ -16,6 +16,8 @@ __all__ = ["MAX_VCPU_SPEED", "MIN_VCPU_SPEED", "PlanOptions", "WrongOption"]
 MIN_VCPU_SPEED, MAX_VCPU_SPEED = 0.001, 100.0
 """Bounds of a relative speed. Both are far away from real processors."""
 _MAX_NUMBER = 1e12
+_MAX_ENDPOINTS = 1024
+"""Limit of the launcher's --endpoints-per-host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class PlanOptions:
             raise _wrong("trainer_type", trainer_type, "an instance type, such as 'ml.p3.2xlarge'")
         for name in ("num_steps", "num_ranks", "num_trainer_hosts", "endpoints_per_host"):
             _check(name, getattr(self, name), is_whole=True)
+        if self.endpoints_per_host is not None and self.endpoints_per_host > _MAX_ENDPOINTS:
+            raise _wrong("endpoints_per_host", self.endpoints_per_host, f"at most {_MAX_ENDPOINTS}, as in a job")
         for name in ("max_hours", "max_usd_per_1k_steps"):
             _check(name, getattr(self, name), is_whole=False)
         _check_by_type("spot_usd", self.spot_usd, 0.0, MAX_HOURLY_USD, "USD per hour")

@@ -13,7 +13,7 @@ from planning_profiles import make_profile, measured, spread
 
 from hetero.errors import ConfigError
 from hetero.planning.assembly import JobFacts, assemble_profile
-from hetero.planning.parts import Contents, HostPart, RankPart, SampledWork
+from hetero.planning.parts import RATES_TOO_LOW, Contents, HostPart, RankPart, SampledWork
 from hetero.planning.profile import ConcurrencyPoint, LeafProfile, Profile, Spread, SupplyProfile
 from hetero.planning.profile_text import first_sentence, render_profile
 from hetero.planning.schema import profile_schema
@@ -209,6 +209,19 @@ def test_first_sentence_says_what_the_accelerators_could_take_and_what_the_cpus_
         "The accelerators could take 1,280 samples/s; this host's 8 vCPUs make 360; 67 % of each step is waiting for "
         "data."
     )
+
+
+def test_first_sentence_of_a_disturbed_measurement_states_the_least_rate() -> None:
+    profile = assemble_profile({0: rank_part()}, [host_part()], FACTS)
+    disturbed = dataclasses.replace(profile, notes=(f"Other processes used the CPUs. {RATES_TOO_LOW}",))
+    assert "make at least" not in first_sentence(profile)
+    assert "make at least" in first_sentence(disturbed)
+
+
+def test_first_sentence_of_a_job_with_data_hosts_says_whose_wait_it_is() -> None:
+    profile = assemble_profile({0: rank_part()}, [host_part()], FACTS)
+    training = dataclasses.replace(profile.training, has_data_hosts=True)
+    assert "; with the job's data hosts, " in first_sentence(dataclasses.replace(profile, training=training))
 
 
 def test_first_sentence_of_a_run_that_never_waited_says_so() -> None:

@@ -31,6 +31,7 @@ def test_options_within_their_bounds_are_accepted() -> None:
         ({"num_ranks": 1.5}, "num_ranks is 1.5; expected a number above 0 without decimals"),
         ({"num_ranks": True}, "num_ranks is True; expected a number above 0"),
         ({"endpoints_per_host": "8"}, "endpoints_per_host is '8'; expected a number above 0"),
+        ({"endpoints_per_host": 1025}, "endpoints_per_host is 1025; expected at most 1024, as in a job"),
         ({"num_trainer_hosts": -1}, "num_trainer_hosts is -1; expected a number above 0"),
         ({"max_hours": "2", "num_steps": 10}, "max_hours is '2'; expected a number above 0"),
         ({"max_usd_per_1k_steps": float("inf")}, "max_usd_per_1k_steps is inf; expected a number above 0"),
