@@ -49,7 +49,7 @@ class Pair:
     prices: tuple[str, ...]
 
 
-_CSV = {"make": csv_files(100, 9000, 21), "dataset": "csv"}
+_CSV = {"make": csv_files(100, 36_000, 21), "dataset": "csv"}
 _FLOATS = {"make": float_files(100, 3000, 101), "dataset": "floats"}
 
 JOBS: tuple[Job, ...] = (
