@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 hetero.log_metric("accuracy", accuracy, step)
                 print(f"step {step} of {num_steps}: loss {loss.item():.6f}, f1={f1:.4f}", flush=True)
     del model  # before the group: if it held the group's last reference, its end could wait for the group's for ever
-    dist.destroy_process_group()
+    leave_process_group()
 
 
 def make_loaders(args: argparse.Namespace) -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -211,11 +212,20 @@ def join_process_group() -> torch.device:
     return device
 
 
+def leave_process_group() -> None:
+    """Leave the other ranks."""
+    dist.destroy_process_group()
+    # DDP keeps gloo's threads beyond the end of the group (torch 2.13). If Python ends while such a thread releases a
+    # tensor, the thread aborts the process. torch has no event for it.
+    time.sleep(0.2)
+
+
 def evaluate(network: nn.Module, loader: Iterable[dict[str, Tensor]], device: torch.device) -> tuple[float, float]:
     """Return F1 of the positive class and accuracy, of the samples of all ranks together."""
     counts = torch.zeros(4, dtype=torch.int64, device=device)
     network.eval()
-    with torch.inference_mode():
+    # A pass of the loader draws from torch's global generator. Dropout must not depend on how often one validates.
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         for batch in loader:
             logits = network(
                 input_ids=batch["input_ids"].to(device), attention_mask=batch["attention_mask"].to(device)
