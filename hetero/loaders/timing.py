@@ -67,4 +67,5 @@ class LoaderTiming:
             self.name,
             warmup_steps=DEFAULT_WARMUP_STEPS if options is None else options.warmup_steps,
             step_wait_s=None if options is None else options.emulate_step_s,
+            run_clock=None if session is None else session.metrics.elapsed_s,
         )

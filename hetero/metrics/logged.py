@@ -217,13 +217,17 @@ class MetricLog:
         self._names: set[str] = set()
         self._version = 0
 
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start of the run."""
+        return max(0.0, self._clock() - self._started_s)
+
     def add(self, name: str, value: float, step: int | None = None) -> bool:
         """Keep a value that `check_value` returned. Return False if there are too many names."""
         with self._lock:
             if name not in self._names and len(self._names) >= MAX_NAMES:
                 return False
             self._names.add(name)
-            at_s, unix_s = max(0.0, self._clock() - self._started_s), max(0.0, self._wall_clock())
+            at_s, unix_s = self.elapsed_s(), max(0.0, self._wall_clock())
             logged = LoggedMetric(name=name, value=value, step=step, at_s=at_s, unix_s=unix_s, rank=self._rank)
             self._values.append(logged)
             if len(self._values) > MAX_VALUES:

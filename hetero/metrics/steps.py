@@ -157,6 +157,8 @@ class StepSummary:
     """Passes that delivered all of their batches."""
     max_in_flight: int = field(default=0, metadata=limits(maximum=2**53))
     """Most batches of a pass that were requested and not yet delivered. 0 if the loader does not count them."""
+    first_batch_at_s: float | None = None
+    """Seconds from the start of the run to the first delivery. None without one, or if the start is not known."""
 
     @property
     def total_s(self) -> float:
@@ -208,6 +210,7 @@ class StepTimer:
         warmup_steps: Steps at the start that times and rates leave out, >= 0.
         step_wait_s: Seconds that every step's compute lasts on the emulated accelerator, in (0, 3600]. None: no
             emulation.
+        run_clock: Returns the seconds since the start of the run. None if its start is not known.
         clock: Monotonic clock in seconds.
         sleep: Waits the given number of seconds, and may return early.
 
@@ -221,6 +224,7 @@ class StepTimer:
         *,
         warmup_steps: int = DEFAULT_WARMUP_STEPS,
         step_wait_s: float | None = None,
+        run_clock: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -239,6 +243,8 @@ class StepTimer:
         """Passes of the loader, for the summary."""
         self.on_step: Callable[[float, float], object] | None = None
         """Called with the compute and the data wait of each complete step, in seconds, also in the warm-up."""
+        self._run_clock = run_clock
+        self._first_batch_at_s: float | None = None
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -287,6 +293,8 @@ class StepTimer:
         assert self._begun_at is not None, "end_wait without begin_wait"
         now = self._clock()
         delivered_at = now if waited_s is None else min(now, self._begun_at + max(0.0, waited_s))
+        if self._num_steps == 0 and self._run_clock is not None:
+            self._first_batch_at_s = max(0.0, self._run_clock() - (now - delivered_at))
         with self._lock:
             if self._compute_s is not None:
                 self._record(self._compute_s, delivered_at - self._begun_at)
@@ -367,6 +375,7 @@ class StepTimer:
             num_passes=self.extent.num_passes,
             num_complete_passes=self.extent.num_complete_passes,
             max_in_flight=self.extent.max_in_flight,
+            first_batch_at_s=self._first_batch_at_s,
         )
 
     def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:

@@ -11,7 +11,7 @@ ST-07     a factor that no run uses
 ST-08     factors that a design does not separate
 ST-09     more samples in a step than in an epoch
 ST-10     checks that need the instance types of the runs, which the study does not state
-ST-11     a budget that all runs together are expected to exceed
+ST-11     a budget that the runs together are expected to exceed
 ========  =====================================================================================
 """
 
@@ -43,8 +43,13 @@ _MEMORY_SHARE = 0.95
 _MOST_NAMED = 4
 
 
-def check_study(plan: StudyPlan, catalogue: Catalogue) -> list[Finding]:
+def check_study(plan: StudyPlan, catalogue: Catalogue, *, selected: StudyPlan | None = None) -> list[Finding]:
     """Return the findings about a study, in the order of their numbers. Empty if all checks pass.
+
+    Args:
+        plan: The plan.
+        catalogue: Instance types and their prices.
+        selected: The plan with the runs that are to be executed, for the budget. Default: all.
 
     Raises:
         ConfigError: If the report in ``constraints.measured`` cannot be read.
@@ -52,7 +57,7 @@ def check_study(plan: StudyPlan, catalogue: Catalogue) -> list[Finding]:
     return [
         Finding(number=number, severity=severity, found=found, fix=fix)
         for number, check in CHECKS.items()
-        for severity, found, fix in check(plan, catalogue)
+        for severity, found, fix in check(selected or plan if number == "ST-11" else plan, catalogue)
     ]
 
 

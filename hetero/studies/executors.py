@@ -9,21 +9,17 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-import queue
 import re
 import shlex
-import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from hetero.cluster import ClusterSpec, find_platform
+from hetero.cluster.platforms.sagemaker import channel_variable
 from hetero.config import stated_flags
 from hetero.errors import ConfigError
 from hetero.launch.failure import stated_code
@@ -31,12 +27,13 @@ from hetero.metrics.logged import LoggedMetric, MetricPattern, read_metric_line,
 from hetero.pricing import Catalogue
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report
 from hetero.simulate.simulate import parse_group
+from hetero.studies.child_job import Job, Line, python_path
 from hetero.studies.ledger import report_in
 from hetero.studies.matching import Search
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
-from hetero.system.process import PARENT_VARIABLE, describe_exit_status, start_child
+from hetero.system.process import describe_exit_status
 from hetero.system.scripts import find_script
-from hetero.system.text import escape_line, shortened
+from hetero.system.text import shortened
 
 __all__ = [
     "LOG_FILE_NAME",
@@ -50,102 +47,10 @@ __all__ = [
 ]
 
 LOG_FILE_NAME = "log.txt"
-_STOP_S = 90.0
-"""Seconds from the request to stop until a run is killed. Ranks have 50 s to save a checkpoint."""
-_MAX_LINE_BYTES = 64 * 1024
 _TAIL_LINES = 200
 _CAUSE = re.compile(r"\bHET-\d\d .*")
 _RANK = re.compile(r"\brank (\d{1,6}): ")
 _MAX_CAUSE_CHARS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    text: str
-    at_s: float
-    unix_s: float
-
-
-class _Job:
-    """The processes of one run and their output."""
-
-    def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str], log: IO[str]) -> None:
-        self._log = log
-        self._started_s = time.monotonic()
-        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._stop_s: float | None = None
-        self._lock = threading.Lock()
-        try:
-            for command in commands:
-                self._start(command, environment)
-        except (OSError, ValueError) as error:  # ValueError: a NUL, or a variable with = in its name
-            self.close()
-            why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ConfigError(
-                f"cannot start {shortened(shlex.join(commands[0]), 200)}: {why}\n"
-                "  to do: check the args and the environment of the study, and that the program exists"
-            ) from error
-
-    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        process = start_child(
-            command,
-            env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": _python_path()},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches only the study, which then asks the run to stop
-        )
-        assert process.stdout is not None
-        self._processes.append(process)
-        threading.Thread(target=self._read, args=(process.stdout,), name="study-output", daemon=True).start()
-
-    def _read(self, stream: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError), stream:
-            while line := stream.readline(_MAX_LINE_BYTES):
-                self._lines.put(line)
-        self._lines.put(None)
-
-    def lines(self) -> Iterator[_Line]:
-        """Yield the lines of all processes as they arrive, until all outputs are closed."""
-        num_open = len(self._processes)
-        while num_open:
-            try:
-                line = self._lines.get(timeout=1.0)
-            except queue.Empty:
-                self._kill_if_late()
-                continue
-            self._kill_if_late()
-            if line is None:
-                num_open -= 1
-                continue
-            text = escape_line(line.decode("utf-8", "replace").rstrip("\r\n"))
-            self._log.write(text + "\n")
-            self._log.flush()
-            yield _Line(text, time.monotonic() - self._started_s, time.time())
-
-    def wait(self) -> list[int]:
-        """Return the exit status of each process. Call this after `lines` has ended."""
-        return [process.wait() for process in self._processes]
-
-    def stop(self) -> None:
-        """Ask all processes to stop, as a platform does. Idempotent."""
-        with self._lock:
-            if self._stop_s is None:
-                self._stop_s = time.monotonic()
-                for process in self._processes:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.send_signal(signal.SIGTERM)
-
-    def _kill_if_late(self) -> None:
-        if self._stop_s is not None and time.monotonic() - self._stop_s > _STOP_S:
-            self.close()
-
-    def close(self) -> None:
-        """Kill the processes that still run."""
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
 
 
 class _ChildExecutor:
@@ -157,7 +62,7 @@ class _ChildExecutor:
         self._catalogue = catalogue
         self._patterns = tuple(patterns)
         self._lock = threading.Lock()
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._is_stopped = False
 
     def hourly_usd(self, run: PlannedRun) -> float | None:
@@ -182,7 +87,7 @@ class _ChildExecutor:
             contextlib.closing(_Logged(self._patterns)) as logged,
         ):
             log.write("".join(f"$ {shlex.join(command)}\n" for command in commands))
-            job = _Job(commands, run.environment, log)
+            job = Job(commands, self._environment(run), log)
             with self._lock:
                 self._job = job
                 if self._is_stopped:
@@ -213,6 +118,9 @@ class _ChildExecutor:
             self._is_stopped = True
             if self._job is not None:
                 self._job.stop()
+
+    def _environment(self, run: PlannedRun) -> Mapping[str, str]:
+        return run.environment
 
     def _types(self, run: PlannedRun) -> list[tuple[str, int]]:
         raise NotImplementedError
@@ -253,8 +161,9 @@ class LaunchExecutor(_ChildExecutor):
     """Executes runs with ``hetero launch`` on the hosts of a cluster file, one at a time.
 
     This process starts the launcher of this host. The others are started by the command ``start``, for example
-    ``["ssh", "{host}"]``, which gets the launcher's command line as one more argument. The folder of the study, and the
-    script, must have the same path on all hosts.
+    ``["ssh", "{host}"]``, which gets the launcher's command line as one more argument. The folder of the study, the
+    script and the channels must have the same path on all hosts. The script finds a channel by its variable, for
+    example ``SM_CHANNEL_TRAINING``.
 
     Args:
         cluster_file: The file. A launch option ``cluster_file`` of a run overrides it.
@@ -281,6 +190,9 @@ class LaunchExecutor(_ChildExecutor):
         self._folder = folder
         self._start = tuple(start)
         self._host = host or None
+
+    def _environment(self, run: PlannedRun) -> Mapping[str, str]:
+        return {**{channel_variable(name): path for name, path in run.channels.items()}, **run.environment}
 
     def _types(self, run: PlannedRun) -> list[tuple[str, int]]:
         cluster = self._cluster(run)
@@ -322,7 +234,7 @@ class LaunchExecutor(_ChildExecutor):
             ]
             command = _with_script([*command, *_flags(run, without=("cluster_file", "host"))], run)
             if host != cluster.current_host:
-                variables = [f"{name}={value}" for name, value in run.environment.items()]
+                variables = [f"{name}={value}" for name, value in self._environment(run).items()]
                 line = shlex.join(["cd", str(Path.cwd())]) + " && " + shlex.join(["env", *variables, *command])
                 command = [*(word.replace("{host}", host) for word in self._start), line]
             commands.append(command)
@@ -368,7 +280,7 @@ class _Logged:
     """The metrics in the lines of a run, and its last lines."""
 
     def __init__(self, patterns: Sequence[MetricPattern]) -> None:
-        environment = {**os.environ, "PYTHONPATH": _python_path()}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         self._search = Search(patterns, environment) if patterns else None
         self.found: list[LoggedMetric] = []
         """Values that the study's expressions found, after `finish`."""
@@ -376,7 +288,7 @@ class _Logged:
         """Values of lines that `hetero.log_metric` wrote, in case that no report has them."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
-    def read(self, line: _Line) -> None:
+    def read(self, line: Line) -> None:
         """Read one line."""
         self.tail.append(line.text)
         match = _RANK.search(line.text[:200])
@@ -449,20 +361,20 @@ def result_of(
 
 
 def phases_of(report: Report) -> dict[str, float]:
-    """Return the parts of a run's wall time in seconds: compute and data wait of its steps, and the rest.
+    """Return the parts of a run's wall time in seconds: its start, compute and data wait of its steps, and the rest.
 
-    The steps are those of the loader that takes the most time, on the rank where it takes the most. Steps of the
-    warm-up count as rest.
+    The start ends with the first batch of any loader. The steps are those of the loader that takes the most time, on
+    the rank where it takes the most. Steps of the warm-up, validation and the end of the job count as rest.
     """
-    loaders = [loader for rank in report.run.ranks for loader in rank.loaders if loader.num_steps_measured]
-    longest = max(loaders, key=lambda loader: loader.total_s, default=None)
-    if longest is None:
-        return {"other": report.run.wall_s}
-    return {
-        "compute": longest.compute_total_s,
-        "data wait": longest.data_wait_total_s,
-        "other": max(0.0, report.run.wall_s - longest.total_s),
-    }
+    loaders = [loader for rank in report.run.ranks for loader in rank.loaders]
+    phases = {}
+    starts_s = [loader.first_batch_at_s for loader in loaders if loader.first_batch_at_s is not None]
+    if starts_s:
+        phases["start"] = min(starts_s)
+    longest = max((each for each in loaders if each.num_steps_measured), key=lambda each: each.total_s, default=None)
+    if longest is not None:
+        phases |= {"compute": longest.compute_total_s, "data wait": longest.data_wait_total_s}
+    return {**phases, "other": max(0.0, report.run.wall_s - sum(phases.values()))}
 
 
 def _cause(status: int, tail: Sequence[str]) -> str:
@@ -483,12 +395,3 @@ def _flags(run: PlannedRun, *, without: Sequence[str] = ()) -> list[str]:
 
 def _with_script(command: Sequence[str], run: PlannedRun) -> list[str]:
     return [*command, run.script, "--", *run.script_args]
-
-
-def _python_path() -> str:
-    """Return the PYTHONPATH of a child: this process's, and hetero's source tree unless it is installed."""
-    parts = [os.environ.get("PYTHONPATH", "")]
-    own = Path(__file__).resolve().parents[2]
-    if own.name not in ("site-packages", "dist-packages"):
-        parts.append(str(own))
-    return os.pathsep.join(dict.fromkeys(part for text in parts for part in text.split(os.pathsep) if part))

@@ -104,8 +104,9 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Pre
     plan = plan_study(study, catalogue)
     plan = replace(plan, runs=tuple(_started(run, study) for run in plan.runs))
     _check_clusters(study, plan.cells)
-    findings = tuple(check_study(plan, catalogue))
-    return Preparation(plan=only(plan, levels) if levels else plan, whole=plan, catalogue=catalogue, findings=findings)
+    selected = only(plan, levels) if levels else plan
+    findings = tuple(check_study(plan, catalogue, selected=selected))
+    return Preparation(plan=selected, whole=plan, catalogue=catalogue, findings=findings)
 
 
 def _missing(plan: StudyPlan) -> Iterator[str]:

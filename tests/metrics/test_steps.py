@@ -54,6 +54,18 @@ def test_timer_steady_state_counts_compute_and_following_wait() -> None:
     assert summary.total_s == pytest.approx(0.9)
 
 
+def test_timer_knows_when_its_first_batch_came() -> None:
+    run = FakeClock()
+    timer, clock = make_timer(run_clock=run)
+    assert timer.summary().first_batch_at_s is None
+    timer.begin_wait()
+    clock.now += 3.0
+    timer.end_wait(4, waited_s=2.0)  # a second of the compute has passed
+    run.now += 50.0
+    deliver(timer, clock, wait_s=0.1)
+    assert timer.summary().first_batch_at_s == pytest.approx(99.0)
+
+
 def test_timer_warmup_steps_are_excluded_from_every_figure() -> None:
     timer, clock = make_timer(warmup_steps=2)
     for wait_s in (5.0, 4.0, 3.0, 0.1, 0.1):

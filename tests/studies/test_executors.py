@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from study_reports import PRICED, report_of, small_runs
 from hetero import cli, config
 from hetero.errors import ConfigError
 from hetero.metrics.logged import MetricPattern
+from hetero.metrics.steps import StepTimer
 from hetero.pricing import Catalogue
+from hetero.report.model import RankFacts
 from hetero.studies.executors import LaunchExecutor, SimulateExecutor, phases_of
 from hetero.studies.runs import PlannedRun
 
@@ -182,7 +185,13 @@ def test_launch_starts_each_host_of_the_cluster_file(tmp_path: Path) -> None:
     script.write_text("")
     cluster.write_text(json.dumps(CLUSTER))
     planned = PlannedRun(
-        run_id="r", levels={}, script=str(script), script_args=("a b",), environment={"X": "1"}, options={"audit": True}
+        run_id="r",
+        levels={},
+        script=str(script),
+        script_args=("a b",),
+        channels={"training": "/data/photos"},
+        environment={"X": "1"},
+        options={"audit": True},
     )
     executor = LaunchExecutor(
         cluster_file=cluster, start=["ssh", "{host}", "--"], host="node-2", catalogue=Catalogue.load("seed-2022")
@@ -193,7 +202,7 @@ def test_launch_starts_each_host_of_the_cluster_file(tmp_path: Path) -> None:
     assert second[-3:] == [str(script), "--", "a b"]
     assert first[:3] == ["ssh", "node-1", "--"]
     assert first[3].endswith(f"--output-dir={tmp_path}/run/hosts/node-1 --audit {script} -- 'a b'")
-    assert " && env X=1 " in third[3]
+    assert " && env SM_CHANNEL_TRAINING=/data/photos X=1 " in third[3]
     assert executor._types(planned) == [("ml.c5.xlarge", 1), ("ml.p3.2xlarge", 2)]
 
 
@@ -207,3 +216,20 @@ def test_other_hosts_without_a_way_to_start_them_are_rejected(tmp_path: Path) ->
 
 def test_phases_of_a_run_without_steps_are_one() -> None:
     assert phases_of(report_of(wall_s=12.0)) == {"other": 12.0}
+
+
+def test_phases_of_a_run_begin_with_its_start_and_have_its_wall_time_as_sum() -> None:
+    report = report_of(wall_s=12.0)
+    loaders = []
+    for name, first_batch_at_s, num_steps in (("validation", 7.0, 2), ("train", 4.0, 6)):
+        clock = iter(range(100))
+        timer = StepTimer(
+            name, warmup_steps=0, run_clock=lambda at_s=first_batch_at_s: at_s, clock=lambda c=clock: next(c)
+        )
+        for _ in range(num_steps + 1):
+            timer.begin_wait()
+            timer.end_wait(1)
+        loaders.append(timer.summary())
+    ranks = (RankFacts(rank=0, host="node-1", loaders=tuple(loaders)),)
+    phases = phases_of(replace(report, run=replace(report.run, ranks=ranks, wall_s=20.0)))
+    assert phases == {"start": 4.0, "compute": 6.0, "data wait": 6.0, "other": 4.0}

@@ -67,6 +67,13 @@ def test_changed_script_is_a_changed_study(study: Path, tmp_path: Path) -> None:
         run_study(prepare_study(study), folder, executor=PretendExecutor())
 
 
+def test_budget_is_that_of_the_selected_runs(study: Path) -> None:
+    study.write_text(FILE + "budget: {hours: 0.15}\n")
+    with pytest.raises(ConfigError, match=r"ST-11.*all 2 runs take 0.20 hours"):
+        prepare_study(study).check()
+    prepare_study(study, levels={"samples": "2000"}).check()
+
+
 def test_only_runs_part_of_a_study_and_the_rest_later(study: Path, tmp_path: Path) -> None:
     first, second = PretendExecutor(), PretendExecutor()
     run_study(prepare_study(study, levels={"samples": "2000"}), tmp_path / "out", executor=first)

@@ -12,6 +12,7 @@ import torch
 import torch.utils.data
 
 import hetero
+from hetero.metrics.logged import MetricLog
 
 
 class Noisy(torch.utils.data.Dataset[Any]):
@@ -47,6 +48,7 @@ class FakeSession:
     def __init__(self, *, remote: bool = False, purity_checks: int = 0) -> None:
         self.remote = remote
         self.options = SimpleNamespace(purity_checks=purity_checks, warmup_steps=0, emulate_step_s=None, profile=False)
+        self.metrics = MetricLog()
         self.timers: list[Any] = []
         self.stops = 0
         self.stops_at = 0

@@ -151,6 +151,11 @@ def folders_below(base: Path) -> Folders:
     )
 
 
+def channel_variable(name: str) -> str:
+    """Return the variable that has the folder of an input channel."""
+    return f"SM_CHANNEL_{name.upper()}"
+
+
 def script_variables(base: Path, host: str, channels: Sequence[str]) -> dict[str, str]:
     """Return the variables that training scripts read.
 
@@ -165,7 +170,7 @@ def script_variables(base: Path, host: str, channels: Sequence[str]) -> dict[str
         "SM_MODEL_DIR": str(folders.model),
         "SM_OUTPUT_DATA_DIR": str(folders.output),
         "SM_CURRENT_HOST": host,
-        **{f"SM_CHANNEL_{name.upper()}": str(base / CHANNELS / name) for name in channels},
+        **{channel_variable(name): str(base / CHANNELS / name) for name in channels},
     }
 
 

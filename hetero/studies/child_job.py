@@ -1,0 +1,127 @@
+"""The processes of one run: their output with the time of each line, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from hetero.errors import ConfigError
+from hetero.system.process import PARENT_VARIABLE, start_child
+from hetero.system.text import escape_line, shortened
+
+__all__ = ["Job", "Line", "python_path"]
+
+_STOP_S = 90.0
+"""Seconds from the request to stop until a run is killed. Ranks have 50 s to save a checkpoint."""
+_MAX_LINE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a run's output."""
+
+    text: str
+    at_s: float
+    """Seconds since the start of the processes."""
+    unix_s: float
+
+
+class Job:
+    """The processes of one run and their output."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str], log: IO[str]) -> None:
+        self._log = log
+        self._started_s = time.monotonic()
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stop_s: float | None = None
+        self._lock = threading.Lock()
+        try:
+            for command in commands:
+                self._start(command, environment)
+        except (OSError, ValueError) as error:  # ValueError: a NUL, or a variable with = in its name
+            self.close()
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ConfigError(
+                f"cannot start {shortened(shlex.join(commands[0]), 200)}: {why}\n"
+                "  to do: check the args and the environment of the study, and that the program exists"
+            ) from error
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        process = start_child(
+            command,
+            env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": python_path()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches only the study, which then asks the run to stop
+        )
+        assert process.stdout is not None
+        self._processes.append(process)
+        threading.Thread(target=self._read, args=(process.stdout,), name="study-output", daemon=True).start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError), stream:
+            while line := stream.readline(_MAX_LINE_BYTES):
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the lines of all processes as they arrive, until all outputs are closed."""
+        num_open = len(self._processes)
+        while num_open:
+            try:
+                line = self._lines.get(timeout=1.0)
+            except queue.Empty:
+                self._kill_if_late()
+                continue
+            self._kill_if_late()
+            if line is None:
+                num_open -= 1
+                continue
+            text = escape_line(line.decode("utf-8", "replace").rstrip("\r\n"))
+            self._log.write(text + "\n")
+            self._log.flush()
+            yield Line(text, time.monotonic() - self._started_s, time.time())
+
+    def wait(self) -> list[int]:
+        """Return the exit status of each process. Call this after `lines` has ended."""
+        return [process.wait() for process in self._processes]
+
+    def stop(self) -> None:
+        """Ask all processes to stop, as a platform does. Idempotent."""
+        with self._lock:
+            if self._stop_s is None:
+                self._stop_s = time.monotonic()
+                for process in self._processes:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGTERM)
+
+    def _kill_if_late(self) -> None:
+        if self._stop_s is not None and time.monotonic() - self._stop_s > _STOP_S:
+            self.close()
+
+    def close(self) -> None:
+        """Kill the processes that still run."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+def python_path() -> str:
+    """Return the PYTHONPATH of a child: this process's, and hetero's source tree unless it is installed."""
+    parts = [os.environ.get("PYTHONPATH", "")]
+    own = Path(__file__).resolve().parents[2]
+    if own.name not in ("site-packages", "dist-packages"):
+        parts.append(str(own))
+    return os.pathsep.join(dict.fromkeys(part for text in parts for part in text.split(os.pathsep) if part))
