@@ -45,13 +45,14 @@ class LoaderWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicCondition:
-    """A condition such as ``step % 500 == 0`` in the script."""
+    """A condition such as ``step % 500 == 0`` in the script, or ``step >= 1000`` where it leaves a loop."""
 
     line: int
     text: str
     period: int
+    """The bound of a condition without a modulo."""
     largest: int = field(metadata=limits(minimum=-(2.0**63)))
-    """Largest number that was divided by the period."""
+    """Largest number that was divided by the period, or compared with the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

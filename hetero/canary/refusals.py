@@ -144,13 +144,14 @@ def _early_stop(points: Sequence[CanaryPoint]) -> str:
         for loop in point.left_loops:
             return (
                 f"line {loop.line} of the script, `{loop.text}`, ended a loop early in a run with "
-                f"{percent(point.fraction)} of the data, so how long the whole runs depends on its values"
+                f"{percent(point.fraction)} of the data, so how long the whole runs does not follow from the amount of "
+                "data"
             )
     return ""
 
 
 def _unreached(points: Sequence[CanaryPoint]) -> str:
-    """Find conditions such as ``step % 500 == 0`` whose period only the whole job reaches."""
+    """Find conditions such as ``step % 500 == 0`` or ``step >= 1000`` whose bound only the whole job reaches."""
     reached: dict[tuple[int, int, str], list[tuple[float, int]]] = {}
     for point in points:
         for each in point.periodic:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE, ScriptObserver, instrumented, observer_of
+from hetero.launch.ranks.instrumented import instrumented
+from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE, ScriptObserver, observer_of
 
 SCRIPT = """
 import json
@@ -67,8 +68,32 @@ def test_periods_and_ends_of_loops_are_counted(tmp_path: Path) -> None:
     assert found["periodic"] == [
         {"line": 8, "text": "if step % 500 == 0 and step", "period": 500, "largest": 8},
         {"line": 10, "text": "if not step % 4", "period": 4, "largest": 8},
+        {"line": 12, "text": "if bad >= 3", "period": 3, "largest": 3},
     ]
     assert found["left_loops"] == [{"line": 12, "text": "if bad >= 3", "count": 1}]
+
+
+@pytest.mark.parametrize(
+    ("condition", "bound", "largest"),
+    [
+        ("step >= limit", 500, 19),
+        ("limit <= step", 500, 19),
+        ("step > 2.5 * limit", 1250, 19),
+        ("step == limit", 500, 19),
+    ],
+)
+def test_limit_that_is_not_reached_is_recorded(condition: str, bound: int, largest: int, tmp_path: Path) -> None:
+    found = observe(tmp_path, f"limit = 500\nfor step in range(20):\n    if {condition}:\n        break\n")
+    assert [(each["period"], each["largest"]) for each in found["periodic"]] == [(bound, largest)]
+    assert found["left_loops"] == []
+
+
+@pytest.mark.parametrize(
+    "condition", ["math.nan > step", "step >= math.inf", "'a' > 'b'", "step >= limit and step > 0", "0 < step > 99"]
+)
+def test_comparison_that_is_no_limit_is_not_recorded(condition: str, tmp_path: Path) -> None:
+    text = f"import math\nlimit = 500\nfor step in range(20):\n    if {condition}:\n        break\n"
+    assert observe(tmp_path, text)["periodic"] == []
 
 
 def test_script_does_the_same_as_without_the_observer(tmp_path: Path) -> None:
@@ -149,7 +174,7 @@ def test_hot_loop_calls_the_observer_for_few_of_its_evaluations(tmp_path: Path) 
     with observer.running(str(script), is_module=False):
         runpy.run_path(str(script), run_name="__main__")
     passed_s = time.monotonic() - began_s
-    (recorder,) = observer._modulos
+    (recorder,) = observer._bounded
     assert 10_000 <= recorder.count <= 10_001 + passed_s / 0.02
     (found,) = json.loads((tmp_path / "rank-0.json").read_text())["periodic"]
     assert found["largest"] > 10_000  # samples follow
