@@ -6,6 +6,8 @@ target. Everything else is optional. README.md in this folder lists the metrics 
     python benchmarks/mlbench/compare.py benchmarks/mlbench/1a-short.yaml benchmarks/mlbench/2a-short.yaml
     python benchmarks/mlbench/compare.py benchmarks/mlbench/*-short.yaml --save benchmarks/results/mlbench
 
+A study with replicates has one row for each combination of levels, with means and 95 % intervals (Student's t).
+
 Runs of the same replicate with equal levels, except the workers, are compared. The speed-up of a run is relative to the
 run with the fewest workers among them that reached the target. Costs are modelled: a time of this machine at the
 document's price of a preemptible n1-standard-4 for each worker.
@@ -34,6 +36,7 @@ from hetero.metrics.logged import LoggedMetric
 from hetero.studies.conduct import read_results
 from hetero.studies.ledger import LEDGER_FILE_NAME
 from hetero.studies.runs import Level, RunResult
+from hetero.studies.statistics import interval_of
 from hetero.studies.study import default_folder, prepare_study
 from hetero.studies.study_file import read_study
 
@@ -82,7 +85,9 @@ class Compared:
     """Seconds to the target loss, or None."""
 
 
-def compare_study(path: Path, folder: Path, *, metric: str, after_s: float | None) -> list[Compared]:
+def compare_study(
+    path: Path, folder: Path, *, metric: str, after_s: float | None, replicates: int | None = None
+) -> list[Compared]:
     """Return what each run of one study shows, ordered by the other levels and then by the number of workers.
 
     Args:
@@ -91,11 +96,12 @@ def compare_study(path: Path, folder: Path, *, metric: str, after_s: float | Non
         metric: Name of the accuracy.
         after_s: Seconds for the accuracy after time. None for the shortest training among the runs, which all runs
             have.
+        replicates: Runs per combination of levels, if the study was executed with ``--replicates``.
 
     Raises:
         ConfigError: If a file is malformed, the study has no target or no runs.
     """
-    plan = prepare_study(path).plan
+    plan = prepare_study(path, replicates=replicates).plan
     targets = {each.name: each.target for each in plan.study.metrics}
     target, target_loss = targets.get(metric), targets.get(_LOSS)
     if target is None:
@@ -162,11 +168,14 @@ def markdown(compared: Sequence[Compared]) -> str:
         for name in first.levels
         if name not in _OF_WORKERS | {_DATA} and len({c.levels[name] for c in compared}) > 1
     ]
-    has_replicates = len({each.replicate for each in compared}) > 1
+    rows: dict[tuple[int, ...], list[Compared]] = {}
+    for each in compared:
+        rows.setdefault((each.num_workers, *(each.levels[name] for name in varied)), []).append(each)
+    has_replicates = any(len(row) > 1 for row in rows.values())
     head = [
         "workers",
         *varied,
-        *(["replicate"] if has_replicates else []),
+        *(["replicates"] if has_replicates else []),
         "data",
         f"time to {first.target:g}",
         "steps",
@@ -181,17 +190,22 @@ def markdown(compared: Sequence[Compared]) -> str:
         "| " + " | ".join(head) + " |",
         "|---:|" + "---|" * num_texts + "---:|" * (len(head) - num_texts - 1),
     ]
-    for each in compared:
-        ratios = each.communication_over_computation.values()
+    for row in rows.values():
+        each = row[0]
+        ratios = [ratio for one in row for ratio in one.communication_over_computation.values()]
         cells = [str(each.num_workers), *(str(each.levels[name]) for name in varied)]
-        cells += [str(each.replicate)] if has_replicates else []
-        cells += [each.data if each.state == "finished" else f"{each.data}, {each.state}"]
-        cells += [_shown(each.time_to_accuracy_s, ".1f", " s"), _shown(each.steps_to_accuracy, "d")]
-        cells += [_shown(each.speed_up, ".2f"), _shown(each.accuracy_after, ".3f"), _shown(each.last_accuracy, ".3f")]
-        cells += [f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-", _shown(each.cost_usd, ".6f")]
-        cells += [_shown(each.load, ".1f")]
+        cells += [str(len(row))] if has_replicates else []
+        cells += [", ".join([each.data, *dict.fromkeys(one.state for one in row if one.state != "finished")])]
+        cells += [_mean([one.time_to_accuracy_s for one in row], ".1f", " s")]
+        cells += [_mean([one.steps_to_accuracy for one in row], "d" if len(row) == 1 else ".0f")]
+        cells += [_mean([one.speed_up for one in row], ".2f"), _mean([one.accuracy_after for one in row], ".3f")]
+        cells += [_mean([one.last_accuracy for one in row], ".3f")]
+        cells += [f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-"]
+        cells += [_mean([one.cost_usd for one in row], ".6f")]
+        cells += [_range([one.load for one in row if one.load is not None])]
         lines.append("| " + " | ".join(cells) + " |")
-    for each in compared:
+    for row in rows.values():
+        each = row[0]
         if each.losses:
             shown = _thinned(each.losses)
             label = ", ".join([f"{each.num_workers} workers", *(f"{name} {each.levels[name]}" for name in varied)])
@@ -213,7 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for path in args.studies:
             folder = args.root / default_folder(read_study(path)).name
-            found.append(compare_study(path, folder, metric=args.metric, after_s=args.after_s))
+            found.append(
+                compare_study(path, folder, metric=args.metric, after_s=args.after_s, replicates=args.replicates)
+            )
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -240,6 +256,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--metric", default="accuracy", help="name of the accuracy (%(default)s)")
     parser.add_argument("--after-s", type=float, help="default: the shortest training among the runs")
+    parser.add_argument("--replicates", type=int, help="if the studies were executed with it (default: as their files)")
     parser.add_argument("--save", type=Path, help="path without an ending, for .json and .md")
     return parser.parse_args(argv)
 
@@ -273,8 +290,23 @@ def _ratios(values: Sequence[LoggedMetric]) -> dict[int, float]:
     return {value.rank: value.value for value in values if value.name == "communication_ratio"}
 
 
-def _shown(value: float | None, form: str, unit: str = "") -> str:
-    return "-" if value is None else f"{value:{form}}{unit}"
+def _mean(values: Sequence[float | None], form: str, unit: str = "") -> str:
+    """Return the mean of replicates with its 95 % interval, and how many have a value if not all do."""
+    known = [value for value in values if value is not None]
+    found = interval_of(known)
+    if found is None:
+        return "-"
+    text = f"{known[0] if len(known) == 1 else found.mean:{form}}{unit}"
+    if found.high is not None:
+        text = f"{found.mean:{form}} ± {found.high - found.mean:{form}}{unit}"
+    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
+
+
+def _range(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    low, high = (f"{value:.1f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _thinned(pairs: Sequence[tuple[float, float]], count: int = 8) -> list[tuple[float, float]]:

@@ -36,6 +36,9 @@ def add(commands: Subparsers) -> None:
         metavar="FACTOR=LEVEL",
         help="run only the runs with this level. Repeat for several factors",
     )
+    parser.add_argument(
+        "--replicates", type=int, metavar="N", help="runs per combination of levels, instead of the number in the file"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget the runs of earlier starts")
     parser.add_argument("--retry-failed", action="store_true", help="run the runs again that failed")
     parser.add_argument(
@@ -86,7 +89,7 @@ def _execute(namespace: argparse.Namespace) -> int:
 
     logs.setup_logging(group="study", host="", role="")
     levels = dict(pairs("--only", namespace.only, "FACTOR=LEVEL"))
-    preparation = studies.prepare_study(namespace.study, levels=levels)
+    preparation = studies.prepare_study(namespace.study, levels=levels, replicates=namespace.replicates)
     study = preparation.plan.study
     executor: Executor
     if study.executor.kind == "sagemaker":

@@ -16,12 +16,13 @@ from hetero.studies.checks import CHECKS, check_study
 from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.constraints import Cell
 from hetero.studies.executors import LaunchExecutor, SimulateExecutor, check_groups, groups_of, read_cluster
+from hetero.studies.file_values import whole_of
 from hetero.studies.ledger import LEDGER_FILE_NAME, digest_of_script
 from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, notes, study_page
 from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
 from hetero.studies.plots import has_matplotlib
 from hetero.studies.runs import FAILED, Executor, PlannedRun, RunResult
-from hetero.studies.study_file import Settings, Study, read_study
+from hetero.studies.study_file import MAX_RUNS, Settings, Study, read_study
 from hetero.studies.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet
 from hetero.system.documents import write_text
 from hetero.system.findings import ERROR, Finding
@@ -87,12 +88,13 @@ class Preparation:
             raise ConfigError(f"the runs of the study cannot start; nothing was run\n  {listed}")
 
 
-def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Preparation:
+def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None, replicates: int | None = None) -> Preparation:
     """Read, plan and check a study.
 
     Args:
         path: STUDY.yaml.
         levels: Levels of factors. Runs with other levels are not executed.
+        replicates: Runs per combination of levels. None for the number that the file states.
 
     Raises:
         ConfigError: If the file is malformed, a price or an earlier report cannot be read, or groups are not those of
@@ -100,6 +102,8 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Pre
         ClusterError: If the role of a group is unclear, or a cluster file is malformed.
     """
     study = _with_clusters(read_study(path))
+    if replicates is not None:
+        study = replace(study, replicates=whole_of(replicates, "--replicates", 1, MAX_RUNS))
     catalogue = catalogue_of(_resolved(study.settings.options, path.parent))
     plan = plan_study(study, catalogue)
     plan = replace(plan, runs=tuple(_started(run, study) for run in plan.runs))

@@ -74,6 +74,13 @@ def test_budget_is_that_of_the_selected_runs(study: Path) -> None:
     prepare_study(study, levels={"samples": "2000"}).check()
 
 
+def test_replicates_of_the_command_replace_those_of_the_file(study: Path, tmp_path: Path) -> None:
+    command = ["study", str(study), "--dry-run", "--replicates"]
+    assert cli.main([*command, "3"]) == ExitCode.OK
+    assert len(prepare_study(study, replicates=3).plan.runs) == 6
+    assert cli.main([*command, "0"]) == ExitCode.USAGE
+
+
 def test_only_runs_part_of_a_study_and_the_rest_later(study: Path, tmp_path: Path) -> None:
     first, second = PretendExecutor(), PretendExecutor()
     run_study(prepare_study(study, levels={"samples": "2000"}), tmp_path / "out", executor=first)

@@ -109,7 +109,7 @@ def test_comparison_has_speed_up_cost_and_ratios_by_workers_and_network(load: Lo
 def test_speed_up_is_relative_to_the_run_of_the_same_replicate(load: Load, tmp_path: Path) -> None:
     compare = load("compare")
     path = tmp_path / "study.yaml"
-    path.write_text(STUDY + "replicates: 2\nseed: 1\n")
+    path.write_text(STUDY + "seed: 1\n")
 
     class Slower(Logging):
         """The second replicate takes three times as long, on one worker and on two."""
@@ -123,13 +123,16 @@ def test_speed_up_is_relative_to_the_run_of_the_same_replicate(load: Load, tmp_p
             )
             return dataclasses.replace(found, metrics=metrics)
 
-    conduct(prepare_study(path).plan.runs, Slower(), tmp_path / "three")
-    found = compare.compare_study(path, tmp_path / "three", metric="accuracy", after_s=None)
+    conduct(prepare_study(path, replicates=2).plan.runs, Slower(), tmp_path / "three")
+    found = compare.compare_study(path, tmp_path / "three", metric="accuracy", after_s=None, replicates=2)
     assert [(each.replicate, each.num_workers, each.speed_up) for each in found if each.time_to_accuracy_s] == [
         *((1, 1, 1.0), (1, 2, 2.0), (2, 1, 1.0), (2, 2, 2.0)),
         *((1, 2, 1.0), (2, 2, 1.0)),
     ]
-    assert "| workers | network_mbit | replicate | data |" in compare.markdown(found)
+    text = compare.markdown(found)
+    assert "| workers | network_mbit | replicates | data |" in text
+    assert "| 1 | 0 | 2 | stand-in | 12.0 ± 76.2 s | 3 ± 0 | 1.00 ± 0.00 |" in text
+    assert "Loss over time, 2 workers, network_mbit 10, replicate 1: " in text
 
 
 @pytest.mark.parametrize(
