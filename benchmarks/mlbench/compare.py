@@ -9,8 +9,9 @@ target. Everything else is optional. README.md in this folder lists the metrics 
 A study with replicates has one row for each combination of levels, with means and 95 % intervals (Student's t).
 
 Runs of the same replicate with equal levels, except the workers, are compared. The speed-up of a run is relative to the
-run with the fewest workers among them that reached the target. Costs are modelled: a time of this machine at the
-document's price of a preemptible n1-standard-4 for each worker.
+run among them that has the fewest workers of the study. Without it, or if it did not reach the target, there is no
+speed-up. A run that failed, was skipped or diverged has no time to accuracy and no accuracy after time. Costs are
+modelled: a time of this machine at the document's price of a preemptible n1-standard-4 for each worker.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from tasks.figures import (
     evaluations,
     has_training_clock,
     hourly_usd,
+    logged_time_to,
     speed_up,
     time_to,
 )
+from tasks.prescription import LINEAR
 
 from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric
 from hetero.studies.conduct import read_results
 from hetero.studies.ledger import LEDGER_FILE_NAME
-from hetero.studies.runs import Level, RunResult
+from hetero.studies.runs import FINISHED, Level, RunResult
 from hetero.studies.statistics import interval_of
 from hetero.studies.study import default_folder, prepare_study
 from hetero.studies.study_file import read_study
@@ -49,6 +52,8 @@ _NETWORK = "network_mbit"
 _DATA = "data"
 """Factor with one level that names the data, in a study of a script that does not log ``stand_in``."""
 _LOSS = "test_loss"
+_AFTER_S = {"mlbench-1a-short": 10.0, "mlbench-2a-short": 0.5, "mlbench-open-short": 8.0}
+"""Seconds of the accuracy after time, by study. For other studies they are the prescribed two hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +99,7 @@ def compare_study(
         path: The study's file.
         folder: Output folder of the study.
         metric: Name of the accuracy.
-        after_s: Seconds for the accuracy after time. None for the shortest training among the runs, which all runs
-            have.
+        after_s: Seconds for the accuracy after time. None for the prescribed ones, or those of `_AFTER_S`.
         replicates: Runs per combination of levels, if the study was executed with ``--replicates``.
 
     Raises:
@@ -114,23 +118,27 @@ def compare_study(
     factors = [factor.name for factor in plan.study.factors]
     courses = {result.run_id: evaluations(result.metrics, metric) for result in results}
     if after_s is None:
-        after_s = min((course[-1].at_s for course in courses.values() if course), default=0.0)
-    times = {result.run_id: time_to(courses[result.run_id], target) for result in results}
+        after_s = _AFTER_S.get(plan.study.name, LINEAR.duration_s)
+    states = {result.run_id: _state(result) for result in results}
+    times = {
+        result.run_id: logged_time_to(result.metrics, metric, target) or time_to(courses[result.run_id], target)
+        for result in results
+        if states[result.run_id] == FINISHED
+    }
     # Keyed by the other levels. One worker does not use the network, so its time is the baseline on any network.
-    baselines: dict[tuple[Level, ...], float] = {}
-    alone: dict[tuple[Level, ...], float] = {}
-    for result in sorted(results, key=_num_workers, reverse=True):
-        if (reached := times[result.run_id]) is not None:
-            baselines[_others(result, factors)] = reached.at_s
-            if _num_workers(result) == 1:
-                alone[_others(result, factors, {_NETWORK})] = reached.at_s
+    fewest = min(int(run.levels["ranks"]) for run in plan.runs)
+    ignored = {_NETWORK} if fewest == 1 else set()
+    baselines = {
+        _others(result, factors, ignored): reached.at_s
+        for result in results
+        if _num_workers(result) == fewest and (reached := times.get(result.run_id)) is not None
+    }
     compared = []
     for result in sorted(results, key=lambda each: (list(map(str, _others(each, factors))), _num_workers(each))):
-        course, reached = courses[result.run_id], times[result.run_id]
+        course, reached, state = courses[result.run_id], times.get(result.run_id), states[result.run_id]
         losses = evaluations(result.metrics, _LOSS)
         reached_loss = None if target_loss is None else time_to(losses, target_loss, is_loss=True)
-        own = baselines.get(_others(result, factors), 0.0)
-        baseline_s = alone.get(_others(result, factors, {_NETWORK}), own)
+        baseline_s = baselines.get(_others(result, factors, ignored))
         price_usd = hourly_usd(num_hosts=_num_workers(result))
         compared.append(
             Compared(
@@ -139,7 +147,7 @@ def compare_study(
                 levels={name: result.levels[name] for name in factors},
                 replicate=result.replicate,
                 num_workers=_num_workers(result),
-                state=next((name for name in ("skipped", "diverged") if _first(result.metrics, name)), result.state),
+                state=state,
                 data=_data(result),
                 clock="training" if has_training_clock(result.metrics) else "run",
                 target=target,
@@ -147,8 +155,8 @@ def compare_study(
                 steps_to_accuracy=reached.step if reached else None,
                 last_accuracy=course[-1].value if course else None,
                 accuracy_after_s=after_s,
-                accuracy_after=accuracy_after(course, after_s),
-                speed_up=speed_up(baseline_s, reached.at_s) if reached else None,
+                accuracy_after=accuracy_after(course, after_s) if state == FINISHED else None,
+                speed_up=speed_up(baseline_s, reached.at_s) if reached and baseline_s else None,
                 load=_first(result.metrics, "load_average"),
                 communication_over_computation=_ratios(result.metrics),
                 cost_usd=cost_usd(reached.at_s, price_usd) if reached else None,
@@ -181,7 +189,7 @@ def markdown(compared: Sequence[Compared]) -> str:
         "steps",
         "speed-up",
     ]
-    head += [f"accuracy after {first.accuracy_after_s:.1f} s", "last accuracy", "communication / computation"]
+    head += [f"accuracy after {first.accuracy_after_s:,g} s", "last accuracy", "communication / computation"]
     head += ["USD", "load"]
     num_texts = head.index("data")
     lines = [
@@ -195,7 +203,7 @@ def markdown(compared: Sequence[Compared]) -> str:
         ratios = [ratio for one in row for ratio in one.communication_over_computation.values()]
         cells = [str(each.num_workers), *(str(each.levels[name]) for name in varied)]
         cells += [str(len(row))] if has_replicates else []
-        cells += [", ".join([each.data, *dict.fromkeys(one.state for one in row if one.state != "finished")])]
+        cells += [", ".join([each.data, *dict.fromkeys(one.state for one in row if one.state != FINISHED)])]
         cells += [_mean([one.time_to_accuracy_s for one in row], ".1f", " s")]
         cells += [_mean([one.steps_to_accuracy for one in row], "d" if len(row) == 1 else ".0f")]
         cells += [_mean([one.speed_up for one in row], ".2f"), _mean([one.accuracy_after for one in row], ".3f")]
@@ -255,10 +263,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--root", type=Path, default=Path("runs/studies"), help="folder of the studies' output (%(default)s)"
     )
     parser.add_argument("--metric", default="accuracy", help="name of the accuracy (%(default)s)")
-    parser.add_argument("--after-s", type=float, help="default: the shortest training among the runs")
+    parser.add_argument(
+        "--after-s", type=float, help="of the accuracy after time (7,200; 0.5 to 10 in the short forms)"
+    )
     parser.add_argument("--replicates", type=int, help="if the studies were executed with it (default: as their files)")
     parser.add_argument("--save", type=Path, help="path without an ending, for .json and .md")
     return parser.parse_args(argv)
+
+
+def _state(result: RunResult) -> str:
+    """Return how a run ended. A run that finished may have been skipped, or have diverged."""
+    return next((name for name in ("skipped", "diverged") if _first(result.metrics, name)), result.state)
 
 
 def _num_workers(result: RunResult) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tasks.course import Course, evaluate, log_skip, log_start, timed_waits
+from tasks.course import Course, evaluate, log_skip, log_start, next_evaluation, timed_waits
 from tasks.exchange import Timed, check_agreement, synchronous
 from tasks.libsvm import Matrix
 from tasks.linear import LogisticRegression, regularized_loss
@@ -93,6 +93,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         return correct, len(labels) * regularized_loss(scores, labels, network.weights, LINEAR.regularization)
 
     step = epoch = evaluated_at = 0
+    evaluate_at = next_evaluation(0, args.evaluate_every)
     is_over = False
     while epoch < args.epochs and not is_over:
         batches.set_epoch(epoch)
@@ -109,9 +110,11 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             course.took_step(loss)
             if step % args.evaluate_every == 0 or step >= args.max_steps:
                 course.pause()
-                course.evaluated(step, *evaluate(network, test_batches, device, judge))
-                evaluated_at = step
                 is_over = course.is_over() or step >= args.max_steps
+                if is_over or step >= evaluate_at:
+                    course.evaluated(step, *evaluate(network, test_batches, device, judge))
+                    evaluated_at, evaluate_at = step, next_evaluation(step, args.evaluate_every)
+                    is_over = is_over or course.is_over()
                 if is_over:
                     break
                 course.start()
@@ -130,7 +133,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="MLBench task 2a.", allow_abbrev=False)
     parser.add_argument("--data", required=True, help="folder with converted splits (may name a $VARIABLE)")
     parser.add_argument("--alpha", type=float, help="default: the prescribed one for the number of workers")
-    parser.add_argument("--evaluate-every", type=int, default=100, metavar="STEPS", help="(%(default)s)")
+    parser.add_argument("--evaluate-every", type=int, default=100, metavar="STEPS", help="at first (%(default)s)")
     add_options(parser, max_epochs=1000, target_accuracy=LINEAR.target_accuracy, duration_s=LINEAR.duration_s)
     args = parser.parse_args(argv)
     check_options(parser, args)

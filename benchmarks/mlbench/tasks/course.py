@@ -19,7 +19,7 @@ import hetero
 from tasks.exchange import StepTimes
 from tasks.standin import Origin
 
-__all__ = ["Course", "evaluate", "log_skip", "log_start", "timed_waits"]
+__all__ = ["Course", "evaluate", "log_skip", "log_start", "next_evaluation", "timed_waits"]
 
 _T = TypeVar("_T")
 
@@ -100,6 +100,7 @@ class Course:
         values = {"train_s": self.train_s, "accuracy": accuracy, "test_loss": test_loss, "loss": loss}
         if is_first:
             values |= {"time_to_accuracy_s": self.train_s, "steps_to_accuracy": step}
+            values["target_accuracy"] = self._target_accuracy
         if self.has_diverged:
             values["diverged"] = 1.0
             print(f"diverged at step {step}: loss {loss}, test loss {test_loss}", flush=True)
@@ -117,6 +118,19 @@ class Course:
         }
         for name, value in values.items():
             hetero.log_metric(name, value, step)
+
+
+def next_evaluation(step: int, interval: int) -> int:
+    """Return the step of the evaluation that follows the one at ``step``.
+
+    The first 200 are ``interval`` steps apart. After that the distance is about 1 % of the steps so far, because a
+    rank's log keeps every value only of a run with at most about 2,000 evaluations, and because each takes seconds.
+
+    Args:
+        step: Step of this evaluation, a multiple of ``interval``. 0 before the first one.
+        interval: Steps between the first evaluations, >= 1.
+    """
+    return step + interval * max(1, step // (100 * interval))
 
 
 def log_start(origin: Origin) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "evaluations",
     "has_training_clock",
     "hourly_usd",
+    "logged_time_to",
     "published_costs_usd",
     "speed_up",
     "time_to",
@@ -69,6 +70,23 @@ def time_to(found: Sequence[Evaluation], target: float, *, is_loss: bool = False
         is_loss: Whether smaller values are better.
     """
     return next((each for each in found if (each.value <= target if is_loss else each.value >= target)), None)
+
+
+def logged_time_to(values: Sequence[LoggedMetric], name: str, target: float) -> Evaluation | None:
+    """Return the first evaluation that reached the target as the script logged it, or None if it did not.
+
+    The log of a long run keeps only a part of its evaluations, so their first one that reaches the target may be later.
+
+    Args:
+        values: All metrics of a run.
+        name: Name of the metric. Only the time to an ``accuracy`` is logged.
+        target: Accuracy to reach. None is returned if the script logged the time to another one.
+    """
+    found = {value.name: value.value for value in values if value.rank == 0}
+    at_s, step = found.get("time_to_accuracy_s"), found.get("steps_to_accuracy")
+    if name != "accuracy" or found.get("target_accuracy") != target or at_s is None or step is None:
+        return None
+    return Evaluation(at_s=at_s, value=target, step=round(step))
 
 
 def accuracy_after(found: Sequence[Evaluation], duration_s: float) -> float | None:

@@ -11,7 +11,7 @@ import pytest
 
 from hetero.metrics.logged import LoggedMetric
 from hetero.studies.conduct import conduct
-from hetero.studies.runs import FINISHED, PlannedRun, RunResult
+from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
 from hetero.studies.study import prepare_study
 
 Load = Callable[[str], ModuleType]
@@ -96,12 +96,14 @@ def test_comparison_has_speed_up_cost_and_ratios_by_workers_and_network(load: Lo
     assert [each.time_to_accuracy_s for each in found] == [6.0, 3.0, 6.0]
     assert [each.speed_up for each in found] == [1.0, 2.0, 1.0]  # against one worker, which uses no network
     assert [each.cost_usd for each in found] == pytest.approx([6 / 3600 * 0.04, 3 / 3600 * 0.08, 6 / 3600 * 0.08])
-    assert found[0].accuracy_after_s == 3.0  # the shortest training
-    assert [each.accuracy_after for each in found] == pytest.approx([0.3, 0.9, 0.3])
+    assert found[0].accuracy_after_s == 7200.0
+    assert [each.accuracy_after for each in found] == pytest.approx([0.9, 0.9, 0.9])
+    earlier = compare.compare_study(path, tmp_path / "three", metric="accuracy", after_s=3.0)
+    assert [each.accuracy_after for each in earlier] == pytest.approx([0.3, 0.9, 0.3])
     assert found[2].communication_over_computation == {0: 0.5, 1: 1.5}
     assert {each.data for each in found} == {"stand-in"}
     text = compare.markdown(found)
-    assert "| 2 | 10 | stand-in | 6.0 s | 3 | 1.00 | 0.300 | 0.900 | 0.500 to 1.500 | 0.000133 | - |" in text
+    assert "| 2 | 10 | stand-in | 6.0 s | 3 | 1.00 | 0.900 | 0.900 | 0.500 to 1.500 | 0.000133 | - |" in text
     losses = "Loss over time, 1 workers, network_mbit 0: 2.0 s 1.000, 4.0 s 0.500, 6.0 s 0.333."
     assert f"{losses} The target loss 0.5 was reached after 4.0 s." in text
 
@@ -133,6 +135,44 @@ def test_speed_up_is_relative_to_the_run_of_the_same_replicate(load: Load, tmp_p
     assert "| workers | network_mbit | replicates | data |" in text
     assert "| 1 | 0 | 2 | stand-in | 12.0 ± 76.2 s | 3 ± 0 | 1.00 ± 0.00 |" in text
     assert "Loss over time, 2 workers, network_mbit 10, replicate 1: " in text
+
+
+def test_no_speed_up_in_a_replicate_whose_run_with_the_fewest_workers_failed(load: Load, tmp_path: Path) -> None:
+    compare = load("compare")
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY + "seed: 1\n")
+
+    class Failing(Logging):
+        """One worker fails in the second replicate, after it reached the target."""
+
+        def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+            found = super().execute(run, folder)
+            fails = run.replicate == 2 and run.levels["workers"] == 1
+            return dataclasses.replace(found, state=FAILED) if fails else found
+
+    conduct(prepare_study(path, replicates=3).plan.runs, Failing(), tmp_path / "three")
+    found = compare.compare_study(path, tmp_path / "three", metric="accuracy", after_s=None, replicates=3)
+    of_second = [each for each in found if each.replicate == 2]
+    assert [each.time_to_accuracy_s for each in of_second] == [None, 3.0, 6.0]
+    assert [each.speed_up for each in of_second] == [None, None, None]
+    assert [each.accuracy_after for each in of_second] == pytest.approx([None, 0.9, 0.9])
+    text = compare.markdown(found)
+    assert "| 2 | 0 | 3 | stand-in | 3.0 ± 0.0 s | 3 ± 0 | 2.00 ± 0.00 (2 of 3) |" in text
+    assert "| 1 | 0 | 3 | stand-in, failed | 6.0 ± 0.0 s (2 of 3) |" in text
+
+
+def test_logged_time_to_accuracy_is_used_if_it_is_that_of_the_studys_target(load: Load) -> None:
+    figures = load("tasks.figures")
+    logged = [
+        *course("time_to_accuracy_s", (300, 1.5, 9.0)),
+        *course("steps_to_accuracy", (300, 300.0, 9.0)),
+        *course("target_accuracy", (300, 0.8, 9.0)),
+    ]
+    found = figures.logged_time_to(logged, "accuracy", 0.8)
+    assert (found.at_s, found.step) == (1.5, 300)
+    assert figures.logged_time_to(logged, "accuracy", 0.9) is None
+    assert figures.logged_time_to(logged, "f1", 0.8) is None
+    assert figures.logged_time_to(logged[:1], "accuracy", 0.8) is None
 
 
 @pytest.mark.parametrize(

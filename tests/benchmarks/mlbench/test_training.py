@@ -8,6 +8,7 @@ With four workers, gloo adds each part of the gradients in another order, so sum
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import subprocess
@@ -282,6 +283,17 @@ def test_group_on_gpus_has_a_backend_for_cpu_tensors_too(load: Load, monkeypatch
     with load("tasks.workers").joined():
         pass
     assert opened == ["cpu:gloo,cuda:nccl"] * 2
+
+
+def test_evaluations_of_two_hours_stay_below_a_thousand_and_one_percent_apart(load: Load) -> None:
+    next_evaluation = load("tasks.course").next_evaluation
+    steps = [0]
+    while steps[-1] < 4_000_000:  # 1,000 epochs of epsilon on one worker, the prescribed limit
+        steps.append(next_evaluation(steps[-1], 100))
+    assert steps[1:201] == list(range(100, 20_001, 100))
+    assert all(step % 100 == 0 for step in steps)
+    assert all(b - a <= max(100, 0.01 * a) for a, b in itertools.pairwise(steps))
+    assert len(steps) < 800
 
 
 def test_clock_stands_during_evaluation_and_the_target_ends_the_training(
