@@ -56,14 +56,27 @@ def baseline_key(row: Row) -> tuple[str, str, float]:
 
 
 def differences(runs: Sequence[Row], metric: str) -> dict[tuple[Setting, int], list[float]]:
-    """Return metric minus metric on one rank, by setting and samples, of each run that has such a run on one rank."""
-    on_one_rank = {baseline_key(row): float(row[metric]) for row in runs if row["ranks"] == "1"}
+    """Return metric minus metric on one rank, by setting and samples, of each run that has such a run on one rank.
+
+    Raises:
+        ValueError: If a run could be paired with two runs on one rank.
+    """
+    on_one_rank: dict[tuple[str, str, float], float] = {}
+    for row in runs:
+        key = baseline_key(row)
+        if row["ranks"] == "1" and key in on_one_rank:
+            samples, seed, rate = key
+            raise ValueError(
+                f"two runs on one rank have {samples} samples, seed {seed} and base learning rate {rate:g}, expected "
+                "one, because other runs are compared with it; remove one of them from the file"
+            )
+        if row["ranks"] == "1":
+            on_one_rank[key] = float(row[metric])
     found: dict[tuple[Setting, int], list[float]] = {}
     for row in runs:
         baseline = on_one_rank.get(baseline_key(row))
         if row["ranks"] != "1" and baseline is not None:
-            key = setting_of(row), int(row["samples"])
-            found.setdefault(key, []).append(float(row[metric]) - baseline)
+            found.setdefault((setting_of(row), int(row["samples"])), []).append(float(row[metric]) - baseline)
     return found
 
 
@@ -104,9 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         runs = read_runs(args.runs, args.metric)
+        text = table(runs, args.metric)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    print(table(runs, args.metric))
+    print(text)
     wall_s = math.fsum(float(row["wall_s"]) for row in runs)
     print(f"\n{len(runs)} runs, {wall_s / 60:.0f} minutes in all")
     return 0

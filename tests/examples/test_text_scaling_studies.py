@@ -106,6 +106,16 @@ def test_summary_has_means_with_intervals_and_differences_of_pairs_by_size(
     ]
 
 
+def test_summary_of_two_settings_on_one_rank_is_refused(
+    script: Script, runs_csv: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with runs_csv.open("a", newline="") as file:
+        csv.writer(file).writerow((1, 32, 2e-4, "", 270, 640, 1, "finished", 0.5, 20))
+    with pytest.raises(SystemExit, match="2"):
+        script("text_scaling/summary.py").main([str(runs_csv)])
+    assert "two runs on one rank have 640 samples, seed 1 and base learning rate 0.0002" in capsys.readouterr().err
+
+
 def test_summary_of_another_file_is_refused(script: Script, runs_csv: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         script("text_scaling/summary.py").main([str(runs_csv), "--metric", "loss"])
