@@ -12,16 +12,23 @@ import contextlib
 import copy
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from hetero.errors import ConfigError
 from hetero.sagemaker.request import TrainingRequest
 
-__all__ = ["Recording", "is_local", "offline_session", "record", "sdk_version"]
+__all__ = ["CLIENT_LOCK", "Recording", "copy_of", "is_local", "offline_session", "record", "sdk_version"]
+
+CLIENT_LOCK = threading.Lock()
+"""Lock of the client that the whole process shares in SDK 3.
+
+A recording replaces this client for a moment. Another recording, or the start of a job, must not meet the replacement.
+"""
 
 ACCOUNT = "000000000000"
 """Placeholder for the number of the user's account, which only AWS knows."""
@@ -29,6 +36,8 @@ _REGION = "us-east-1"
 _MAX_UPLOAD_BYTES = 1 << 30
 _LOCAL_BUCKET = "hetero-local-data"
 """Bucket of the S3 URIs that replace local inputs. Otherwise the SDK would upload the inputs."""
+
+_Estimator = TypeVar("_Estimator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,15 @@ def sdk_version(estimator: object) -> int:
         f"found an object of type {type(estimator).__name__}; expected an estimator of the SageMaker SDK 2, "
         "such as sagemaker.pytorch.PyTorch, or a ModelTrainer of version 3"
     )
+
+
+def copy_of(estimator: _Estimator) -> _Estimator:
+    """Return a copy whose lists and dicts are copies too, because ``fit`` and ``train`` add to some of them."""
+    double = copy.copy(estimator)
+    for name, value in vars(estimator).items():
+        if isinstance(value, dict | list):
+            setattr(double, name, copy.copy(value))
+    return double
 
 
 def is_local(estimator: Any) -> bool:
@@ -115,10 +133,7 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
 
 
 def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> None:
-    double = copy.copy(estimator)
-    for name, value in vars(estimator).items():
-        if isinstance(value, dict | list):  # copied, because fit() adds to some of them
-            setattr(double, name, copy.copy(value))
+    double = copy_of(estimator)
     double.sagemaker_session = session
     with contextlib.suppress(_Recorded):
         double.fit(inputs, wait=False, logs=False, job_name=job_name)
@@ -127,23 +142,21 @@ def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> Non
 def _train(trainer: Any, inputs: Any, session: Any, local_inputs: _LocalInputs) -> None:
     from sagemaker.core.utils import utils  # type: ignore[import-untyped,unused-ignore]
 
-    double = trainer.model_copy()
-    for name, value in vars(trainer).items():
-        if isinstance(value, dict | list):
-            setattr(double, name, copy.copy(value))
+    double = copy_of(trainer)
     double.sagemaker_session = session
     double.input_data_config = local_inputs.replaced(double.input_data_config)
     # In some versions of the SDK, the whole process shares the first client. Remove this client during the call. Then
     # the SDK makes an offline client. Restore the first client afterwards for the user.
     instances = type(utils.SageMakerClient)._instances
-    kept = instances.pop(utils.SageMakerClient, None)
-    try:
-        with contextlib.suppress(_Recorded):
-            double.train(local_inputs.replaced(inputs), wait=False, logs=False)
-    finally:
-        instances.pop(utils.SageMakerClient, None)
-        if kept is not None:
-            instances[utils.SageMakerClient] = kept
+    with CLIENT_LOCK:
+        kept = instances.pop(utils.SageMakerClient, None)
+        try:
+            with contextlib.suppress(_Recorded):
+                double.train(local_inputs.replaced(inputs), wait=False, logs=False)
+        finally:
+            instances.pop(utils.SageMakerClient, None)
+            if kept is not None:
+                instances[utils.SageMakerClient] = kept
 
 
 def _session(answers: _Answers, region: str, original: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetero.errors import CapacityError, ConfigError, ExitCode
 from hetero.launch.failure import stated_code
-from hetero.sagemaker.recording import record, sdk_version
+from hetero.sagemaker.recording import CLIENT_LOCK, record, sdk_version
 from hetero.sagemaker.request import TrainingRequest
 from hetero.sagemaker.submission.shortages import Shortage, shortage_in
 
@@ -162,7 +162,8 @@ def _start(estimator: Any, inputs: Any, job_name: str | None) -> str:
     if sdk_version(estimator) == 2:
         estimator.fit(inputs, wait=False, logs=False, job_name=job_name)
         return str(estimator.latest_training_job.name)
-    estimator.train(inputs, wait=False, logs=False)
+    with CLIENT_LOCK:  # the job must not go to the offline client of a recording in another thread
+        estimator.train(inputs, wait=False, logs=False)
     return str(estimator._latest_training_job.training_job_name)
 
 
