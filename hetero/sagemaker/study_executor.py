@@ -30,6 +30,7 @@ from hetero.pricing import Catalogue
 from hetero.report.model import REPORT_FILE_NAME
 from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.preparation.metric_definitions import logged_metric
+from hetero.sagemaker.submission.shortages import is_shortage
 from hetero.sagemaker.submission.submit import failure_code, follow, submit
 from hetero.studies.ledger import JOB_FILE_NAME, digest_of, report_in
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
@@ -168,14 +169,18 @@ class EstimatorExecutor:
 
         self._billed_since.pop(run.run_id, None)
         job = _Job(name=self._submitted(run, folder))
+        client = _Watched(made.client, see)
         try:
             if job.name:
                 job.is_open = True
                 logger.info("following %s, which an earlier start of the study submitted", job.name)
-            else:
+                self._enter(job.name, made.client)
+                description = follow(client, job.name, sleep=self._sleep_s)
+                job.is_open = not _lacked_instances(description)
+            if not job.is_open:
                 self._submit(run, made, folder, job)
-            self._enter(job.name, made.client)
-            description = follow(_Watched(made.client, see), job.name, sleep=self._sleep_s)
+                self._enter(job.name, made.client)
+                description = follow(client, job.name, sleep=self._sleep_s)
         except Exception as error:
             if job.is_open and not isinstance(error, CapacityError):
                 raise _lost(job.name, folder, error) from error
@@ -264,6 +269,8 @@ class EstimatorExecutor:
                 raise _StoppedError("the study was asked to stop before the job had instances")
             self._sleep_s(seconds)
 
+        if self._is_stopped.is_set():
+            raise _StoppedError("the study was asked to stop before the job was submitted")
         number = run.run_id.partition("-")[0]
         end = f"-{number}-{time.strftime('%m%d-%H%M%S', time.gmtime())}"
         name = self._name[: _MAX_NAME_CHARS - len(end)].strip("-") + end
@@ -322,6 +329,11 @@ def from_study(study: Study, catalogue: Catalogue) -> EstimatorExecutor:
         why = f"cannot import {reference!r} from {folder}: {type(error).__name__}: {one_line(str(error), 300)}"
         raise ConfigError(f"executor.sagemaker.estimator: {why}") from error
     return EstimatorExecutor(make, at_most=at_most, catalogue=catalogue, name=study.name, metrics=study.metrics)
+
+
+def _lacked_instances(description: Mapping[str, Any]) -> bool:
+    """Return whether a job ended because the service had no instances for it. Such a job costs nothing."""
+    return description["TrainingJobStatus"] == "Failed" and is_shortage(str(description.get("FailureReason", "")))
 
 
 def _lost(job_name: str, folder: Path, error: Exception) -> ConfigError:

@@ -215,6 +215,30 @@ def test_job_that_cannot_be_followed_any_more_ends_the_study_and_stays_open(serv
     assert (result.state, result.wall_s) == ("finished", 500)
 
 
+def test_job_of_an_earlier_start_that_got_no_instances_is_submitted_again(service: Service, tmp_path: Path) -> None:
+    service.takes().describes("InProgress", "Starting")
+
+    class KilledError(BaseException):
+        """The study's process is killed."""
+
+    def kill(seconds: float) -> None:
+        raise KilledError
+
+    executor = EstimatorExecutor(service.estimator, catalogue=CATALOGUE, download=service.download, sleep=kill)
+    with pytest.raises(KilledError):
+        executor.execute(RUN, tmp_path)
+    service.describes("Failed", "Failed", FailureReason="CapacityError: Unable to provision ML compute capacity")
+    service.takes().completes()
+    result = service.executor().execute(RUN, tmp_path)
+    assert (result.state, result.wall_s) == ("finished", 500)
+
+
+def test_stopped_study_submits_no_job(service: Service, tmp_path: Path) -> None:
+    executor = service.executor()
+    executor.stop()
+    assert executor.execute(RUN, tmp_path).state == "failed"
+
+
 def test_stop_asks_the_service_to_stop_the_job(service: Service, tmp_path: Path) -> None:
     service.takes().describes("InProgress", "Training").describes("InProgress", "Training")
     service.stubber.add_response("stop_training_job", {}, {"TrainingJobName": ANY})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hetero.sagemaker.request import TrainingRequest
 
-__all__ = ["Shortage", "shortage_in"]
+__all__ = ["Shortage", "is_shortage", "shortage_in"]
 
 _KIND = re.compile(r"\b(ResourceLimitExceeded|CapacityError|InsufficientCapacity\w*|InsufficientInstanceCapacity)\b")
 _TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
@@ -47,6 +47,11 @@ class Shortage:
         return found
 
 
+def is_shortage(text: str) -> bool:
+    """Return whether an error's text or a FailureReason describes a shortage."""
+    return _KIND.search(text) is not None and not text.lstrip().startswith(_OF_THE_SCRIPT)
+
+
 def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
     """Return the shortage that an error's text or a FailureReason describes, or None.
 
@@ -55,7 +60,7 @@ def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
         request: The request of the job.
     """
     found = _KIND.search(text)
-    if found is None or text.lstrip().startswith(_OF_THE_SCRIPT):
+    if found is None or not is_shortage(text):
         return None
     wanted = dict.fromkeys(group.instance_type for group in request.groups)
     named = tuple(kind for kind in wanted if kind in _TYPE.findall(text))
