@@ -10,17 +10,10 @@ import numpy as np
 from hetero.canary.forecast import Forecast
 from hetero.canary.model import Decision
 
-__all__ = ["CERTAIN", "decide", "probability_cheaper"]
+__all__ = ["CERTAIN", "decide"]
 
 CERTAIN = 0.9
 """Probability from which a candidate counts as the cheapest."""
-
-
-def probability_cheaper(first: Forecast, second: Forecast) -> float | None:
-    """Return the probability that the first costs less than the second, or None if a cost is unknown or refused."""
-    if not (_has_cost(first) and _has_cost(second)):
-        return None
-    return float(np.mean(first.usd < second.usd))
 
 
 def decide(forecasts: Sequence[Forecast]) -> Decision | None:
@@ -42,6 +35,9 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
     name, probability = able[best].shown.name, float(shares[best])
     excluded = [each.shown.name for each in forecasts if (each.shown.out_of_memory or 0.0) > 0.5]
     rest = f" {', '.join(excluded)} would most probably run out of memory." if excluded else ""
+    unknown = [each.shown.name for each in able if each.shown.out_of_memory is None]
+    if unknown:
+        rest += f" Whether the memory of {', '.join(unknown)} is enough was not forecast."
     if probability < CERTAIN:
         closest = max(
             combinations(range(len(able)), 2), key=lambda pair: -abs(float(np.mean(usd[pair[0]] < usd[pair[1]])) - 0.5)

@@ -2,7 +2,7 @@
 
 Time is a sum of parts, because each part grows differently:
 
-    fixed parts      start-up, imports, end: their mean. They do not grow, and one run tells as much as another
+    fixed parts      start-up, imports, end: their mean, as one run tells as much as another. If they grow: a line
     steps            seconds of the measured steps of each loader, in proportion to its steps. The intercept is known
                      to be zero, so the slope has the error of a mean and not that of an extrapolated line
     the rest         of the script: building the data set, warm-up steps, work between epochs. A line with a fixed part
@@ -21,10 +21,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hetero.canary.line import Form, Line, Noise, constant_draws, fit_line, fit_ratio, interval, num_distinct
+from hetero.canary.line import (
+    NUM_DRAWS,
+    Form,
+    Line,
+    Noise,
+    constant_draws,
+    fit_line,
+    fit_ratio,
+    interval,
+    num_distinct,
+)
 from hetero.canary.model import CandidateForecast, ForecastFigure, Refusal
 from hetero.canary.points import CanaryPoint, LoaderWork
 from hetero.canary.refusals import (
+    MIN_GROWTH,
     check_cache,
     check_figure,
     check_line,
@@ -49,6 +60,8 @@ _MIN_RUNS = 4
 _MIN_FRACTIONS = 3
 """Fractions that show whether growth is a line. Two points are always on a line."""
 _MIN_STEPS = 3
+_MATTERS = 0.05
+"""Share of the growing time of the whole from which a part of it must be on a line of its own."""
 _MACHINE_DRIFT = 0.015
 """Standard deviation of a machine's speed between the canaries and the whole job, which no canary can show."""
 
@@ -124,7 +137,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         return Forecast(shown, empty, empty)
     model = _Model(candidate, finished, options)
     time_s = model.time()
-    figures = [model.figure("time", "s", time_s, fixed=float(np.median(model.fixed_s)))]
+    figures = [model.figure("time", "s", time_s, fixed=model.fixed_s)]
     usd = empty
     if candidate.hourly_usd is not None:
         usd = np.asarray(cost.job_cost_usd(candidate.hourly_usd, 1.0) * time_s)
@@ -192,8 +205,9 @@ class _Model:
         self._fractions = [point.fraction for point in points]
         self._random = np.random.default_rng((options.seed, len(points)))
         self.refusals: list[Refusal] = []
-        self.fixed_s = np.zeros(0)
-        """Draws of the time of the fixed parts."""
+        self.fixed_s = 0.0
+        """Time of the whole that does not grow with the data: the median of its draws, after `time`."""
+        self._outside_fixed_s = np.zeros(0)
         self._growing_s = np.zeros(0)
         self._memory_peak = np.zeros(0)
 
@@ -224,22 +238,38 @@ class _Model:
         works = {name: [_work_of(point, name) for point in self._points] for name in loaders}
         grows = any(not is_fixed_loader(each, self._fractions) for each in works.values())
         self.refusals += check_line("time", whole_line, self._points, must_grow=not grows)
-        self.fixed_s = constant_draws(
-            [point.fixed_s for point in self._points], self._random, noise=_TIME, num_draws=len(whole_line.single)
-        )
+        outside_s = self._outside()
+        self._growing_s, fixed_s = whole_line.single, whole_line.fixed
         if loaders:
             rest_s = list(growing_s)
-            steps_s = np.zeros(len(whole_line.single))
+            steps_s, fixed_s = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
             for name, own in works.items():
                 rest_s = [rest - work.measured_s for rest, work in zip(rest_s, own, strict=True)]
-                steps_s = steps_s + self._steps(name, own)
+                own_s = self._steps(name, own)
+                steps_s = steps_s + own_s
+                fixed_s = fixed_s + (own_s if is_fixed_loader(own, self._fractions) else 0.0)
             rest = self._line([max(0.0, value) for value in rest_s], _TIME, self._options.curvature)
-            self._growing_s = steps_s + rest.single
-        else:
-            self._growing_s = whole_line.single
-        drift = np.exp(_MACHINE_DRIFT * self._random.standard_normal(len(self._growing_s)))
+            self._growing_s, fixed_s = steps_s + rest.single, fixed_s + rest.fixed
+            if np.median(rest.expected - rest.fixed) > _MATTERS * np.median(self._growing_s):
+                what = "time of the script outside of its loaders"
+                self.refusals += check_line("time", rest, self._points, must_grow=False, what=what)
+        drift = np.exp(_MACHINE_DRIFT * self._random.standard_normal(NUM_DRAWS))
         self._growing_s = self._growing_s * drift
-        return self.fixed_s + self._growing_s
+        time_s = outside_s + self._growing_s
+        self.fixed_s = min(float(np.median(self._outside_fixed_s + fixed_s)), float(np.median(time_s)))
+        return np.asarray(time_s)
+
+    def _outside(self) -> Array:
+        """Return draws of the time of start-up, imports and end. It is constant, unless the runs show that it grows."""
+        values = [point.fixed_s for point in self._points]
+        line = self._line(values, _TIME, self._options.curvature)
+        if line.growth >= MIN_GROWTH:  # for example a module that reads the data when it is imported
+            what = "time of start-up, imports and end"
+            self.refusals += check_line("time", line, self._points, must_grow=False, what=what)
+            self._outside_fixed_s = line.fixed
+            return line.single
+        self._outside_fixed_s = constant_draws(values, self._random, noise=_TIME, num_draws=NUM_DRAWS)
+        return self._outside_fixed_s
 
     def _line(self, values: Sequence[float], noise: Noise, curvature: float) -> Line:
         return fit_line(self._fractions, values, self._random, noise=noise, curvature=curvature)
@@ -261,9 +291,7 @@ class _Model:
     def _steps(self, name: str, works: Sequence[LoaderWork]) -> Array:
         """Return draws of the time of a loader's measured steps in the whole."""
         if is_fixed_loader(works, self._fractions):
-            return constant_draws(
-                [work.measured_s for work in works], self._random, noise=_STEPS, num_draws=len(self.fixed_s)
-            )
+            return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS, num_draws=NUM_DRAWS)
         steps, samples = self._shares(works)
         # The last batch of a pass may be small. Does its step cost as much as others, or in proportion to its samples?
         # The middle of both is right within half of their difference, which the spread of the exponent allows for.

@@ -17,6 +17,7 @@ draws. Sums, costs and comparisons of candidates are then arithmetic on draws, a
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -109,8 +110,6 @@ class Line:
     lack_of_fit: float | None
     """Probability of replicates that agree at least this much better than the line, if a line is right. None without
     replicates or with fewer than three different fractions."""
-    noise: float
-    """Standard deviation of a run as a share of its value."""
 
 
 def fit_line(
@@ -175,7 +174,6 @@ def fit_line(
         growth=straight.growth(),
         exponent=_exponent(x, model_of, columns),
         lack_of_fit=_lack_of_fit(xs, ys, variances, straight),
-        noise=math.sqrt(straight.scale),
     )
 
 
@@ -237,6 +235,7 @@ class _Normal:
         self, x: Array, y: Array, variances: Array, centre: float, exponent: float, noise: Noise, columns: Columns
     ) -> None:
         self.variances = variances
+        self._without = functools.partial(_Normal, x, y, variances, centre, exponent, noise)
         self._at_whole = centre**-exponent
         self._columns = columns
         ones, growing = np.ones(len(x)), (x / centre) ** exponent
@@ -280,14 +279,18 @@ class _Normal:
             left -= len(found[-1][0])
             if left <= 0:
                 break
-        if left > 0:  # nearly all draws are negative: the nearest possible values
+        if left > 0 and self._columns is not Columns.BOTH:
             phis = self._rate / random.gamma(self._shape, size=left)
             found.append((np.maximum(0.0, np.tile(self.best, (left, 1))), phis))
         betas, phis = (np.concatenate(column) for column in zip(*found, strict=True))
-        if self._columns is Columns.FIXED:
-            return betas[:, 0], np.zeros(num), phis
-        fixed = np.zeros(num) if self._columns is Columns.GROWING else betas[:, 0]
-        return fixed, betas[:, -1] * self._at_whole, phis
+        nothing = np.zeros(len(betas))
+        fixed = nothing if self._columns is Columns.GROWING else betas[:, 0]
+        growing = nothing if self._columns is Columns.FIXED else betas[:, -1] * self._at_whole
+        if left > 0 and self._columns is Columns.BOTH:  # nearly all draws have a negative part, so there is none
+            other = self._without(Columns.GROWING if self.best[0] <= self.best[1] else Columns.FIXED)
+            rest = other.draw(left, random)
+            fixed, growing, phis = (np.concatenate(pair) for pair in zip((fixed, growing, phis), rest, strict=True))
+        return fixed, growing, phis
 
 
 def _doubts(residuals: Array, variances: Array, noise: Noise) -> Array:

@@ -32,9 +32,8 @@ class Observed:
     began_monotonic_s: float
     ended_monotonic_s: float
     import_s: float
-    cpu_s: float = 0.0
-    periodic: tuple[PeriodicCondition, ...] = field(default=(), metadata=limits(max_items=1000))
-    left_loops: tuple[LeftLoop, ...] = field(default=(), metadata=limits(max_items=1000))
+    periodic: tuple[PeriodicCondition, ...] = field(default=(), metadata=limits(max_items=2000))
+    left_loops: tuple[LeftLoop, ...] = field(default=(), metadata=limits(max_items=2000))
 
     @property
     def work_s(self) -> float:
@@ -81,10 +80,20 @@ def point_of(result: RunResult, *, fraction: float, observed: Sequence[Observed]
         parts=tuple(parts),
         loaders=() if report is None else _loaders(report.run.ranks),
         resources=Resources() if report is None else _resources(report, longest),
-        periodic=tuple(each for rank in observed[:1] for each in rank.periodic),
-        left_loops=tuple(each for rank in observed[:1] for each in rank.left_loops),
+        periodic=_largest(observed),
+        left_loops=tuple({(each.line, each.text): each for rank in observed for each in rank.left_loops}.values()),
         failure="" if result.state == FINISHED else result.cause or result.state,
     )
+
+
+def _largest(observed: Sequence[Observed]) -> tuple[PeriodicCondition, ...]:
+    """Return each condition once, with the largest number of all ranks."""
+    found: dict[tuple[int, str, int], PeriodicCondition] = {}
+    for each in (each for rank in observed for each in rank.periodic):
+        key = (each.line, each.text, each.period)
+        if key not in found or each.largest > found[key].largest:
+            found[key] = each
+    return tuple(found.values())
 
 
 def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
@@ -140,28 +149,52 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     chosen = _within(series, begin_s, end_s)
     before = [i for i in range(len(series.begin_s)) if series.end_s[i] <= series.begin_s[chosen[0]]]
     durations = [series.end_s[i] - series.begin_s[i] for i in chosen]
+    seconds = _seconds(chosen, durations)
     total_s = sum(durations)
     has_gpu = bool(series.gpu_memory_bytes)
 
     def mean(values: Sequence[float]) -> float:
         return sum(values[i] * seconds for i, seconds in zip(chosen, durations, strict=True)) / total_s
 
+    def means(values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(
+            sum(values[i] * duration for i, duration in part) / sum(duration for _, duration in part)
+            for part in seconds
+        )
+
     peaks = sorted(float(series.memory_peak_bytes[i]) for i in chosen)
+    second_peaks = sorted(max(float(series.memory_peak_bytes[i]) for i, _ in part) for part in seconds)
     gpu_peaks = sorted(float(series.gpu_memory_bytes[i]) for i in chosen) if has_gpu else []
     base = float(series.memory_mean_bytes[before[-1]]) if before else 0.0
     return Resources(
         cpu_percent_mean=mean(series.cpu_percent),
-        cpu_percents=tuple(series.cpu_percent[i] for i in chosen),
+        cpu_percents=means(series.cpu_percent),
         memory_base_bytes=min(base, peaks[0]),
         memory_mean_bytes=mean(series.memory_mean_bytes),
-        memory_p99_bytes=_p99(peaks),
+        memory_p99_bytes=_p99(second_peaks),
         memory_peak_bytes=peaks[-1],
         gpu_percent_mean=mean(series.gpu_percent) if series.gpu_percent else None,
-        gpu_percents=tuple(series.gpu_percent[i] for i in chosen) if series.gpu_percent else (),
+        gpu_percents=means(series.gpu_percent) if series.gpu_percent else (),
         gpu_memory_mean_bytes=mean(series.gpu_memory_bytes) if has_gpu else None,
         gpu_memory_p99_bytes=_p99(gpu_peaks) if has_gpu else None,
         gpu_memory_peak_bytes=gpu_peaks[-1] if has_gpu else None,
     )
+
+
+def _seconds(chosen: Sequence[int], durations: Sequence[float]) -> list[list[tuple[int, float]]]:
+    """Return the intervals with their durations, in parts of at least a second, except for a run that is shorter.
+
+    Percentiles are those of such parts, because the reading intervals of short and long runs differ.
+    """
+    parts: list[list[tuple[int, float]]] = [[]]
+    for i, duration in zip(chosen, durations, strict=True):
+        if sum(each for _, each in parts[-1]) >= 0.999:
+            parts.append([])
+        parts[-1].append((i, duration))
+    if len(parts) > 1 and sum(each for _, each in parts[-1]) < 0.5:
+        last = parts.pop()
+        parts[-1] += last
+    return parts
 
 
 def _within(series: UsageSeries, begin_s: float, end_s: float) -> list[int]:

@@ -14,6 +14,7 @@ from hetero.canary.points import CanaryPoint, LoaderWork
 
 __all__ = [
     "MAX_HALF_WIDTH",
+    "MIN_GROWTH",
     "check_cache",
     "check_figure",
     "check_line",

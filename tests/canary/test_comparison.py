@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from canary_points import job, memory
 
-from hetero.canary.comparison import decide, probability_cheaper
+from hetero.canary.comparison import decide
 from hetero.canary.forecast import Candidate, Forecast, forecast
 from hetero.pricing import cost
 
@@ -40,12 +40,19 @@ def test_candidate_that_runs_out_of_memory_is_left_out() -> None:
     assert "small would most probably run out of memory" in found.sentence
 
 
+def test_candidate_whose_memory_was_not_forecast_is_named() -> None:
+    unknown = forecast(Candidate(name="small", groups=("t=small:1",), points=job(lambda f: 100 * f), hourly_usd=1.0))
+    found = decide([unknown, made("large", 200, 6.0)])
+    assert found is not None
+    assert found.cheapest == "small"
+    assert found.sentence.endswith("Whether the memory of small is enough was not forecast.")
+
+
 def test_refused_or_unknown_cost_decides_nothing() -> None:
     found = decide([made("small", 200, 1.0), made("large", 0.001, 3.0)])
     assert found is not None
     assert found.cheapest == ""
     assert "the cost of large has no forecast" in found.sentence
-    assert probability_cheaper(made("a", 200, None), made("b", 200, 1.0)) is None
     assert decide([made("small", 200, 1.0)]) is None
 
 

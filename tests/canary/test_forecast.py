@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def test_time_is_fixed_parts_plus_what_grows() -> None:
     assert found.refusals == ()
     assert time.low < 105.5 < time.high
     assert time.value == pytest.approx(105.5, rel=0.1)
-    assert time.fixed == pytest.approx(5.0, rel=0.1)
+    assert time.fixed == pytest.approx(5.5, rel=0.1)
     assert found.canary_s == pytest.approx(9 * 5.5 + 18, rel=0.1)
 
 
@@ -44,6 +45,38 @@ def test_steps_make_the_forecast_narrower() -> None:
     assert stepped is not None
     assert stepped.half_width < plain.half_width
     assert stepped.low < 95.5 < stepped.high
+
+
+def test_fixed_part_has_that_of_the_script_and_of_loaders_that_stay_whole() -> None:
+    def loaders(fraction: float) -> dict[str, object]:
+        return {"loaders": (work(fraction), work(0.05, name="validation", whole_steps=1000, step_s=0.2))}
+
+    points = job(lambda fraction: 9 + 4 + 90 * fraction, noise=0.002, more=loaders)
+    time = forecast(candidate(points)).shown.figure("time")
+    assert time is not None
+    assert time.fixed == pytest.approx(5 + 9 + 4, rel=0.1)
+
+
+def test_imports_that_read_the_data_grow_with_it() -> None:
+    points = job(lambda fraction: 50 * fraction)
+    points = tuple(
+        replace(each, wall_s=each.wall_s + 100 * each.fraction, parts=each.parts)  # what is no part is fixed
+        for each in points
+    )
+    time = forecast(candidate(points)).shown.figure("time")
+    assert time is not None
+    assert time.low < 155 < time.high
+    assert time.fixed == pytest.approx(5, rel=0.2)
+
+
+def test_work_outside_of_loaders_that_bends_is_refused() -> None:
+    def seconds(fraction: float) -> float:
+        return (round(3000 * fraction) - 5) * 0.11 + 1100 * fraction**2
+
+    points = job(seconds, noise=0.003, more=lambda fraction: {"loaders": (work(fraction, step_s=0.11),)})
+    found = forecast(candidate(points)).shown
+    assert {(each.rule, each.figure) for each in found.refusals} == {("curved", "time")}
+    assert any("time of the script outside of its loaders" in each.reason for each in found.refusals)
 
 
 def test_cost_is_price_times_time() -> None:

@@ -113,3 +113,14 @@ def test_draws_of_the_same_runs_are_the_same() -> None:
 )
 def test_tail_of_f_is_that_of_tables(ratio: float, first: int, second: int, expected: float) -> None:
     assert _f_tail(ratio, first, second) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("last", [3.05, 3.3, 3.6])
+def test_line_whose_fixed_part_would_be_negative_goes_through_the_origin(last: float) -> None:
+    x, y = [0.01, 0.02, 0.03] * 3, [1.0, 2.0, last] * 3
+    y = [value * (1 + 0.01 * (i % 3 - 1)) for i, value in enumerate(y)]
+    line = fit_line(x, y, np.random.default_rng(0), noise=Noise(relative=0.02, absolute=0.001), curvature=0.0)
+    _, low, high = interval(line.expected)
+    slopes = [value / fraction for fraction, value in zip(x, y, strict=True)]
+    assert min(slopes) < low < high < max(slopes)  # and not above all runs
+    assert high > 1.001 * low

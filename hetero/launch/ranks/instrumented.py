@@ -76,7 +76,7 @@ class _Counting(ast.NodeTransformer):
         """The ``for`` loops around the current statement, in its function and in its ``while`` loop."""
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        return self._visit_inside(node, [*self._loops, node])
+        return self._visit_inside(node, [*self._loops, node] if _does_work(node) else [])
 
     def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
         return self._visit_inside(node, [*self._loops, node])
@@ -164,6 +164,17 @@ def _recorded(expression: ast.expr, operands: Sequence[ast.expr], names: tuple[s
     """Return ``EXPRESSION if OFF else RECORD(OPERANDS)``."""
     record = ast.Call(func=_name(names[1]), args=[copy.deepcopy(each) for each in operands], keywords=[])
     return ast.IfExp(test=_name(names[0]), body=expression, orelse=record)
+
+
+def _does_work(loop: ast.For) -> bool:
+    """Return whether a loop calls something outside of conditions and returned values. Otherwise it only looks up."""
+    ends = [each for part in loop.body for each in ast.walk(part) if isinstance(each, (ast.If, ast.Return))]
+    tests = {inner for each in ends for inner in ast.walk(each.test if isinstance(each, ast.If) else each)}
+    return any(
+        isinstance(each, (ast.Call, ast.AugAssign)) and each not in tests
+        for part in loop.body
+        for each in ast.walk(part)
+    )
 
 
 def _depends_on_values(test: ast.expr, loop: ast.For | ast.AsyncFor) -> bool:

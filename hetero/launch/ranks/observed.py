@@ -23,7 +23,6 @@ import json
 import math
 import operator
 import os
-import resource
 import runpy
 import sys
 import threading
@@ -214,12 +213,10 @@ class ScriptObserver:
                     recorder.arm()
 
     def _write(self) -> None:
-        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         content = {
             "began_monotonic_s": self._began_s,
             "ended_monotonic_s": time.monotonic(),
             "import_s": self._import_s,
-            "cpu_s": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
             "periodic": [
                 {"line": each.line, "text": each.text, "period": bound, "largest": largest}
                 for each in self._bounded
@@ -256,7 +253,7 @@ def _instrumented_files(script: str) -> Iterator[None]:
 
     def read(*args: Any) -> Any:
         found = original(*args)
-        code = _instrumented_code(script)
+        code = _instrumented_code(script) if args[-1] == script else None  # the script may run others in this way
         if code is None:
             return found
         return (code, *found[1:]) if isinstance(found, tuple) else code

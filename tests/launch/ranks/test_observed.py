@@ -83,7 +83,8 @@ def test_periods_and_ends_of_loops_are_counted(tmp_path: Path) -> None:
     ],
 )
 def test_limit_that_is_not_reached_is_recorded(condition: str, bound: int, largest: int, tmp_path: Path) -> None:
-    found = observe(tmp_path, f"limit = 500\nfor step in range(20):\n    if {condition}:\n        break\n")
+    text = f"limit = 500\nfor step in range(20):\n    train = abs(step)\n    if {condition}:\n        break\n"
+    found = observe(tmp_path, text)
     assert [(each["period"], each["largest"]) for each in found["periodic"]] == [(bound, largest)]
     assert found["left_loops"] == []
 
@@ -92,8 +93,33 @@ def test_limit_that_is_not_reached_is_recorded(condition: str, bound: int, large
     "condition", ["math.nan > step", "step >= math.inf", "'a' > 'b'", "step >= limit and step > 0", "0 < step > 99"]
 )
 def test_comparison_that_is_no_limit_is_not_recorded(condition: str, tmp_path: Path) -> None:
-    text = f"import math\nlimit = 500\nfor step in range(20):\n    if {condition}:\n        break\n"
+    loop = f"for step in range(20):\n    train = abs(step)\n    if {condition}:\n        break\n"
+    text = f"import math\nlimit = 500\n{loop}"
     assert observe(tmp_path, text)["periodic"] == []
+
+
+LOOKUP = """
+SCHEDULE = ((30, 0.1), (60, 0.01))
+
+def rate_of(step):
+    for boundary, rate in SCHEDULE:
+        if step < boundary:
+            return rate
+    return 0.001
+
+print(rate_of(5))
+"""
+
+
+def test_lookup_is_no_early_end(tmp_path: Path) -> None:
+    found = observe(tmp_path, LOOKUP)
+    assert (found["left_loops"], found["periodic"]) == ([], [])
+
+
+def test_script_that_runs_another_script_runs_that_one(tmp_path: Path) -> None:
+    other = tmp_path / "other.py"
+    other.write_text("RESULT = 3\n")
+    observe(tmp_path, f"import runpy\nassert runpy.run_path({str(other)!r})['RESULT'] == 3\n")
 
 
 def test_script_does_the_same_as_without_the_observer(tmp_path: Path) -> None:
@@ -146,7 +172,7 @@ import cloudpickle, pathlib
 def periods(n):
     for i in range(n):
         if i % 2 == 0:
-            pass
+            abs(i)
         if i >= 5:
             break
     return i
