@@ -198,7 +198,9 @@ def _epochs_are_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     found: dict[float, Cell] = {}
     for cell in plan.cells:
         epochs = cell.quantities.get("epochs")
-        if isinstance(epochs, float) and not epochs.is_integer():
+        # Without samples or a batch, the script alone decides what an epoch is.
+        is_derived = {"steps", "global_batch", "training_samples"} <= cell.quantities.keys()
+        if is_derived and isinstance(epochs, float) and not epochs.is_integer():
             found.setdefault(epochs, cell)
     if not found:
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import resources
 
 from hetero.studies.placeholders import placeholders
@@ -23,9 +24,9 @@ from hetero.studies.plots import (
     quality_plot,
     scaling_plot,
 )
-from hetero.studies.runs import FAILED, FINISHED, RunResult
+from hetero.studies.runs import FAILED, FINISHED, Level, RunResult
 from hetero.studies.statistics import Interval, interval_of, series_of, time_to_quality
-from hetero.studies.study_file import Metric, Study
+from hetero.studies.study_file import Factor, Metric, Settings, Study
 from hetero.studies.table import Row, by_levels
 from hetero.system.findings import Finding
 from hetero.system.text import counted, html_text, shortened
@@ -48,6 +49,8 @@ PAGE_FILE_NAME = "study.html"
 PLOTS_HINT = 'The page has no plots, because matplotlib is not installed: pip install "hetero[plots]"'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _MAX_ROWS = 1000
+_SIZE_OPTIONS = ("nproc_per_node", "cluster_file")
+"""Launch options that choose the size of the cluster."""
 
 
 def html_page(title: str, parts: Sequence[str]) -> str:
@@ -197,13 +200,7 @@ def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
     if not has_matplotlib():
         return f'<p class="notice">{html_text(PLOTS_HINT)}</p>'
     study = plan.study
-    # Factors that only choose the size of the cluster are on the axis of the ranks.
-    sizes = {"ranks", "hosts", *placeholders(study.settings.groups)}
-    names = [
-        factor.name
-        for factor in study.factors
-        if not factor.settings and not (factor.is_numeric and factor.name in sizes)
-    ]
+    names = [factor.name for factor in study.factors if not _chooses_size(factor, plan)]
     found = Results(results=results, factors=names, metric=study.metrics[0] if study.metrics else None)
     correlations = plan.correlations
     plots: dict[str, Callable[[], Plot | None]] = {
@@ -226,6 +223,23 @@ def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
         else:
             drawn += [plot_html(plot)] if plot is not None else []
     return "".join(notices) + (f'<div class="plots">{"".join(drawn)}</div>' if drawn else "")
+
+
+def _chooses_size(factor: Factor, plan: StudyPlan) -> bool:
+    """Return whether a factor only chooses the size of the cluster. Its levels are then on the axis of the ranks."""
+    if not factor.settings:
+        sizes = {"ranks", "hosts", *placeholders(plan.study.settings.groups)}
+        return factor.is_numeric and factor.name in sizes
+    rest = [_without_size(settings) for settings in factor.settings.values()]
+    levels_of: dict[Level, set[Level]] = {}
+    for cell in plan.cells:
+        levels_of.setdefault(cell.quantities["ranks"], set()).add(cell.levels[factor.name])
+    return all(each == rest[0] for each in rest) and all(len(levels) == 1 for levels in levels_of.values())
+
+
+def _without_size(settings: Settings) -> Settings:
+    options = {name: value for name, value in settings.options.items() if name not in _SIZE_OPTIONS}
+    return replace(settings, groups=(), ranks=None, expected_minutes=None, options=options)
 
 
 def _runs(table: Sequence[Row]) -> str:

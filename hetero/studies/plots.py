@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ class Results:
 
     results: Sequence[RunResult]
     factors: Sequence[str]
-    """Names of the factors, without those that only choose the cluster."""
+    """Names of the factors, without those that only choose the size of the cluster."""
     metric: Metric | None
     """The first metric of quality."""
 
@@ -72,7 +72,10 @@ class Results:
         return [result for result in self.results if result.state == FINISHED]
 
     def series(self, *, without: str = "") -> dict[str, list[RunResult]]:
-        """Return the finished runs by the levels of the factors. If that were too many series, all runs are one."""
+        """Return the finished runs by the levels of the factors. If that were too many series, all runs are one.
+
+        A series may have several combinations of levels at one place of an axis, see `_combinations`.
+        """
         varied = [
             name
             for name in self.factors
@@ -131,10 +134,7 @@ def scaling_plot(found: Results, *, cost: bool) -> Plot | None:
     unit = "USD" if cost else _time_unit(found)
     figure = new_figure()
     axes = figure.subplots()
-    for style, (label, members) in zip(_styles(), found.series().items(), strict=False):
-        points = [(_ranks(each), value) for each in members if (value := value_of(each)) is not None]
-        if points:
-            _means_with_points(axes, points, style, label)
+    are_joined = _draw_series(axes, found, value_of)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _plain_ticks(axes, sorted({_ranks(result) for result in runs}))
@@ -145,8 +145,7 @@ def scaling_plot(found: Results, *, cost: bool) -> Plot | None:
     rest = "" if cost else " A straight line is a power law: with perfect scaling, twice the ranks take half the time."
     return Plot(
         title=f"{what} against ranks",
-        caption=f"{what} of a run against its ranks, both logarithmic. Small marks are runs, lines join their means."
-        + rest,
+        caption=f"{what} of a run against its ranks, both logarithmic. {_marks_text(are_joined)}{rest}",
         svg=svg_of(figure),
     )
 
@@ -162,27 +161,30 @@ def quality_plot(found: Results) -> Plot | None:
     figure = new_figure()
     axes = figure.subplots()
     series = found.series(without=axis)
-    has_intervals = False
+    has_intervals, are_joined = False, True
     for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
         shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2)  # or intervals of two series would hide each other
-        groups: dict[float, list[float]] = {}
-        for each in members:
-            value = _quality(each, metric)
-            if value is not None:
-                groups.setdefault(_number(each.levels.get(axis)), []).append(value)
-        xs = sorted(groups)
-        intervals = [interval_of(groups[x]) for x in xs]
-        known = [(x * shift, each) for x, each in zip(xs, intervals, strict=True) if each is not None]
+        combinations = _combinations(
+            members, lambda each: _number(each.levels.get(axis)), lambda each: _quality(each, metric)
+        )
+        is_joined = _is_line(combinations)
+        are_joined &= is_joined
+        known = [(x * shift, each) for x, values in combinations if (each := interval_of(values)) is not None]
         errors = [
             [each.mean - each.low if each.low is not None else 0.0 for _, each in known],
             [each.high - each.mean if each.high is not None else 0.0 for _, each in known],
         ]
-        has_intervals |= any(each.low is not None for _, each in known)
+        has_intervals |= is_joined and any(each.low is not None for _, each in known)
         axes.errorbar(
-            [x for x, _ in known], [each.mean for _, each in known], yerr=errors, capsize=4, label=label, **style
+            [x for x, _ in known],
+            [each.mean for _, each in known],
+            yerr=errors if is_joined else None,  # intervals of several combinations would hide each other
+            capsize=4,
+            label=label,
+            **style | ({} if is_joined else {"linestyle": "none"}),
         )
-        for x in xs:
-            axes.scatter([x * shift] * len(groups[x]), groups[x], s=10, color=style["color"], alpha=0.5, linewidths=0)
+        for x, values in combinations:
+            axes.scatter([x * shift] * len(values), values, s=10, color=style["color"], alpha=0.5, linewidths=0)
     if metric.target is not None:
         axes.axhline(metric.target, color="#666666", linestyle="--", linewidth=1)
         axes.annotate("target", (0.995, metric.target), xycoords=("axes fraction", "data"), ha="right", va="bottom")
@@ -191,14 +193,14 @@ def quality_plot(found: Results) -> Plot | None:
     axes.set_xlabel(axis.replace("_", " "))
     axes.set_ylabel(metric.name)
     _legend(axes)
-    text = (
-        "Bars are 95 % intervals of the mean over replicates (Student's t)."
-        if has_intervals
-        else "There are no intervals, because no combination of levels ran twice: set replicates to 3 or more."
-    )
+    text = ""
+    if has_intervals:
+        text = " Bars are 95 % intervals of the mean over replicates (Student's t)."
+    elif are_joined:
+        text = " There are no intervals, because no combination of levels ran twice: set replicates to 3 or more."
     return Plot(
         title=f"Quality: {metric.name}",
-        caption=f"Last value of {metric.name} of each run (small marks) and means. {text}",
+        caption=f"Last value of {metric.name} of each run. {_marks_text(are_joined)}{text}",
         svg=svg_of(figure),
     )
 
@@ -249,25 +251,23 @@ def pareto_plot(found: Results) -> Plot | None:
 
 def communication_plot(found: Results) -> Plot | None:
     """Return communication over computation against ranks. None if the script did not log both."""
-    runs = [(each, ratio) for each in found.finished if (ratio := communication_ratio(each)) is not None]
+    ratios = {each.run_id: communication_ratio(each) for each in found.finished}
+    runs = [each for each in found.finished if ratios[each.run_id] is not None]
     if not runs:
         return None
     figure = new_figure()
     axes = figure.subplots()
-    ratios = {each.run_id: ratio for each, ratio in runs}
-    for style, (label, members) in zip(_styles(), found.series().items(), strict=False):
-        points = [(_ranks(each), ratios[each.run_id]) for each in members if each.run_id in ratios]
-        if points:
-            _means_with_points(axes, points, style, label)
+    are_joined = _draw_series(axes, found, lambda each: ratios[each.run_id])
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
-    _plain_ticks(axes, sorted({_ranks(each) for each, _ in runs}), x_only=True)
+    _plain_ticks(axes, sorted({_ranks(each) for each in runs}), x_only=True)
     axes.set_xlabel("ranks")
     axes.set_ylabel("communication / computation")
     _legend(axes)
     return Plot(
         title="Communication over computation",
-        caption="Sum of the metric communication_s over the sum of computation_s, of all ranks of a run.",
+        caption="Sum of the metric communication_s over the sum of computation_s, of all ranks of a run. "
+        + _marks_text(are_joined),
         svg=svg_of(figure),
     )
 
@@ -344,13 +344,55 @@ def _styles() -> Iterator[dict[str, Any]]:
         yield {"color": colour, "marker": marker, "markersize": 6, "linewidth": 1.4}
 
 
-def _means_with_points(axes: Axes, points: Sequence[tuple[float, float]], style: Mapping[str, Any], label: str) -> None:
-    groups: dict[float, list[float]] = {}
-    for x, y in points:
-        groups.setdefault(x, []).append(y)
-    xs = sorted(groups)
-    axes.plot(xs, [sum(groups[x]) / len(groups[x]) for x in xs], label=label, **style)
-    axes.scatter([x for x, _ in points], [y for _, y in points], s=12, color=style["color"], alpha=0.6, linewidths=0)
+def _draw_series(axes: Axes, found: Results, value_of: Callable[[RunResult], float | None]) -> bool:
+    """Draw each series against the ranks: its runs, and the means of its combinations. Return whether lines join all.
+
+    A series that has several combinations at one place has no line.
+    """
+    are_joined = True
+    for style, (label, members) in zip(_styles(), found.series().items(), strict=False):
+        combinations = _combinations(members, _ranks, value_of)
+        if not combinations:
+            continue
+        is_joined = _is_line(combinations)
+        are_joined &= is_joined
+        means = [sum(values) / len(values) for _, values in combinations]
+        axes.plot(
+            [x for x, _ in combinations], means, label=label, **style | ({} if is_joined else {"linestyle": "none"})
+        )
+        for x, values in combinations:
+            axes.scatter([x] * len(values), values, s=12, color=style["color"], alpha=0.6, linewidths=0)
+    return are_joined
+
+
+def _combinations(
+    members: Sequence[RunResult], x_of: Callable[[RunResult], float], value_of: Callable[[RunResult], float | None]
+) -> list[tuple[float, list[float]]]:
+    """Return place and values of each combination of levels, in the order of the places.
+
+    The values of a combination are those of its replicates, which differ in nothing but their seed.
+    """
+    found: dict[tuple[tuple[str, str], ...], tuple[float, list[float]]] = {}
+    for each in members:
+        value = value_of(each)
+        if value is not None:
+            key = tuple((name, repr(level)) for name, level in sorted(each.levels.items()) if name != "seed")
+            found.setdefault(key, (x_of(each), []))[1].append(value)
+    return sorted(found.values(), key=lambda item: item[0])
+
+
+def _is_line(combinations: Sequence[tuple[float, list[float]]]) -> bool:
+    """Return whether a series has one combination of levels at each place."""
+    return len({x for x, _ in combinations}) == len(combinations)
+
+
+def _marks_text(are_joined: bool) -> str:
+    if are_joined:
+        return "Small marks are runs, lines join their means."
+    return (
+        "Small marks are runs, large marks are means of one combination of levels. Marks of one colour are not joined "
+        "if several combinations are at one place. The table of combinations has their levels and intervals."
+    )
 
 
 def _plain_ticks(axes: Axes, xs: Sequence[float], *, x_only: bool = False) -> None:

@@ -177,3 +177,8 @@ def test_runs_of_unknown_duration_make_the_expectation_a_least_one() -> None:
     levels = {"a": {**CLUSTERS["1 GPU"], "expected_minutes": 90}, "b": CLUSTERS["4 GPUs"]}
     changes = {"factors": {"cluster": levels}, "constraints": {}, "budget": {"hours": 1}}
     assert "all 2 runs take at least 1.50 hours" in found(changes)["ST-11"]
+
+
+def test_epochs_of_a_study_without_samples_or_a_batch_are_no_finding() -> None:
+    for kept in ({"epochs": 2.5}, {"epochs": 2.5, "steps": 9}):
+        assert "ST-04" not in found({"factors": {"cluster": ONE}, "constraints": kept})

@@ -6,7 +6,7 @@ import builtins
 import dataclasses
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -185,3 +185,44 @@ def test_plot_that_fails_is_a_notice(
     text = study_page(plan, results, rows(results), [])
     assert "The plot of quality cannot be drawn: ValueError: no &lt;room&gt;" in text
     assert text.count("<img") == 6
+
+
+def drawn(draw: Callable[[Results], plots.Plot | None], found: Results) -> tuple[Any, str]:
+    """Return the axes and the caption of a plot."""
+    figures: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "svg_of", lambda figure: str(figures.append(figure)))
+        plot = draw(found)
+    assert plot is not None
+    return figures[0].axes[0], plot.caption
+
+
+def test_intervals_are_those_of_replicates_and_not_of_different_levels(plan: StudyPlan) -> None:
+    found = Results(results=[ended(run) for run in plan.runs], factors=[], metric=plan.study.metrics[0])
+    axes, caption = drawn(plots.quality_plot, found)  # both numbers of samples are one series
+    ((means, _, bars),) = axes.containers
+    assert (means.get_linestyle(), bars) == ("None", ())
+    assert len(means.get_xdata()) == 10  # one mark per combination
+    assert "intervals of the mean" not in caption
+    assert "large marks are means of one combination of levels" in caption
+    axes, caption = drawn(lambda found: plots.scaling_plot(found, cost=False), found)
+    (line,) = [line for line in axes.get_lines() if len(line.get_xdata())]
+    assert (line.get_linestyle(), len(line.get_xdata())) == ("None", 10)
+
+
+def test_too_many_series_have_marks_without_intervals() -> None:
+    levels = [samples * 100_000 for samples in range(1, 10)]
+    plan = plan_of({**CHANGES, "factors": {"cluster": CLUSTERS, "samples": levels}})
+    axes, caption = drawn(plots.quality_plot, results_of(plan, [ended(run) for run in plan.runs]))
+    ((means, _, bars),) = axes.containers
+    assert (len(means.get_xdata()), bars) == (45, ())
+    assert "are not joined" in caption
+
+
+def test_factor_with_settings_is_left_out_of_the_series_only_if_it_chooses_the_size() -> None:
+    optimizers = {"adam": {"environment": {"OPTIMIZER": "adam"}}, "sgd": {"environment": {"OPTIMIZER": "sgd"}}}
+    same_ranks = {name: {"groups": [f"trainer={name}:1"]} for name in ("ml.p3.2xlarge", "ml.m5.large")}
+    per_host = {str(number): {"options": {"nproc_per_node": number}} for number in (1, 2)}
+    for factor, is_size in ((optimizers, False), (same_ranks, False), (per_host, True), (CLUSTERS, True)):
+        plan = plan_of({"factors": {"chosen": factor, "samples": [100_000]}, "groups": ["trainer=ml.m5.large:1"]})
+        assert page._chooses_size(plan.study.factors[0], plan) == is_size
