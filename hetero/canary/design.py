@@ -283,10 +283,11 @@ def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCan
         if not path.is_dir():
             raise ConfigError(f"--channel {name}={path}: the folder does not exist; expected the files of the channel")
     source = _Files(request) if set(request.channels) - request.whole_channels else None
-    cells = itertools.product(request.clusters, request.fractions, range(1, request.repeats + 1))
+    # By replicate, so that more replicates leave the names of the other runs unchanged.
+    cells = itertools.product(range(1, request.repeats + 1), request.clusters, request.fractions)
     found = [
         _planned(request, cluster, run_name(number, fraction, replicate), fraction, replicate, folder, source)
-        for number, (cluster, fraction, replicate) in enumerate(cells, start=1)
+        for number, (replicate, cluster, fraction) in enumerate(cells, start=1)
     ]
     for cluster in request.clusters:
         own = [each.fraction for each in found if each.cluster == cluster]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hetero.canary.model import CanaryReport, CandidateForecast, ForecastFigure
 from hetero.studies.plots import PALETTE, Plot, has_matplotlib, new_figure, svg_of
 
-__all__ = ["comparison_plot", "figure_plot", "plots_of"]
+__all__ = ["comparison_plot", "figure_plot", "plots_of", "runs_plot"]
 
 _SHOWN = ("time", "memory peak", "CPU mean", "GPU mean", "GPU memory peak")
 _SCALES = {"bytes": (1e9, "GB")}
@@ -21,6 +21,8 @@ def plots_of(report: CanaryReport) -> list[Plot]:
     if len(report.candidates) > 1:
         found.append(comparison_plot(report.candidates, "cost"))
     for candidate in report.candidates:
+        if candidate.points and not candidate.figures:
+            found.append(runs_plot(candidate))
         for name in _SHOWN:
             figure = candidate.figure(name)
             if figure is not None and figure.points:
@@ -62,6 +64,24 @@ def figure_plot(candidate: CandidateForecast, figure: ForecastFigure) -> Plot:
     right.set_xticks([0], ["the whole\n(refused)" if refusals else "the whole"])
     caption = refusals[0].reason if refusals else "Bar: forecast of the whole with its 90 % interval."
     return Plot(title=f"{candidate.name}: {figure.name}", caption=caption, svg=svg_of(drawn))
+
+
+def runs_plot(candidate: CandidateForecast) -> Plot:
+    """Return the time of the runs of a candidate without a forecast. Crosses are runs that failed."""
+    drawn = new_figure(7.2, 3.6)
+    axes = drawn.subplots()
+    for failed, mark, label in ((False, "o", "finished"), (True, "x", "failed")):
+        points = [point for point in candidate.points if bool(point.failure) == failed]
+        if points:
+            x, y = [100 * point.fraction for point in points], [point.wall_s for point in points]
+            axes.plot(x, y, mark, color=PALETTE[int(failed)], label=label)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("% of the data")
+    axes.set_ylabel("time [s]")
+    axes.legend(fontsize="small")
+    caption = candidate.refusals[0].reason if candidate.refusals else ""
+    return Plot(title=f"{candidate.name}: canary runs", caption=caption, svg=svg_of(drawn))
 
 
 def comparison_plot(candidates: Sequence[CandidateForecast], name: str) -> Plot | None:

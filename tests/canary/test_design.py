@@ -44,6 +44,8 @@ def test_first_runs_suffice_for_a_first_forecast(data: Path, tmp_path: Path) -> 
     assert sorted(each.run.levels["fraction"] for each in planned[:4]) == [0.01, 0.01, 0.02, 0.03]
     again, _ = plan_canaries(request(channels={"training": data}), tmp_path / "out")
     assert [each.run.run_id for each in again] == [each.run.run_id for each in planned]
+    more, _ = plan_canaries(request(channels={"training": data}, repeats=5), tmp_path / "out")
+    assert {each.run.run_id for each in planned} < {each.run.run_id for each in more}
 
 
 def test_channel_that_stays_whole_is_passed_as_it_is(data: Path, tmp_path: Path) -> None:
