@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
 import itertools
 import json
@@ -21,9 +20,10 @@ from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import SCHEMA_VERSION, CanaryReport
 from hetero.canary.points import CanaryPoint, Resources
 from hetero.canary.refusals import percent
-from hetero.cluster import slug
+from hetero.cluster import Role, slug
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
+from hetero.sagemaker.canaries.identity import digest_of_text, identity_of
 from hetero.sagemaker.canaries.manifests import (
     S3Channel,
     channels_of,
@@ -32,10 +32,17 @@ from hetero.sagemaker.canaries.manifests import (
     sdk_inputs,
     split_uri,
 )
-from hetero.sagemaker.canaries.rehearsing import RehearsalExecutor
-from hetero.sagemaker.canaries.watching import keep_resources, point_of_job, read_resources, resources_of_job
+from hetero.sagemaker.canaries.rehearsing import IDENTITY_OPTION, RehearsalExecutor
+from hetero.sagemaker.canaries.watching import (
+    keep_resources,
+    names_of_trainers,
+    point_of_job,
+    read_resources,
+    resources_of_job,
+)
+from hetero.sagemaker.checks.facts import roles_of
 from hetero.sagemaker.preparation.adapters import adapter_of
-from hetero.sagemaker.recording import ACCOUNT, record, sdk_version
+from hetero.sagemaker.recording import ACCOUNT, copy_of, record, sdk_version
 from hetero.sagemaker.request import RequestGroup
 from hetero.sagemaker.study_executor import EstimatorExecutor
 from hetero.studies.ledger import JOB_FILE_NAME, RUNS_FOLDER
@@ -110,11 +117,16 @@ def canary(
             repeats=repeats,
             channels={name: Path(path) for name, path in rehearse_on.items()},
             whole_channels=frozenset(whole),
-            options={"usage_interval_s": 0.1, "warmup_steps": 3},
+            options={
+                "usage_interval_s": 0.1,
+                "warmup_steps": 3,
+                **rehearsal,
+                IDENTITY_OPTION: digest_of_text(json.dumps(identity_of(record(estimator, inputs)))),
+            },
             seed=seed,
         )
         rehearsing = RehearsalExecutor(
-            {_cluster(each).name: each for each in estimators.values()}, inputs, catalogue=catalogue, options=rehearsal
+            {_cluster(each).name: each for each in estimators.values()}, inputs, catalogue=catalogue
         )
         return run_canaries(
             request,
@@ -135,11 +147,9 @@ def canary(
         for number, (cluster, fraction, replicate) in enumerate(cells, start=1)
     ]
     study.check(planned)
-    executor = EstimatorExecutor(
-        study.made, at_most=at_most, catalogue=catalogue, name=f"canary-{_name_of(estimator)}", sleep=sleep
+    executor = _Executor(
+        study, planned, at_most=at_most, catalogue=catalogue, name=f"canary-{_name_of(estimator)}", sleep=sleep
     )
-    for each in planned:
-        study.put_manifests(each)
     options = options or ForecastOptions()
     results, over_budget = execute_canaries(
         [each.run for each in planned],
@@ -172,6 +182,20 @@ class _Planned:
     """The objects of each reduced channel."""
 
 
+class _Executor(EstimatorExecutor):
+    """Writes the manifests of each run before its job is submitted."""
+
+    def __init__(self, study: _Study, planned: Sequence[_Planned], **options: Any) -> None:
+        super().__init__(study.made, **options)
+        self._study = study
+        self._planned = {each.run.run_id: each for each in planned}
+
+    def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+        """Submit the job of a run, see `EstimatorExecutor.execute`."""
+        self._study.put_manifests(self._planned[run.run_id])
+        return super().execute(run, folder)
+
+
 class _Study:
     """The canary jobs of one estimator."""
 
@@ -195,6 +219,8 @@ class _Study:
                 f"the input {next(iter(recording.local_data.values()))} is on this machine; expected data in S3\n"
                 "  to do: upload it, or rehearse with rehearse_on={channel: folder}"
             )
+        self._roles = roles_of(recording.request)
+        self._job = identity_of(recording)
         self._channels = channels_of(recording.request, version=self._version)
         unknown = sorted(set(whole) - {channel.name for channel in self._channels})
         if unknown:
@@ -216,6 +242,7 @@ class _Study:
     def identity(self) -> dict[str, object]:
         """What must be the same if a killed study goes on."""
         return {
+            **self._job,
             "inputs": {channel.name: channel.document for channel in self._channels},
             "bytes of the channels": self._num_bytes,
         }
@@ -231,7 +258,9 @@ class _Study:
             replicate=replicate,
             script=self._command,
             groups=_cluster(self._estimators[cluster]).groups,
-            channels={name: self._manifest_uri(run_id, name) for name in files},
+            channels={
+                channel.name: self._manifest_uri(run_id, channel, files[channel.name]) for channel in self._reduced
+            },
         )
         return _Planned(run=run, cluster=cluster, fraction=num_bytes / max(1, self._num_bytes), files=files)
 
@@ -256,8 +285,10 @@ class _Study:
             self._objects[channel.name], fraction, seed=self._seed, replicate=replicate - 1, min_files=num_hosts
         )
 
-    def _manifest_uri(self, run_id: str, channel: str) -> str:
-        return f"{self._target}/{_FOLDER}/{slug(self._command)}/{slug(run_id)}/{channel}.manifest"
+    def _manifest_uri(self, run_id: str, channel: S3Channel, files: Sequence[DataFile]) -> str:
+        """Return where a manifest goes. The URI has a digest, so manifests of other canaries have other URIs."""
+        name = f"{channel.name}-{digest_of_text(manifest_text(channel.uri, files))}.manifest"
+        return f"{self._target}/{_FOLDER}/{slug(self._command)}/{slug(run_id)}/{name}"
 
     def put_manifests(self, planned: _Planned) -> None:
         """Write the manifests of a job to S3."""
@@ -268,8 +299,8 @@ class _Study:
 
     def made(self, run: PlannedRun) -> tuple[Any, Any]:
         """Return the estimator and the inputs of a job."""
-        double = copy.copy(self._estimators[str(run.levels["cluster"])])
-        return double, sdk_inputs(self._version, self._channels, run.channels)
+        estimator = copy_of(self._estimators[str(run.levels["cluster"])])
+        return estimator, sdk_inputs(self._version, self._channels, run.channels)
 
     def report(
         self, planned: Sequence[_Planned], results: Sequence[RunResult], catalogue: Catalogue, options: ForecastOptions
@@ -280,11 +311,10 @@ class _Study:
         forecasts = []
         for name, estimator in self._estimators.items():
             groups = adapter_of(estimator).groups()
+            hosts = _Hosts.of(groups, self._roles, catalogue)
             infos = [catalogue.find(group.instance_type) for group in groups]
-            memory_gib = [info.memory_gib for info in infos if info is not None and info.memory_gib is not None]
-            memory_bytes = min(memory_gib) * _GIB if len(memory_gib) == len(groups) else None
             own = [each for each in planned if each.cluster == name and each.run.run_id in by_id]
-            points = tuple(self._point(watch, each, by_id[each.run.run_id], groups, catalogue) for each in own)
+            points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in own)
             has_resources = all(point.resources.cpu_percent_mean is not None for point in points)
             notes = () if has_resources else (_NO_RESOURCES,)
             prices = [None if info is None else info.hourly_usd for info in infos]
@@ -294,7 +324,7 @@ class _Study:
                 groups=_cluster(estimator).groups,
                 points=points,
                 hourly_usd=sum(known) if len(known) == len(groups) else None,
-                memory_limit_bytes=memory_bytes,
+                memory_limit_bytes=hosts.memory_bytes,
                 data_bytes=float(self._num_bytes),
                 notes=notes,
             )
@@ -308,48 +338,81 @@ class _Study:
             decision=decide(forecasts),
         )
 
-    def _point(
-        self, watch: Any, planned: _Planned, result: RunResult, groups: Sequence[RequestGroup], catalogue: Catalogue
-    ) -> CanaryPoint:
+    def _point(self, watch: Any, planned: _Planned, result: RunResult, hosts: _Hosts) -> CanaryPoint:
+        job_name = self._job_name(result.run_id)
         kept = self._folder / "observed" / f"{result.run_id}.json"
-        resources = read_resources(kept)
+        resources = read_resources(kept, job_name)
         if resources is None:
-            resources = self._watched(watch, result, groups, catalogue)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            keep_resources(kept, resources)
+            resources = self._watched(watch, job_name, result, hosts) if job_name else Resources()
+            if resources.cpu_percent_mean is not None:  # otherwise CloudWatch may have the figures later
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                keep_resources(kept, resources, job_name)
         return point_of_job(result, fraction=planned.fraction, resources=resources)
 
-    def _watched(
-        self, watch: Any, result: RunResult, groups: Sequence[RequestGroup], catalogue: Catalogue
-    ) -> Resources:
+    def _job_name(self, run_id: str) -> str:
+        """Return the name of a run's last job, or an empty text if it has none."""
+        path = self._folder / RUNS_FOLDER / run_id / JOB_FILE_NAME
+        try:
+            return str(json.loads(read_bounded(path, str(path)))["job_name"]) if path.is_file() else ""
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("%s is malformed: %s", path, error)
+            return ""
+
+    def _watched(self, watch: Any, job_name: str, result: RunResult, hosts: _Hosts) -> Resources:
         """Return the resources of a job. An error of CloudWatch is logged, because the time is known without it."""
-        path = self._folder / RUNS_FOLDER / result.run_id / JOB_FILE_NAME
-        if not path.is_file() or result.wall_s <= 0:
+        names = names_of_trainers(hosts.groups, hosts.trainers, result.report)
+        if not names or result.wall_s <= 0:
             return Resources()
-        info = catalogue.find(groups[-1].instance_type)
-        memory_gib = None if info is None else info.memory_gib
-        gpu_gib = None if info is None else info.accelerator_memory_gib
-        num_gpus = 0 if info is None else info.num_accelerators or 0
         began = dt.datetime.fromisoformat(result.started_at)
         try:
-            job_name = str(json.loads(read_bounded(path, str(path)))["job_name"])
             return resources_of_job(
                 watch,
                 job_name,
-                [f"algo-{number}" for number in range(1, sum(group.count for group in groups) + 1)],
+                names,
                 began=began,
                 ended=began + dt.timedelta(seconds=result.wall_s),
-                memory_bytes=None if memory_gib is None else memory_gib * _GIB,
-                gpu_memory_bytes=None if gpu_gib is None else gpu_gib * num_gpus * _GIB,
+                memory_bytes=hosts.memory_bytes,
+                gpu_memory_bytes=hosts.gpu_memory_bytes,
             )
         except Exception as error:  # noqa: BLE001  botocore's errors, or a response of another form
             logger.warning("CloudWatch has no figures of run %s: %s", result.run_id, error)
             return Resources()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hosts:
+    """The groups of a cluster, and the memory of a host that trains."""
+
+    groups: Sequence[RequestGroup]
+    trainers: Sequence[RequestGroup]
+    """Groups that train: all whose role is not data, also if hetero does not know the roles."""
+    memory_bytes: float | None
+    """None if it is unknown, or the groups that train have different amounts."""
+    gpu_memory_bytes: float | None
+    """Memory of all GPUs of a host, or None as above."""
+
+    @classmethod
+    def of(cls, groups: Sequence[RequestGroup], roles: Mapping[str, Role], catalogue: Catalogue) -> _Hosts:
+        trainers = [group for group in groups if roles.get(group.name) is not Role.DATA]
+        infos = [catalogue.find(group.instance_type) for group in trainers]
+        memory = {None if info is None or info.memory_gib is None else info.memory_gib * _GIB for info in infos}
+        gpu_memory = {
+            None
+            if info is None or info.accelerator_memory_gib is None
+            else info.accelerator_memory_gib * (info.num_accelerators or 0) * _GIB
+            for info in infos
+        }
+        return cls(
+            groups=groups,
+            trainers=trainers,
+            memory_bytes=memory.pop() if len(memory) == 1 else None,
+            gpu_memory_bytes=gpu_memory.pop() if len(gpu_memory) == 1 else None,
+        )
+
+
 _NO_RESOURCES = (
-    "CloudWatch has no figures of some jobs, which may have been too short. It has one value per minute. CPU, memory "
-    "and GPU are therefore not forecast."
+    "CloudWatch has no figures of some jobs, so CPU, memory and GPU are not forecast. It has one value per minute, "
+    "which a short job may lack. With data hosts, only hetero's report states which hosts train."
 )
 
 
@@ -376,7 +439,7 @@ def _with_cluster(estimator: Any, instance_type: str, count: int) -> Any:
             update={"instance_type": instance_type, "instance_count": count, "instance_groups": None}
         )
         return estimator.model_copy(update={"compute": compute})
-    double = copy.copy(estimator)
+    double = copy_of(estimator)
     double.instance_groups = None
     double.instance_type, double.instance_count = instance_type, count
     return double

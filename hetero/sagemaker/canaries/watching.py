@@ -17,11 +17,13 @@ from typing import Any
 
 from hetero.canary.points import CanaryPoint, Part, Resources
 from hetero.errors import ConfigError
+from hetero.report.model import Report
+from hetero.sagemaker.request import RequestGroup
 from hetero.studies.runs import FINISHED, RunResult
 from hetero.system.documents import read_bounded, write_text
 from hetero.system.records import decode, encode
 
-__all__ = ["point_of_job", "read_resources", "resources_of_job"]
+__all__ = ["keep_resources", "names_of_trainers", "point_of_job", "read_resources", "resources_of_job"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,19 @@ def point_of_job(result: RunResult, *, fraction: float, resources: Resources) ->
         resources=resources,
         failure="" if result.state == FINISHED else result.cause or result.state,
     )
+
+
+def names_of_trainers(
+    groups: Sequence[RequestGroup], trainers: Sequence[RequestGroup], report: Report | None
+) -> list[str]:
+    """Return the names of the hosts that train, such as ``algo-1``. Empty if they are not known.
+
+    If other hosts do not train, only the job's report names those that do, because the platform does not specify which
+    names a group gets.
+    """
+    if len(trainers) == len(groups):
+        return [f"algo-{number}" for number in range(1, sum(group.count for group in groups) + 1)]
+    return [] if report is None else sorted({rank.host for rank in report.run.ranks})
 
 
 def resources_of_job(
@@ -139,17 +154,18 @@ def _resources(
     return Resources(**values)
 
 
-def read_resources(path: Path) -> Resources | None:
-    """Return the resources that an earlier start of the study kept in a file, or None without a valid file."""
+def read_resources(path: Path, job_name: str) -> Resources | None:
+    """Return the resources of a job that an earlier start of the study kept in a file, or None if it kept none."""
     if not path.is_file():
         return None
     try:
-        return decode(Resources, json.loads(read_bounded(path, str(path))))
-    except (ConfigError, ValueError) as error:
+        document = json.loads(read_bounded(path, str(path)))
+        return decode(Resources, document["resources"]) if document["job_name"] == job_name else None
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
         logger.warning("%s is malformed and is asked for again: %s", path, error)
         return None
 
 
-def keep_resources(path: Path, resources: Resources) -> None:
+def keep_resources(path: Path, resources: Resources, job_name: str) -> None:
     """Keep the resources of a job in a file, because CloudWatch forgets them after some days."""
-    write_text(path, json.dumps(encode(resources)) + "\n")
+    write_text(path, json.dumps({"job_name": job_name, "resources": encode(resources)}) + "\n")

@@ -4,145 +4,34 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import io
 import json
-from collections.abc import Callable
+import os
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from canary_account import CATALOGUE, START, Account
+from guards import state_of
+from study_reports import report_of
 
 from hetero.canary.files import DataFile
 from hetero.canary.model import load_canary
 from hetero.errors import BudgetError, ConfigError
-from hetero.pricing import Catalogue
+from hetero.report.model import RankFacts
 from hetero.sagemaker.canaries.canary import _target_uri
+from hetero.sagemaker.canaries.identity import identity_of
 from hetero.sagemaker.canaries.manifests import channels_of, list_objects, manifest_text, sdk_inputs, split_uri
 from hetero.sagemaker.canaries.watching import resources_of_job
 
 boto3 = pytest.importorskip("boto3")
-sdk = pytest.importorskip("sagemaker.estimator", reason="needs version 2 of the SageMaker SDK")
+pytest.importorskip("sagemaker.estimator", reason="needs version 2 of the SageMaker SDK")
 
 from botocore.stub import ANY, Stubber  # noqa: E402
 
-from hetero.sagemaker import canary, record  # noqa: E402
-
-ROLE = "arn:aws:iam::000000000000:role/training"
-QUIET = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
-START = dt.datetime(2026, 3, 1, 12, 0, tzinfo=dt.timezone.utc)
-ARN = "arn:aws:sagemaker:us-east-1:000000000000:training-job/job"
-CATALOGUE = Catalogue.load(overrides=["ml.m5.4xlarge=0.922", "ml.m5.24xlarge=5.53"])
-NUM_FILES, FILE_BYTES = 300, 1_000_000
-
-
-class Account:
-    """Buckets, jobs and figures of an account. A job's time follows from the manifest that it gets.
-
-    Args:
-        seconds: Returns the time of training of a job from its number of files and its instance type.
-        cpu_percent: What CloudWatch has of each job, or None for nothing.
-    """
-
-    def __init__(self, seconds: Callable[[int, str], float], cpu_percent: float | None = 350.0) -> None:
-        from sagemaker.session import Session
-
-        boto_session = boto3.Session(aws_access_key_id="none", aws_secret_access_key="none", region_name="us-east-1")
-        self.objects: dict[str, bytes] = {}
-        self.jobs: dict[str, dict[str, Any]] = {}
-        self.asked: list[str] = []
-        self.status = "Completed"
-        self._seconds = seconds
-        self._cpu_percent = cpu_percent
-        boto_session.events.register("before-call", self.answer)
-        self.session = Session(
-            boto_session=boto_session, sagemaker_client=boto_session.client("sagemaker"), sagemaker_config=QUIET
-        )
-
-    def estimator(self, **more: Any) -> Any:
-        values = {
-            "image_uri": "image",
-            "role": ROLE,
-            "instance_type": "ml.m5.4xlarge",
-            "instance_count": 1,
-            "output_path": "s3://bucket/out",
-            "max_run": 3600,
-            "debugger_hook_config": False,
-            "disable_profiler": True,
-            "sagemaker_session": self.session,
-        }
-        return sdk.Estimator(**values | more)
-
-    def answer(self, *, event_name: str, params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the response of a call, which botocore has validated before."""
-        operation = event_name.split(".")[-1]
-        self.asked.append(operation)
-        content = getattr(self, operation)(params)
-        code = 404 if "Error" in content else 200
-        return type("Response", (), {"status_code": code, "headers": {}})(), content
-
-    def ListObjectsV2(self, params: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        listed = [{"Key": f"train/part-{i:04d}.csv", "Size": FILE_BYTES} for i in range(NUM_FILES)]
-        return {"Contents": [{"Key": "train/", "Size": 0}, *listed], "IsTruncated": False}
-
-    def PutObject(self, params: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        body = params["body"]
-        self.objects[params["url_path"]] = body if isinstance(body, bytes) else body.read()
-        return {}
-
-    def CreateTrainingJob(self, params: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        request = json.loads(params["body"])
-        self.jobs[request["TrainingJobName"]] = request
-        return {"TrainingJobArn": ARN}
-
-    def DescribeTrainingJob(self, params: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        name = json.loads(params["body"])["TrainingJobName"]
-        request = self.jobs[name]
-        files = self.files_of(name)
-        kind = request["ResourceConfig"]["InstanceType"]
-        download_s, training_s = 20 + 0.1 * len(files), self._seconds(len(files), kind)
-        at = [START, START + dt.timedelta(seconds=download_s)]
-        at.append(at[1] + dt.timedelta(seconds=training_s))
-        at.append(at[2] + dt.timedelta(seconds=15))
-        phases = ("Downloading", "Training", "Uploading")
-        return {
-            **{key: request[key] for key in ("TrainingJobName", "ResourceConfig", "OutputDataConfig")},
-            "TrainingJobStatus": self.status,
-            "SecondaryStatus": self.status,
-            "FailureReason": "",
-            "CreationTime": START,
-            "TrainingStartTime": START,
-            "BillableTimeInSeconds": round((at[3] - at[0]).total_seconds()),
-            "SecondaryStatusTransitions": [
-                {"Status": phase, "StartTime": begin, "EndTime": end}
-                for phase, begin, end in zip(phases, at[:-1], at[1:], strict=True)
-            ],
-        }
-
-    def HeadObject(self, params: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        return {"Error": {"Code": "404", "Message": "a job without hetero has no report"}}
-
-    def GetMetricData(self, params: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        body = params["body"]
-        queries = json.loads(body)["MetricDataQueries"] if isinstance(body, str | bytes) and body else []
-        values = {"cpu": self._cpu_percent, "memory": 40.0}
-        return {
-            "MetricDataResults": [
-                {"Id": each["Id"], "Values": [values[each["Id"].partition("_")[0]]] * 5}
-                for each in queries
-                if self._cpu_percent is not None and each["Id"].partition("_")[0] in values
-            ]
-        }
-
-    def files_of(self, job_name: str) -> list[str]:
-        """Return the files that the manifest of a job names."""
-        (channel,) = self.jobs[job_name]["InputDataConfig"]
-        source = channel["DataSource"]["S3DataSource"]
-        assert source["S3DataType"] == "ManifestFile"
-        (content,) = (
-            body for path, body in self.objects.items() if source["S3Uri"].endswith(path.rpartition("out/")[2])
-        )
-        prefix, *names = json.loads(content)
-        assert prefix == {"prefix": "s3://bucket/train/"}
-        return names
+from hetero.sagemaker import Rehearsal, canary, prepare, record  # noqa: E402
 
 
 def forecast_of(account: Account, folder: Path, **more: Any) -> Any:
@@ -184,7 +73,7 @@ def test_second_call_starts_no_more_jobs(linear: Account, tmp_path: Path) -> Non
     first = forecast_of(linear, tmp_path)
     linear.asked.clear()
     assert forecast_of(linear, tmp_path) == first
-    assert set(linear.asked) <= {"ListObjectsV2", "PutObject"}
+    assert set(linear.asked) == {"ListObjectsV2"}
 
 
 def test_candidates_run_on_their_own_types_and_the_cheaper_one_is_named(tmp_path: Path) -> None:
@@ -256,7 +145,7 @@ def test_call_that_cannot_work_is_rejected_before_a_job_starts(
 
 
 def test_three_objects_start_no_jobs(linear: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.NUM_FILES", 3)
+    monkeypatch.setattr("canary_account.NUM_FILES", 3)
     with pytest.raises(ConfigError, match="3 objects, of which whole ones give the runs 33.3 % of the data"):
         forecast_of(linear, tmp_path)
     assert linear.jobs == {}
@@ -270,6 +159,151 @@ def test_other_inputs_are_another_study(linear: Account, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="inputs.train"):
         canary(linear.estimator(), {"train": "s3://bucket/train/part"}, output_dir=tmp_path, repeats=2)
     assert len(linear.jobs) == 6
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Return an entry point."""
+    path = tmp_path / "src" / "train.py"
+    path.parent.mkdir()
+    path.write_text("print('train')\n")
+    return path
+
+
+def scripted(account: Account, script: Path, **more: Any) -> Any:
+    """Return an estimator with an entry point, prepared as by a new process."""
+    values = {"entry_point": script.name, "source_dir": str(script.parent), "hyperparameters": {"epochs": 1}}
+    return prepare(account.estimator(**values | more))
+
+
+def identity(account: Account, script: Path, **more: Any) -> dict[str, Any]:
+    return identity_of(record(scripted(account, script, **more), {"train": "s3://bucket/train/"}))
+
+
+def test_identity_is_that_of_the_job_and_not_of_the_process(linear: Account, script: Path) -> None:
+    first = identity(linear, script)
+    stat = script.stat()
+    os.utime(script, (stat.st_atime, stat.st_mtime + 60))
+    assert identity(linear, script, base_job_name="other") == first  # with another token, time and name of the job
+    for more in ({"hyperparameters": {"epochs": 10}}, {"image_uri": "other"}, {"environment": {"THREADS": "1"}}):
+        assert identity(linear, script, **more) != first
+    script.write_text("print('other')\n")
+    assert identity(linear, script)["content of the sources"] != first["content of the sources"]
+
+
+@pytest.mark.parametrize("changes", [{"hyperparameters": {"epochs": "10"}}, {"image_uri": "other"}])
+def test_jobs_of_another_estimator_are_not_used(linear: Account, tmp_path: Path, changes: dict[str, Any]) -> None:
+    inputs = {"train": "s3://bucket/train/"}
+    options = {"output_dir": tmp_path, "catalogue": CATALOGUE, "repeats": 2, "sleep": lambda seconds: None}
+    canary(linear.estimator(hyperparameters={"epochs": "1"}), inputs, **options)
+    manifests = dict(linear.objects)
+    with pytest.raises(ConfigError, match="belongs to a study that differs"):
+        canary(linear.estimator(**{"hyperparameters": {"epochs": "1"}, **changes}), inputs, **options)
+    assert linear.objects == manifests
+    assert len(linear.jobs) == 6
+
+
+def test_rehearsals_of_another_estimator_or_with_other_options_are_not_used(
+    linear: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for index in range(100):
+        (data / f"{index}.csv").write_text("x")
+    started: list[dict[str, Any]] = []
+
+    def fake(estimator: Any, inputs: Any, *, output_dir: Path, **options: Any) -> Rehearsal:
+        started.append(options)
+        return Rehearsal(exit_code=0, failure="", output_dir=output_dir)
+
+    monkeypatch.setattr("hetero.sagemaker.canaries.rehearsing.rehearse", fake)
+    options: dict[str, Any] = {"output_dir": tmp_path / "out", "rehearse_on": {"train": data}, "repeats": 2}
+    inputs = {"train": "s3://bucket/train/"}
+    canary(linear.estimator(), inputs, emulate_sample_s=0.1, price_profile="seed-2022", **options)
+    assert len(started) == 6
+    assert {"emulate_sample_s", "price_profile"} <= set(started[0])
+    assert "estimator" not in started[0]
+    with pytest.raises(ConfigError, match="with other arguments, options or groups"):
+        canary(linear.estimator(), inputs, emulate_sample_s=0.2, **options)
+    with pytest.raises(ConfigError, match="with other arguments, options or groups"):
+        canary(linear.estimator(hyperparameters={"epochs": 2}), inputs, emulate_sample_s=0.1, **options)
+    assert len(started) == 6
+
+
+def test_manifests_of_two_canaries_have_different_uris(linear: Account, tmp_path: Path) -> None:
+    forecast_of(linear, tmp_path / "one")
+    first = dict(linear.objects)
+    forecast_of(linear, tmp_path / "two", seed=1)
+    assert len(linear.objects) == 12
+    assert first.items() <= linear.objects.items()
+
+
+def test_estimator_of_the_user_does_not_change(linear: Account, tmp_path: Path, script: Path) -> None:
+    estimator = scripted(linear, script)
+    before = state_of(estimator)
+    canary(
+        estimator,
+        {"train": "s3://bucket/train/"},
+        candidates=["ml.m5.4xlarge:1"],
+        output_dir=tmp_path / "out",
+        catalogue=CATALOGUE,
+        repeats=2,
+        sleep=lambda seconds: None,
+    )
+    assert len(linear.jobs) == 6
+    assert state_of(estimator) == before
+
+
+def test_figures_that_cloudwatch_does_not_have_yet_are_asked_for_again(linear: Account, tmp_path: Path) -> None:
+    linear.cpu_percent = None
+    assert forecast_of(linear, tmp_path).candidates[0].figure("CPU mean") is None
+    linear.cpu_percent = 350.0
+    assert forecast_of(linear, tmp_path).candidates[0].figure("CPU mean") is not None
+
+
+def test_figures_of_a_job_that_failed_are_not_those_of_its_next_attempt(linear: Account, tmp_path: Path) -> None:
+    linear.status, linear.cpu_percent = "Failed", 900.0
+    forecast_of(linear, tmp_path, at_most=1)
+    linear.status, linear.cpu_percent = "Completed", 100.0
+    (shown,) = forecast_of(linear, tmp_path).candidates
+    cpu = shown.figure("CPU mean")
+    assert cpu is not None
+    assert cpu.value == pytest.approx(100, rel=0.05)
+
+
+@pytest.mark.parametrize("has_report", [True, False])
+def test_memory_is_that_of_the_hosts_that_train(
+    linear: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_report: bool
+) -> None:
+    from sagemaker.instance_group import InstanceGroup
+
+    groups = [InstanceGroup("data_group", "ml.m5.large", 2), InstanceGroup("dnn_group", "ml.p3.16xlarge", 1)]
+    report, ranks = report_of(), (RankFacts(rank=0, host="algo-2", loaders=()),)
+    content = json.dumps(replace(report, run=replace(report.run, ranks=ranks)).to_json()).encode()
+
+    def download(session: Any, uri: str, target: Path) -> bool:
+        with tarfile.open(target, mode="w:gz") as archive:
+            member = tarfile.TarInfo("report.json")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        return has_report
+
+    monkeypatch.setattr("hetero.sagemaker.study_executor._from_s3", download)
+    (shown,) = canary(
+        linear.estimator(instance_type=None, instance_count=None, instance_groups=groups),
+        {"train": "s3://bucket/train/"},
+        output_dir=tmp_path,
+        catalogue=CATALOGUE,
+        repeats=2,
+        sleep=lambda seconds: None,
+    ).candidates
+    memory = shown.figure("memory peak")
+    assert linear.watched == ({"algo-2"} if has_report else set())
+    assert (memory is not None) == has_report
+    if memory is not None:
+        assert memory.value == pytest.approx(0.4 * 488 * 2**30, rel=0.05)
+        assert shown.out_of_memory is not None
+        assert shown.out_of_memory < 0.01
 
 
 def test_budget_that_ends_the_study_leaves_a_forecast(linear: Account, tmp_path: Path) -> None:

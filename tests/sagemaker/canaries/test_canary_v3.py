@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from estimators import IMAGE, ROLE
 
-from hetero.sagemaker import offline_session, record
+from hetero.sagemaker import offline_session, prepare, record
 from hetero.sagemaker.canaries.canary import _estimators, _name_of
+from hetero.sagemaker.canaries.identity import identity_of
 from hetero.sagemaker.canaries.manifests import channels_of, sdk_inputs
 
 pytest.importorskip("sagemaker.train", reason="needs the SageMaker SDK 3: make test-v3")
@@ -57,3 +58,25 @@ def test_channels_of_a_canary_are_those_of_the_user_with_a_manifest(source_dir: 
     assert {"InputMode", "CompressionType", "RecordWrapperType", "ShuffleConfig"} <= set(found["train"])
     assert _name_of(trainer) == "launcher.py"
     assert list(_estimators(trainer, ["ml.m5.large:1", "ml.c5.large:2"])) == ["1 x ml.m5.large", "2 x ml.c5.large"]
+
+
+def test_identity_is_that_of_the_job_and_not_of_the_process(source_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter("abcd")
+    monkeypatch.setattr("sagemaker.train.model_trainer._get_unique_name", lambda base, *_: f"{base}-{next(names)}")
+
+    def identity(**parameters: int) -> dict[str, object]:
+        trainer = ModelTrainer(
+            training_image=IMAGE,
+            source_code=SourceCode(source_dir=str(source_dir), entry_script="launcher.py"),
+            compute=Compute(instance_type="ml.m5.large", instance_count=1),
+            role=ROLE,
+            sagemaker_session=offline_session(),
+            hyperparameters=parameters,
+        )
+        return identity_of(record(prepare(trainer)))
+
+    first = identity(epochs=1)
+    assert identity(epochs=1) == first
+    assert identity(epochs=10) != first
+    (source_dir / "launcher.py").write_text("import hetero  # changed\n")
+    assert identity(epochs=1)["content of the sources"] != first["content of the sources"]
