@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import say
+from harness import HERE, say
 
+from canary_jobs import data as makers
 from canary_jobs.jobs import SCRIPTS, Job
 from hetero.canary.conducting import run_canaries
 from hetero.canary.design import CanaryRequest, Cluster
@@ -24,18 +27,19 @@ from hetero.pricing import Catalogue
 from hetero.studies.conduct import Progress
 from hetero.studies.executors import SimulateExecutor
 from hetero.studies.runs import PlannedRun
+from hetero.system.records import decode, encode
 
-__all__ = ["canaries", "data_of", "whole"]
+__all__ = ["canaries", "data_of", "folder_of", "kept_whole", "order_of", "stamp_of"]
 
 _TYPE = "ml.m5.large"
 _OPTIONS = {"usage_interval_s": 0.1, "warmup_steps": 3, "purity_checks": 0, "log_level": "warning"}
 
 
 def data_of(job: Job, folder: Path, scale: float) -> Path | None:
-    """Return the folder of a job's data, which is made if it is not there."""
+    """Return the folder of a job's data, which is made if it is not there. Its name has a digest of what made it."""
     if job.make is None:
         return None
-    path = folder / f"{job.dataset}-{scale:g}"
+    path = folder / f"{job.make.func.__name__}-{scale:g}-{_data_digest(job)}"
     if not path.is_dir():
         say(f"making {path.name}")
         draft = path.with_name(f"{path.name}.draft")
@@ -45,6 +49,43 @@ def data_of(job: Job, folder: Path, scale: float) -> Path | None:
         os.sync()
         draft.rename(path)
     return path
+
+
+def folder_of(name: str, job: Job, work: Path, scale: float, clusters: Sequence[tuple[str, ...]] = ()) -> Path:
+    """Return the folder of a job's runs, for example ``bert-1-0f3a9c12d4``.
+
+    Its name has a digest of what the measurements depend on: script, arguments, data and the code of hetero.
+    """
+    content = (
+        (SCRIPTS / job.script).read_bytes(),
+        repr((arguments_of(job, scale), job.whole_samples, job.by_samples, clusters or job.groups, _OPTIONS)).encode(),
+        _data_digest(job).encode(),
+        *(path.read_bytes() for path in sorted((HERE.parent / "hetero").rglob("*.py"))),
+    )
+    return work / f"{name}-{scale:g}-{_digest(*content)}"
+
+
+def stamp_of(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return date and commit of the first run in a folder, which are those of ``facts`` if it is new."""
+    path = folder / "stamp.json"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({name: facts[name] for name in ("date", "commit")}), encoding="utf-8")
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _data_digest(job: Job) -> str:
+    if job.make is None:
+        return ""
+    return _digest(repr((job.make.func.__name__, job.make.keywords)).encode(), Path(makers.__file__).read_bytes())
+
+
+def _digest(*contents: bytes) -> str:
+    found = hashlib.sha256()
+    for content in contents:
+        found.update(hashlib.sha256(content).digest())
+    return found.hexdigest()[:10]
 
 
 def arguments_of(job: Job, scale: float) -> tuple[str, ...]:
@@ -94,6 +135,33 @@ def canaries(
     )
 
 
+def kept_whole(job: Job, folder: Path, *, data: Path | None, scale: float, groups: tuple[str, ...] = ()) -> CanaryPoint:
+    """Return what a whole run used. It is run once for each folder, or again if it failed without a memory limit."""
+    path = folder.with_name(f"{folder.name}.json")
+    if path.is_file():
+        return decode(CanaryPoint, json.loads(path.read_text(encoding="utf-8")))
+    say(f"{job.name}: whole")
+    point = whole(job, folder, data=data, scale=scale, groups=groups)
+    say(f"  {point.wall_s:.1f} s {point.failure}")
+    if not point.failure or job.limit_mib is not None:
+        path.write_text(json.dumps(encode(point)), encoding="utf-8")
+    return point
+
+
+def order_of(folder: Path) -> tuple[str, ...]:
+    """Return the ids of the runs in the order of their execution."""
+    lines = [json.loads(line) for line in (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines()]
+    return tuple(dict.fromkeys(run_id for line in lines if (run_id := _found_id(line))))
+
+
+def _found_id(line: dict[str, Any]) -> str:
+    """Return the id in a line of the ledger, which may be nested."""
+    for value in (line, *(each for each in line.values() if isinstance(each, dict))):
+        if isinstance(value.get("run_id"), str):
+            return str(value["run_id"])
+    return ""
+
+
 def whole(
     job: Job,
     folder: Path,
@@ -131,21 +199,6 @@ def _catalogue(prices: Sequence[str]) -> Catalogue:
 def _show(progress: Progress) -> None:
     if progress.result is not None:
         say(f"  {progress.run.run_id}: {progress.result.state}, {progress.result.wall_s:.1f} s {progress.result.cause}")
-
-
-def facts_of(point: CanaryPoint) -> dict[str, Any]:
-    """Return the figures of a whole run by the names of a forecast's figures."""
-    resources = point.resources
-    found: dict[str, Any] = {
-        "time": point.wall_s,
-        "CPU mean": resources.cpu_percent_mean,
-        "memory mean": resources.memory_mean_bytes,
-        "memory p99": resources.memory_p99_bytes,
-        "memory peak": resources.memory_peak_bytes,
-    }
-    percents = sorted(resources.cpu_percents)
-    found["CPU p99"] = percents[min(len(percents) - 1, int(0.99 * len(percents)))] if percents else None
-    return {name: value for name, value in found.items() if value is not None}
 
 
 logging.getLogger("hetero").setLevel(logging.WARNING)

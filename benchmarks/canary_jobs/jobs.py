@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from canary_jobs.data import binary_files, csv_files, float_files, jpeg_files, text_files, uneven_files
@@ -24,18 +24,22 @@ class Job:
     """Arguments. ``{fraction}`` and ``{samples}`` are placeholders of canaries."""
     whole_samples: int | None = None
     """Samples of the whole, for ``{samples}``. The short form scales them."""
-    make: Callable[[Path, float], None] | None = None
-    """Makes the files. None for jobs that generate their data."""
-    dataset: str = ""
-    """Name of the data, which jobs may share."""
+    make: partial[None] | None = None
+    """Maker of `canary_jobs.data` with its numbers. None for jobs that generate their data."""
     by_samples: bool = False
     scaled: str = ""
     """Argument whose number the short form scales."""
-    refused: bool = False
-    """Whether a forecast must be refused, because no line can hold."""
-    limit_mib: int | None = None
-    """Memory of the machine, if the whole job runs out of it."""
+    refused_by: tuple[str, ...] = ()
+    """Rules of which one must refuse the time, because no line can hold. Empty for jobs that a line can forecast."""
     groups: tuple[str, ...] = ("trainer=ml.m5.large:1",)
+
+    @property
+    def limit_mib(self) -> int | None:
+        """Memory that the script may use, and that its host has for the forecast. None without a limit.
+
+        The whole must need more for its data alone. Its host needs still more: the launcher and the libraries.
+        """
+        return int(self.args[self.args.index("--limit-mib") + 1]) if "--limit-mib" in self.args else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +53,15 @@ class Pair:
     prices: tuple[str, ...]
 
 
-_CSV = {"make": csv_files(100, 36_000, 21), "dataset": "csv"}
-_FLOATS = {"make": float_files(100, 3000, 101), "dataset": "floats"}
+_CSV = partial(csv_files, number=100, rows=36_000, columns=21)
+_FLOATS = partial(float_files, number=100, rows=3000, columns=101)
 
 JOBS: tuple[Job, ...] = (
     Job(
         name="gbt-csv",
         about="gradient-boosted trees on 100 CSV files (the source's third experiment in small)",
         script="train_gbt.py",
-        **_CSV,
+        make=_CSV,
     ),
     Job(
         name="bert",
@@ -71,22 +75,20 @@ JOBS: tuple[Job, ...] = (
         name="resnet-jpeg",
         about="a small ResNet on JPEG files, with validation",
         script="train_resnet.py",
-        make=jpeg_files(5_000, 64),
-        dataset="jpeg",
+        make=partial(jpeg_files, number=5_000, side=64),
     ),
     Job(
         name="logistic",
         about="logistic regression, 250 passes over arrays in files",
         script="train_logistic.py",
         args=("--passes", "250"),
-        **_FLOATS,
+        make=_FLOATS,
     ),
     Job(
         name="tokenise",
         about="tokenising text files",
         script="tokenise.py",
-        make=text_files(120, 9000),
-        dataset="text",
+        make=partial(text_files, number=120, lines=9000),
     ),
     Job(
         name="input-bound",
@@ -126,15 +128,14 @@ JOBS: tuple[Job, ...] = (
         about="keeps the features of all files in memory",
         script="collect_features.py",
         args=("--copies", "8"),
-        **_FLOATS,
+        make=_FLOATS,
     ),
     Job(
         name="out-of-memory",
         about="the same on a machine with too little memory",
         script="collect_features.py",
-        args=("--copies", "8", "--limit-mib", "900"),
-        limit_mib=1400,
-        **_FLOATS,
+        args=("--copies", "8", "--limit-mib", "1700"),
+        make=_FLOATS,
     ),
     Job(
         name="forest",
@@ -155,8 +156,7 @@ JOBS: tuple[Job, ...] = (
         about="reads files from storage, twelve passes",
         script="scan_files.py",
         args=("--passes", "12"),
-        make=binary_files(100, 24_000_000),
-        dataset="binary",
+        make=partial(binary_files, number=100, num_bytes=24_000_000),
     ),
     Job(
         name="quadratic",
@@ -164,7 +164,7 @@ JOBS: tuple[Job, ...] = (
         script="distances.py",
         args=("--samples", "{samples}"),
         whole_samples=25_000,
-        refused=True,
+        refused_by=("curved",),
     ),
     Job(
         name="early-stop",
@@ -173,7 +173,7 @@ JOBS: tuple[Job, ...] = (
         args=("--images", "20000", "--width", "256", "--passes", "40", "--patience", "2"),
         scaled="--images",
         by_samples=True,
-        refused=True,
+        refused_by=("early-stop", "passes"),
     ),
     Job(
         name="fixed-steps",
@@ -181,7 +181,7 @@ JOBS: tuple[Job, ...] = (
         script="train_net.py",
         args=("--images", "20000", "--width", "256", "--max-steps", "1500"),
         by_samples=True,
-        refused=True,
+        refused_by=("fixed-steps", "no-growth"),
     ),
     Job(
         name="short-passes",
@@ -189,7 +189,7 @@ JOBS: tuple[Job, ...] = (
         script="train_net.py",
         args=("--images", "3000", "--sample-work", "400", "--workers", "8", "--passes", "2"),
         by_samples=True,
-        refused=True,
+        refused_by=("short-passes",),
     ),
     Job(
         name="evaluation",
@@ -197,15 +197,14 @@ JOBS: tuple[Job, ...] = (
         script="train_net.py",
         args=("--images", "24000", "--width", "512", "--evaluate-every", "250"),
         by_samples=True,
-        refused=True,
+        refused_by=("unreached",),
     ),
     Job(
         name="uneven-files",
         about="the work per file varies widely",
         script="uneven_files.py",
-        make=uneven_files(150, 1_000_000),
-        dataset="uneven",
-        refused=True,
+        make=partial(uneven_files, number=150, values=1_000_000),
+        refused_by=("noise", "no-growth"),
     ),
 )
 

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from canary_jobs.jobs import Job
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import CandidateForecast
+from hetero.canary.points import CanaryPoint
+from hetero.canary.refusals import ran_out_of_memory
 
-__all__ = ["ENOUGH", "Score", "frugal", "score", "summary"]
+__all__ = [
+    "ENOUGH",
+    "LIMITS",
+    "LimitJudgement",
+    "Outcome",
+    "Score",
+    "facts_of",
+    "frugal",
+    "judged_limits",
+    "score",
+    "summary",
+]
 
 ENOUGH = 0.15
 """Half-width of the interval at which `frugal` begins no more runs."""
-MEMORY = ("memory mean", "memory p99", "memory peak")
+LIMITS = (0.7, 0.85, 1.15, 1.3)
+"""Memory limits that the forecasts are judged by, as shares of the whole's actual peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +54,57 @@ class Score:
     def is_covered(self) -> bool:
         """Whether the interval contains the actual value."""
         return self.low <= self.actual <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitJudgement:
+    """What the forecast of one job says of a memory limit."""
+
+    job: str
+    share: float
+    """The limit as a share of the actual peak."""
+    said: float
+    """Probability that the job needs more."""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the more probable answer is not the true one."""
+        return (self.said >= 0.5) != (self.share < 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one job showed."""
+
+    job: Job
+    shown: CandidateForecast
+    order: tuple[str, ...]
+    """Ids of the canary runs in the order of their execution."""
+    actual: CanaryPoint
+    """The whole run."""
+    stamp: Mapping[str, str]
+    """Date and commit of the first of the runs."""
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Rules that refused the time."""
+        return tuple(dict.fromkeys(refusal.rule for refusal in self.shown.refused("time")))
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the job must be refused, and none of the rules that know why refused it."""
+        return bool(self.job.refused_by) and not set(self.rules) & set(self.job.refused_by)
+
+    @property
+    def failed_unexpectedly(self) -> bool:
+        """Whether the whole failed, except for a lack of memory in a job with a limit."""
+        is_expected = self.job.limit_mib is not None and ran_out_of_memory(self.actual)
+        return bool(self.actual.failure) and not is_expected
+
+    @property
+    def scores(self) -> list[Score]:
+        """The figures, if the whole finished."""
+        return [] if self.actual.failure else score(self.job.name, self.shown, facts_of(self.actual))
 
 
 def score(job: str, shown: CandidateForecast, actual: Mapping[str, float]) -> list[Score]:
@@ -67,18 +133,51 @@ def frugal(shown: CandidateForecast, order: Sequence[str]) -> tuple[CandidateFor
     """
     points = sorted(shown.points, key=lambda point: order.index(point.run_id))
     for number in range(4, len(points) + 1):
-        candidate = Candidate(
-            name=shown.name,
-            groups=shown.groups,
-            points=tuple(points[:number]),
-            hourly_usd=shown.hourly_usd,
-            memory_limit_bytes=shown.memory_limit_bytes,
-        )
+        candidate = replace(_candidate(shown), points=tuple(points[:number]))
         found = forecast(candidate, ForecastOptions()).shown
         time = found.figure("time")
         if time is not None and not found.refused("time") and time.half_width <= ENOUGH:
-            break
-    return found, number
+            return found, number
+    return shown, len(points)
+
+
+def judged_limits(outcome: Outcome) -> list[LimitJudgement]:
+    """Return what the forecast says of each of `LIMITS`. Empty if the memory was refused or its peak is not known."""
+    peak = outcome.actual.resources.memory_peak_bytes
+    if outcome.actual.failure or peak is None or outcome.shown.refused("memory peak"):
+        return []
+    candidates = [replace(_candidate(outcome.shown), memory_limit_bytes=share * peak) for share in LIMITS]
+    return [
+        LimitJudgement(job=outcome.job.name, share=share, said=said)
+        for share, candidate in zip(LIMITS, candidates, strict=True)
+        if (said := forecast(candidate, ForecastOptions()).shown.out_of_memory) is not None
+    ]
+
+
+def _candidate(shown: CandidateForecast) -> Candidate:
+    """Return what a forecast was made of."""
+    return Candidate(
+        name=shown.name,
+        groups=shown.groups,
+        points=shown.points,
+        hourly_usd=shown.hourly_usd,
+        memory_limit_bytes=shown.memory_limit_bytes,
+    )
+
+
+def facts_of(point: CanaryPoint) -> dict[str, Any]:
+    """Return the figures of a whole run by the names of a forecast's figures."""
+    resources = point.resources
+    found: dict[str, Any] = {
+        "time": point.wall_s,
+        "CPU mean": resources.cpu_percent_mean,
+        "memory mean": resources.memory_mean_bytes,
+        "memory p99": resources.memory_p99_bytes,
+        "memory peak": resources.memory_peak_bytes,
+    }
+    percents = sorted(resources.cpu_percents)
+    found["CPU p99"] = percents[min(len(percents) - 1, int(0.99 * len(percents)))] if percents else None
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def summary(scores: Sequence[Score]) -> dict[str, Any]:
