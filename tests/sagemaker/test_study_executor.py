@@ -236,7 +236,7 @@ def test_job_of_an_earlier_start_that_got_no_instances_is_submitted_again(servic
 def test_stopped_study_submits_no_job(service: Service, tmp_path: Path) -> None:
     executor = service.executor()
     executor.stop()
-    assert executor.execute(RUN, tmp_path).state == "failed"
+    assert "asked to stop before the job was submitted" in executor.execute(RUN, tmp_path).cause
 
 
 def test_stop_asks_the_service_to_stop_the_job(service: Service, tmp_path: Path) -> None:
