@@ -33,7 +33,7 @@ from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
 from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.ledger import digest_of_script
-from hetero.studies.runs import FAILED, Executor, PlannedRun, RunResult
+from hetero.studies.runs import FAILED, Billing, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import Budget
 from hetero.system.documents import write_text
 
@@ -81,6 +81,8 @@ class _PreparingExecutor:
         self._folder = folder
         self._is_cold = is_cold
         self.max_parallel = inner.max_parallel
+        if isinstance(inner, Billing):
+            self.billed_s = inner.billed_s
 
     def hourly_usd(self, run: PlannedRun) -> float | None:
         """Return the price of all hosts of the run per hour, or None if a price is unknown."""
@@ -101,44 +103,6 @@ class _PreparingExecutor:
     def stop(self) -> None:
         """Ask the runs that are being executed to stop."""
         self._inner.stop()
-
-
-class _RunFailedError(Exception):
-    """A run failed, so `conduct` must begin no more runs of its cluster."""
-
-    def __init__(self, run: PlannedRun) -> None:
-        super().__init__(run.run_id)
-        self.run = run
-
-
-class _Watch:
-    """Ends `conduct` after a run that fails, without stopping the others that are being executed.
-
-    Args:
-        inner: Executes the runs.
-        on_progress: Called when a run begins and when it ends.
-    """
-
-    def __init__(self, inner: Executor, on_progress: Callable[[Progress], object] | None) -> None:
-        self._inner = inner
-        self._on_progress = on_progress
-        self._has_failed = False
-        self.max_parallel = inner.max_parallel
-        self.hourly_usd = inner.hourly_usd
-        self.execute = inner.execute
-
-    def watch(self, progress: Progress) -> None:
-        """Raise `_RunFailedError` if a run failed."""
-        if self._on_progress is not None:
-            self._on_progress(progress)
-        if progress.result is not None and progress.result.state == FAILED and not self._has_failed:
-            self._has_failed = True
-            raise _RunFailedError(progress.run)
-
-    def stop(self) -> None:
-        """Ask the runs that are being executed to stop, unless `conduct` ends because one of them failed."""
-        if not self._has_failed:
-            self._inner.stop()
 
 
 def execute_canaries(
@@ -172,29 +136,22 @@ def execute_canaries(
     Returns:
         The results, and the error if the budget does not allow all runs.
     """
-    left = list(runs)
-    retry_failed = retry_failed and not accepts_failures
-    while True:
-        watch = _Watch(executor, on_progress)
-        try:
-            conduct(
-                left,
-                executor if accepts_failures else watch,
-                folder,
-                budget=budget,
-                on_progress=on_progress if accepts_failures else watch.watch,
-                identity=identity,
-                retry_failed=retry_failed,
-                fresh=fresh,
-            )
-        except BudgetError as error:
-            return read_results(runs, folder), error
-        except _RunFailedError as error:
-            left = [run for run in left if run.groups != error.run.groups]
-            retry_failed = fresh = False
-            logger.error("run %s failed, so no more runs of this cluster begin", error.run.run_id)
-        else:
-            return read_results(runs, folder), None
+    over_budget = None
+    try:
+        conduct(
+            runs,
+            executor,
+            folder,
+            budget=budget,
+            on_progress=on_progress,
+            identity=identity,
+            retry_failed=retry_failed and not accepts_failures,
+            fresh=fresh,
+            skips_failed_groups=not accepts_failures,
+        )
+    except BudgetError as error:
+        over_budget = error
+    return read_results(runs, folder), over_budget
 
 
 def run_canaries(

@@ -18,7 +18,7 @@ from typing import Any
 
 from hetero.errors import BudgetError, ConfigError
 from hetero.studies.estimates import Estimates
-from hetero.studies.ledger import RUNS_FOLDER, Ledger
+from hetero.studies.ledger import RUNS_FOLDER, Ledger, RecordedRuns
 from hetero.studies.runs import FAILED, STOPPED, Billing, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import Budget
 
@@ -71,6 +71,11 @@ class _Session:
     estimates: Estimates
     on_progress: Callable[[Progress], object] | None
     clock: Callable[[], float]
+    prices: Mapping[str, float | None]
+    """USD per hour of each run by its id."""
+    skips_failed_groups: bool = False
+    failed_groups: set[tuple[str, ...]] = field(default_factory=set)
+    """Groups that begin no more runs, because one failed."""
     running: dict[Future[RunResult], _Running] = field(default_factory=dict)
     stop_reason: str = ""
     error: Exception | None = None
@@ -107,7 +112,7 @@ class _Session:
             pending.pop(0)
             folder = self.folder / RUNS_FOLDER / run.run_id
             folder.mkdir(parents=True, exist_ok=True)
-            hourly_usd = self.executor.hourly_usd(run)
+            hourly_usd = self.prices[run.run_id]
             self.ledger.start(run, hourly_usd)
             future = pool.submit(self.executor.execute, run, folder)
             self.running[future] = _Running(run, hourly_usd, self.clock())
@@ -129,6 +134,7 @@ class _Session:
                 pending.clear()
             else:
                 self._end(future)
+                pending[:] = [run for run in pending if run.groups not in self.failed_groups]
         if not done and not self.stop_reason and (passed := self._passed()):
             self.stop_reason = passed
             logger.warning("%s; stopping %s", passed, ", ".join(each.run.run_id for each in self.running.values()))
@@ -143,6 +149,9 @@ class _Session:
         if why and result.state == FAILED:
             result = replace(result, state=STOPPED, cause=why)
         result = replace(result, levels=running.run.levels, replicate=running.run.replicate)
+        if self.skips_failed_groups and result.state == FAILED:
+            self.failed_groups.add(running.run.groups)
+            logger.error("run %s failed, so no more runs of this cluster begin", result.run_id)
         self.ledger.end(running.run, result)
         if result.state == STOPPED:
             self.ledger.forget_job(result.run_id)
@@ -164,32 +173,30 @@ class _Session:
     def _refusal(self, run: PlannedRun) -> str:
         """Return why a run may not start: its expected cost or time would pass the budget. Empty if it may."""
         own_s = self.estimates.expected_s(run)
-        others = [self.estimates.expected_s(each.run) or self._elapsed_s(each) for each in self.running.values()]
+        others = [
+            max(self.estimates.expected_s(each.run) or 0.0, self._elapsed_s(each)) for each in self.running.values()
+        ]
         if own_s is None:
             own_s = 0.0  # unknown: it is stopped when the budget is really passed
-        total_s = self.ledger.spent_s + sum(others) + own_s
-        spent = f"{self.ledger.spent_s / 3600:.2f} h"
-        if self.budget.hours is not None and (total_s > 3600 * self.budget.hours or self._is_spent()):
-            return (
-                f"the budget of {self.budget.hours:g} h does not allow run {run.run_id}: {spent} are spent, and it is "
-                f"expected to take {own_s / 3600:.2f} h"
-            )
+        spent_s, spent_usd = self.ledger.spent_s, self.ledger.spent_usd
+        if self.budget.hours is not None:
+            limit_s = 3600 * self.budget.hours
+            if spent_s + sum(others) + own_s > limit_s or spent_s >= limit_s:
+                return (
+                    f"the budget of {self.budget.hours:g} h does not allow run {run.run_id}: {spent_s / 3600:.2f} h "
+                    f"are spent, and it is expected to take {own_s / 3600:.2f} h"
+                )
         if self.budget.usd is not None:
-            expected = self._usd(self.executor.hourly_usd(run), own_s)
+            expected = self._usd(self.prices[run.run_id], own_s)
             committed = sum(
                 self._usd(each.hourly_usd, each_s) for each, each_s in zip(self.running.values(), others, strict=True)
             )
-            if self.ledger.spent_usd + committed + expected > self.budget.usd or self._is_spent():
+            if spent_usd + committed + expected > self.budget.usd or spent_usd >= self.budget.usd:
                 return (
-                    f"the budget of USD {self.budget.usd:g} does not allow run {run.run_id}: USD "
-                    f"{self.ledger.spent_usd:.2f} are spent, and it is expected to cost USD {expected:.2f}"
+                    f"the budget of USD {self.budget.usd:g} does not allow run {run.run_id}: USD {spent_usd:.2f} are "
+                    f"spent, and it is expected to cost USD {expected:.2f}"
                 )
         return ""
-
-    def _is_spent(self) -> bool:
-        budget, ledger = self.budget, self.ledger
-        is_late = budget.hours is not None and ledger.spent_s >= 3600 * budget.hours
-        return is_late or (budget.usd is not None and ledger.spent_usd >= budget.usd)
 
     def _seconds_left(self) -> float:
         """Return the seconds until the running runs may pass the budget, at most `_LONGEST_WAIT_S`."""
@@ -229,26 +236,35 @@ class _Session:
 
     # Progress
 
+    def left(self) -> list[PlannedRun]:
+        """Return the runs that have not ended, without those that are skipped."""
+        running = {each.run.run_id for each in self.running.values()}
+        return [
+            run
+            for run in self.runs
+            if run.run_id not in self.ledger.results and (run.groups not in self.failed_groups or run.run_id in running)
+        ]
+
     def _say(self, run: PlannedRun, result: RunResult | None) -> None:
         if self.on_progress is None:
             return
         ended = self.ledger.results
-        left = [each for each in self.runs if each.run_id not in ended]
+        left = self.left()
+        num_done = sum(each.run_id in ended for each in self.runs)
         expected = [(each, self.estimates.expected_s(each)) for each in left]
         known = [(each, seconds) for each, seconds in expected if seconds is not None]
-        prices = {each.run_id: self.executor.hourly_usd(each) for each in self.runs}
-        is_priced = None not in prices.values()
+        is_priced = None not in self.prices.values()
         self.on_progress(
             Progress(
                 run=run,
                 result=result,
-                num_done=len(self.runs) - len(left),
-                num_total=len(self.runs),
-                num_failed=sum(found.state == FAILED for name, (_, found) in ended.items() if name in prices),
+                num_done=num_done,
+                num_total=num_done + len(left),
+                num_failed=sum(found.state == FAILED for name, (_, found) in ended.items() if name in self.prices),
                 spent_s=self.ledger.spent_s,
                 spent_usd=self.ledger.spent_usd if is_priced else None,
                 left_s=sum(seconds for _, seconds in known) if known or not left else None,
-                left_usd=sum(self._usd(prices[each.run_id], seconds) for each, seconds in known)
+                left_usd=sum(self._usd(self.prices[each.run_id], seconds) for each, seconds in known)
                 if is_priced and (known or not left)
                 else None,
                 num_unknown=len(expected) - len(known),
@@ -267,6 +283,7 @@ def conduct(
     identity: Mapping[str, Any] | None = None,
     retry_failed: bool = False,
     fresh: bool = False,
+    skips_failed_groups: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[RunResult]:
     """Execute the runs that the ledger in ``folder`` does not have yet, in their order, and return all results.
@@ -284,6 +301,7 @@ def conduct(
         identity: What the study is, for comparison with the ledger. None: no comparison.
         retry_failed: Whether runs that failed run again.
         fresh: Whether to forget the runs of earlier starts.
+        skips_failed_groups: Whether no more runs on the same groups begin after one of them fails in this start.
         clock: Monotonic seconds.
 
     Raises:
@@ -295,7 +313,7 @@ def conduct(
     if len({run.run_id for run in runs}) < len(runs):
         raise ConfigError("two runs have the same run_id; expected distinct ones")
     budget = Budget() if budget is None else budget
-    _check_prices(runs, executor, budget)
+    prices = _prices(runs, executor, budget)
     with _translated(folder), Ledger(folder, identity, fresh=fresh) as ledger:
         if retry_failed:
             ledger.forget_failed()
@@ -317,11 +335,13 @@ def conduct(
             estimates=estimates,
             on_progress=on_progress,
             clock=clock,
+            prices=prices,
+            skips_failed_groups=skips_failed_groups,
         )
         session.go([run for run in runs if run.run_id not in ledger.results])
         found = _results(ledger, runs)
+        num_left = len(session.left())
     if session.stop_reason:
-        num_left = len(runs) - len(found)
         raise BudgetError(
             f"{session.stop_reason}\n  {num_left} of {len(runs)} runs are left\n"
             "  to do: raise the budget in the study and start it again, which keeps the runs that ended"
@@ -334,14 +354,15 @@ def read_results(
 ) -> list[RunResult]:
     """Return the results that the ledger in a folder has, in the order of the runs, with their reports.
 
+    It writes nothing, so a study may write to the folder at the same time.
+
     Raises:
-        ConfigError: If the ledger is malformed or of another study, or another study writes to the folder.
+        ConfigError: If the folder has no ledger, or the ledger is malformed or of another study.
     """
-    with _translated(folder), Ledger(folder, identity) as ledger:
-        return _results(ledger, runs)
+    return _results(RecordedRuns(folder, identity), runs)
 
 
-def _results(ledger: Ledger, runs: Iterable[PlannedRun]) -> list[RunResult]:
+def _results(ledger: RecordedRuns, runs: Iterable[PlannedRun]) -> list[RunResult]:
     return [found for run in runs if (found := ledger.result(run)) is not None]
 
 
@@ -359,13 +380,14 @@ def _translated(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_prices(runs: Sequence[PlannedRun], executor: Executor, budget: Budget) -> None:
-    """Raise `ConfigError` if a price cannot be found before the first run, or is missing for a budget in USD."""
-    prices = [executor.hourly_usd(run) for run in runs]
-    unpriced = next((run for run, price in zip(runs, prices, strict=True) if price is None), None)
+def _prices(runs: Sequence[PlannedRun], executor: Executor, budget: Budget) -> dict[str, float | None]:
+    """Return the price of each run. Raise `ConfigError` if one is missing for a budget in USD."""
+    prices = {run.run_id: executor.hourly_usd(run) for run in runs}
+    unpriced = next((run for run in runs if prices[run.run_id] is None), None)
     if unpriced is not None and budget.usd is not None:
         raise ConfigError(
             f"a budget in USD needs the prices of all hosts, and run {unpriced.run_id} has none "
             f"({', '.join(unpriced.groups) or 'no groups'})\n"
             "  to do: state price_profile, price_file or prices in the study's options; or a budget in hours"
         )
+    return prices

@@ -34,6 +34,7 @@ __all__ = [
     "LEDGER_FILE_NAME",
     "RUNS_FOLDER",
     "Ledger",
+    "RecordedRuns",
     "differences",
     "digest_of",
     "digest_of_script",
@@ -133,7 +134,115 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-class Ledger:
+class RecordedRuns:
+    """The runs in the ledger of a folder. It reads the ledger once, and writes nothing.
+
+    Args:
+        folder: Folder of the study.
+        identity: What the study is. A ledger of a study that differs is rejected. None: any ledger is accepted.
+
+    Raises:
+        ConfigError: If there is no ledger, or it belongs to another study or is malformed.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None) -> None:
+        self._path = folder / LEDGER_FILE_NAME
+        self.results: dict[str, tuple[str, RunResult]] = {}
+        """Last result of each run, with the digest of the run, without reports."""
+        self.spent_usd = 0.0
+        self.spent_s = 0.0
+        self._open: dict[str, _Started] = {}
+        self._complete_bytes = self._read(identity)
+
+    def result(self, run: PlannedRun, *, levels: Mapping[str, Level] | None = None) -> RunResult | None:
+        """Return the result of a run with its report, or None if it has not ended yet.
+
+        Raises:
+            ConfigError: If the ledger has a run with the same id that was another one.
+        """
+        found = self.results.get(run.run_id)
+        if found is None:
+            return None
+        digest, result = found
+        if digest != digest_of(run):
+            raise ConfigError(
+                f"the ledger {self._path} has a run {run.run_id} with other arguments, options or groups\n"
+                "  to do: give another --output-dir, or --fresh to begin again"
+            )
+        folder = self._path.parent / RUNS_FOLDER / run.run_id
+        report = report_in(folder)
+        logged = () if report is None else report.run.metrics
+        metrics = tuple(sorted([*logged, *result.metrics], key=lambda value: value.at_s))
+        stated = run.levels if levels is None else levels
+        return replace(result, report=report, metrics=metrics, levels=stated, replicate=run.replicate)
+
+    def _read(self, identity: Mapping[str, Any] | None) -> int:
+        """Read the complete lines, and return how many bytes they have. An incomplete last line is ignored."""
+        to_do = "run the study first, or give the folder of one that has run"
+        content = read_bounded(self._path, f"the ledger {self._path}", max_bytes=_MAX_BYTES, to_do=to_do)
+        complete = content[: content.rfind(b"\n") + 1]
+        if len(complete) < len(content):
+            logger.warning("the last line of %s is incomplete and is ignored", self._path)
+        found = []
+        for line in complete.splitlines():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                value = None
+            found.append(value if isinstance(value, dict) else {})
+        self._check(found, identity)
+        return len(complete)
+
+    def _check(self, lines: Sequence[dict[str, Any]], identity: Mapping[str, Any] | None) -> None:
+        """Take over the lines. Skip malformed ones, except the first, without which the study is not known."""
+        for number, line in enumerate(lines, start=1):
+            kind = line.pop("kind", None)
+            try:
+                if number == 1:
+                    if kind != "study" or line.get("version") != _VERSION:
+                        raise ConfigError(f"expected a study of version {_VERSION}")
+                elif kind == "ended":
+                    self._add(decode(_Ended, line))
+                elif kind == "started":
+                    started = decode(_Started, line)
+                    dt.datetime.fromisoformat(started.started_at)
+                    self._open[started.run_id] = started
+                else:
+                    raise ConfigError(f"found kind {kind!r}, expected started or ended")
+            except ValueError as error:  # also ConfigError
+                if number == 1:
+                    raise ConfigError(f"{self._path}, line 1: {error}; {_TO_DO}") from error
+                logger.warning("%s, line %d is malformed and is skipped: %s", self._path, number, error)
+        known = lines[0].get("identity") if lines else None
+        if known is not None and identity is not None:
+            changed = list(differences(known, json.loads(json.dumps(identity, default=str))))
+            if changed:
+                listed = "\n  ".join(changed[:10])
+                raise ConfigError(
+                    f"{self._path} belongs to a study that differs from this one, so its runs cannot be compared\n"
+                    f"  {listed}\n  to do: undo the change, give another --output-dir, or give --fresh to begin again"
+                )
+
+    def _add(self, ended: _Ended) -> None:
+        self._open.pop(ended.run_id, None)
+        self.spent_s += ended.wall_s
+        self.spent_usd += ended.usd or 0.0
+        result = RunResult(
+            run_id=ended.run_id,
+            state=ended.state,
+            exit_code=ended.exit_code,
+            cause=ended.cause,
+            started_at=ended.started_at,
+            wall_s=ended.wall_s,
+            usd=ended.usd,
+            phases=ended.phases,
+            metrics=ended.metrics,
+        )
+        if ended.state != STOPPED:  # a stopped run runs again
+            self.results[ended.run_id] = ended.digest, result
+
+
+class Ledger(RecordedRuns):
     """The ledger in a folder. A context manager: the folder is locked until its end. Use it on one thread at a time.
 
     Args:
@@ -146,22 +255,17 @@ class Ledger:
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None, *, fresh: bool = False) -> None:
-        self._path = folder / LEDGER_FILE_NAME
         folder.mkdir(parents=True, exist_ok=True)
+        path = folder / LEDGER_FILE_NAME
         with contextlib.ExitStack() as stack:
             stack.enter_context(_locked(folder))
             if fresh:  # under the lock, because a study may be writing this ledger
-                for path in (self._path, *folder.glob(f"{RUNS_FOLDER}/*/{JOB_FILE_NAME}")):
-                    path.unlink(missing_ok=True)
-            self.results: dict[str, tuple[str, RunResult]] = {}
-            """Last result of each run, with the digest of the run, without reports."""
-            self.spent_usd = 0.0
-            self.spent_s = 0.0
-            self._open: dict[str, _Started] = {}
-            content = self._read()
-            self._check(content, identity)
-            self._file = stack.enter_context(self._path.open("ab"))
-            if not content:
+                for old in (path, *folder.glob(f"{RUNS_FOLDER}/*/{JOB_FILE_NAME}")):
+                    old.unlink(missing_ok=True)
+            self._file = stack.enter_context(path.open("ab"))
+            super().__init__(folder, identity)
+            os.truncate(path, self._complete_bytes)
+            if not self._complete_bytes:
                 self._append({"kind": "study", "version": _VERSION, "identity": identity})
             self._stack = stack.pop_all()
 
@@ -225,93 +329,6 @@ class Ledger:
             wall_s=wall_s,
             usd=None if started.hourly_usd is None else started.hourly_usd * wall_s / 3600,
         )
-
-    def result(self, run: PlannedRun, *, levels: Mapping[str, Level] | None = None) -> RunResult | None:
-        """Return the result of a run with its report, or None if it has not ended yet.
-
-        Raises:
-            ConfigError: If the ledger has a run with the same id that was another one.
-        """
-        found = self.results.get(run.run_id)
-        if found is None:
-            return None
-        digest, result = found
-        if digest != digest_of(run):
-            raise ConfigError(
-                f"the ledger {self._path} has a run {run.run_id} with other arguments, options or groups\n"
-                "  to do: give another --output-dir, or --fresh to begin again"
-            )
-        folder = self._path.parent / RUNS_FOLDER / run.run_id
-        report = report_in(folder)
-        logged = () if report is None else report.run.metrics
-        metrics = tuple(sorted([*logged, *result.metrics], key=lambda value: value.at_s))
-        stated = run.levels if levels is None else levels
-        return replace(result, report=report, metrics=metrics, levels=stated, replicate=run.replicate)
-
-    def _read(self) -> list[dict[str, Any]]:
-        """Return the complete lines, and cut off an incomplete last one."""
-        if not self._path.exists():
-            return []
-        content = read_bounded(self._path, f"the ledger {self._path}", max_bytes=_MAX_BYTES)
-        complete = content[: content.rfind(b"\n") + 1]
-        if len(complete) < len(content):
-            logger.warning("the last line of %s is incomplete and is ignored", self._path)
-            os.truncate(self._path, len(complete))
-        found = []
-        for line in complete.splitlines():
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                value = None
-            found.append(value if isinstance(value, dict) else {})
-        return found
-
-    def _check(self, lines: Sequence[dict[str, Any]], identity: Mapping[str, Any] | None) -> None:
-        """Take over the lines. Skip malformed ones, except the first, without which the study is not known."""
-        for number, line in enumerate(lines, start=1):
-            kind = line.pop("kind", None)
-            try:
-                if number == 1:
-                    if kind != "study" or line.get("version") != _VERSION:
-                        raise ConfigError(f"expected a study of version {_VERSION}")
-                elif kind == "ended":
-                    self._add(decode(_Ended, line))
-                elif kind == "started":
-                    started = decode(_Started, line)
-                    dt.datetime.fromisoformat(started.started_at)
-                    self._open[started.run_id] = started
-                else:
-                    raise ConfigError(f"found kind {kind!r}, expected started or ended")
-            except ValueError as error:  # also ConfigError
-                if number == 1:
-                    raise ConfigError(f"{self._path}, line 1: {error}; {_TO_DO}") from error
-                logger.warning("%s, line %d is malformed and is skipped: %s", self._path, number, error)
-        if lines and identity is not None:
-            changed = list(differences(lines[0].get("identity"), json.loads(json.dumps(identity, default=str))))
-            if changed:
-                listed = "\n  ".join(changed[:10])
-                raise ConfigError(
-                    f"{self._path} belongs to a study that differs from this one, so its runs cannot be compared\n"
-                    f"  {listed}\n  to do: undo the change, give another --output-dir, or give --fresh to begin again"
-                )
-
-    def _add(self, ended: _Ended) -> None:
-        self._open.pop(ended.run_id, None)
-        self.spent_s += ended.wall_s
-        self.spent_usd += ended.usd or 0.0
-        result = RunResult(
-            run_id=ended.run_id,
-            state=ended.state,
-            exit_code=ended.exit_code,
-            cause=ended.cause,
-            started_at=ended.started_at,
-            wall_s=ended.wall_s,
-            usd=ended.usd,
-            phases=ended.phases,
-            metrics=ended.metrics,
-        )
-        if ended.state != STOPPED:  # a stopped run runs again
-            self.results[ended.run_id] = ended.digest, result
 
     def forget_failed(self) -> None:
         """Let failed runs run again. What they cost still counts."""

@@ -19,7 +19,7 @@ from hetero.errors import BudgetError, ConfigError
 from hetero.pricing import Catalogue
 from hetero.studies.conduct import Progress
 from hetero.studies.ledger import Ledger
-from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
+from hetero.studies.runs import FAILED, FINISHED, Billing, PlannedRun, RunResult
 from hetero.studies.study_file import Budget
 
 SMALL, LARGE = (Cluster(groups=(f"trainer=ml.m5.{size}:1",)) for size in ("large", "24xlarge"))
@@ -213,3 +213,75 @@ def test_other_runs_end_normally_if_one_fails(data: Path, tmp_path: Path) -> Non
     )
     assert {result.run_id: result.state for result in results} == {"a": FAILED, "b": FINISHED}
     assert not jobs.is_stopped
+
+
+def planned_runs(data: Path, *clusters: Cluster) -> list[PlannedRun]:
+    return [
+        PlannedRun(run_id=name, levels={}, script="t", groups=cluster.groups, channels={"training": str(data)})
+        for name, cluster in zip("abc", clusters, strict=False)
+    ]
+
+
+def test_wait_for_hosts_does_not_spend_the_budget(data: Path, tmp_path: Path) -> None:
+    class Queueing(Jobs):
+        is_seen = False
+
+        def billed_s(self, run: PlannedRun) -> float:
+            self.is_seen = True
+            return 0.0
+
+        def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+            threading.Event().wait(0.1)  # the wait, which is longer than the budget
+            return super().execute(run, folder)
+
+    jobs = Queueing()
+    budget, runs = Budget(hours=0.05 / 3600), planned_runs(data, SMALL)
+    _, over = execute_canaries(
+        runs, jobs, tmp_path, budget=budget, on_progress=None, identity={}, accepts_failures=False
+    )
+    assert (over, jobs.is_stopped, jobs.is_seen) == (None, False, True)
+    request = CanaryRequest(script="train.py", clusters=(SMALL,), channels={"training": data})
+    for inner, is_billing in ((jobs, True), (Jobs(), False)):
+        preparing = conducting._PreparingExecutor(inner, [], request, tmp_path, is_cold=False)
+        assert isinstance(preparing, Billing) == is_billing
+
+
+def test_budget_stops_the_other_runs_after_one_failed(data: Path, tmp_path: Path) -> None:
+    class Two(Jobs):
+        max_parallel = 2
+        stopped = threading.Event()
+
+        def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+            if run.groups == LARGE.groups:
+                assert self.stopped.wait(30)
+            return super().execute(run, folder)
+
+        def stop(self) -> None:
+            self.stopped.set()
+
+    jobs = Two(lambda run: run.groups == SMALL.groups)
+    runs = planned_runs(data, SMALL, LARGE)
+    # The run that fails takes 20010 s.
+    budget = Budget(hours=(20010 + 0.2) / 3600)
+    _, over = execute_canaries(
+        runs, jobs, tmp_path, budget=budget, on_progress=None, identity={}, accepts_failures=False
+    )
+    assert jobs.stopped.is_set()
+    assert over is not None
+
+
+def test_second_run_that_fails_meanwhile_is_recorded_as_failed(data: Path, tmp_path: Path) -> None:
+    both_run = threading.Barrier(2)
+
+    class Two(Jobs):
+        max_parallel = 2
+
+        def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+            both_run.wait(30)
+            return super().execute(run, folder)
+
+    runs = planned_runs(data, SMALL, LARGE)
+    results, _ = execute_canaries(
+        runs, Two(lambda run: True), tmp_path, budget=Budget(), on_progress=None, identity={}, accepts_failures=False
+    )
+    assert [(result.state, result.cause) for result in results] == [(FAILED, "CUDA out of memory")] * 2

@@ -343,3 +343,62 @@ def test_malformed_ledger_is_rejected_with_its_line(tmp_path: Path, line: str) -
 def test_runs_with_the_same_name_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="two runs have the same run_id"):
         conduct([*small_runs(1), *small_runs(1)], PretendExecutor(), tmp_path)
+
+
+def test_results_of_a_study_that_has_not_run_are_an_error_and_block_nothing(tmp_path: Path) -> None:
+    runs, folder = small_runs(1), tmp_path / "out"
+    with pytest.raises(ConfigError, match="cannot read the ledger(.|\n)*run the study first"):
+        read_results(runs, folder)
+    assert not folder.exists()
+    conduct(runs, PretendExecutor(), folder)  # without an identity
+    assert len(conduct(runs, PretendExecutor(), folder, identity={"seed": 1})) == 1
+
+
+def test_results_are_read_while_the_study_runs_without_a_change(tmp_path: Path) -> None:
+    runs = small_runs(2)
+    found: list[list[str]] = []
+
+    def before(run: PlannedRun) -> None:
+        ledger = tmp_path / "runs.jsonl"
+        content = ledger.read_bytes() + b'{"kind": "en'  # a line that is being written
+        ledger.write_bytes(content)
+        found.append([result.run_id for result in read_results(runs, tmp_path)])
+        assert ledger.read_bytes() == content
+        ledger.write_bytes(content[:-12])
+
+    conduct(runs, PretendExecutor(before=before), tmp_path)
+    assert found == [[], [runs[0].run_id]]
+
+
+def test_budget_that_is_spent_is_the_one_that_is_named(tmp_path: Path) -> None:
+    budget = Budget(hours=100, usd=0.01)  # the first run costs USD 0.01
+    with pytest.raises(BudgetError, match="the budget of USD 0.01 does not allow run 001"):
+        conduct(small_runs(2), PretendExecutor(), tmp_path, budget=budget)
+
+
+def test_run_that_takes_longer_than_expected_counts_with_its_elapsed_time(tmp_path: Path) -> None:
+    runs = small_runs(2)
+
+    class Two(PretendExecutor):
+        def billed_s(self, run: PlannedRun) -> float:
+            return 100.0
+
+    executor = Two(max_parallel=2, wall_s=1.0)
+    executor._before = lambda run: None if executor.stopped.wait(60.0) else pytest.fail("it was not stopped")
+    budget = Budget(hours=100 / 3600)
+    with pytest.raises(BudgetError, match="the budget of 0.0277778 h"):
+        conduct(runs, executor, tmp_path, budget=budget, expected_s={run.run_id: 1.0 for run in runs})
+    assert executor.executed == [runs[0].run_id]
+
+
+def test_price_of_a_run_is_asked_for_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Priced(PretendExecutor):
+        def hourly_usd(self, run: PlannedRun) -> float | None:
+            asked.append(run.run_id)
+            return 1.0
+
+    runs = small_runs(3)
+    conduct(runs, Priced(), tmp_path, on_progress=lambda progress: None, budget=Budget(usd=100))
+    assert asked == [run.run_id for run in runs]
