@@ -247,13 +247,15 @@ def test_wait_for_hosts_does_not_spend_the_budget(data: Path, tmp_path: Path) ->
 
 
 def test_budget_stops_the_other_runs_after_one_failed(data: Path, tmp_path: Path) -> None:
+    were_stopped: list[bool] = []
+
     class Two(Jobs):
         max_parallel = 2
         stopped = threading.Event()
 
         def execute(self, run: PlannedRun, folder: Path) -> RunResult:
             if run.groups == LARGE.groups:
-                assert self.stopped.wait(30)
+                were_stopped.append(self.stopped.wait(10))
             return super().execute(run, folder)
 
         def stop(self) -> None:
@@ -266,7 +268,7 @@ def test_budget_stops_the_other_runs_after_one_failed(data: Path, tmp_path: Path
     _, over = execute_canaries(
         runs, jobs, tmp_path, budget=budget, on_progress=None, identity={}, accepts_failures=False
     )
-    assert jobs.stopped.is_set()
+    assert were_stopped == [True]
     assert over is not None
 
 
