@@ -141,10 +141,11 @@ def canary(
     check_fractions(fractions, "fractions")
     check_repeats(repeats, len(fractions), len(estimators), "repeats")
     study = _Study(estimator, inputs, estimators, whole, folder=folder, seed=seed)
-    cells = itertools.product(estimators, fractions, range(1, repeats + 1))
+    # By replicate, so that more replicates leave the names of the other runs unchanged.
+    cells = itertools.product(range(1, repeats + 1), estimators, fractions)
     planned = [
         study.planned(cluster, fraction, replicate, run_name(number, fraction, replicate))
-        for number, (cluster, fraction, replicate) in enumerate(cells, start=1)
+        for number, (replicate, cluster, fraction) in enumerate(cells, start=1)
     ]
     study.check(planned)
     executor = _Executor(
