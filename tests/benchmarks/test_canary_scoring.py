@@ -164,3 +164,16 @@ def test_rules_that_jobs_name_exist(load: Load) -> None:
     named = {rule for job in load("canary_jobs.jobs").JOBS for rule in job.refused_by}
     assert named <= set(model.RULES)
     assert sum(bool(job.refused_by) for job in load("canary_jobs.jobs").JOBS) == 6
+
+
+def test_runs_are_in_a_new_folder_that_is_removed_unless_one_is_named(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = load("bench_canary")
+    used: list[Path] = []
+    monkeypatch.setattr(bench, "HERE", tmp_path)
+    monkeypatch.setattr(bench, "measure", lambda args, work: used.append(work))
+    for argv in ([], [], ["--work", str(tmp_path)]):
+        assert bench.main(argv) == 0
+    assert len(set(used)) == 3
+    assert [work.exists() for work in used] == [False, False, True]
