@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,6 @@ from pathlib import Path
 from hetero.canary.comparison import decide
 from hetero.canary.design import (
     MIN_RUNS,
-    PRICE_OPTIONS,
     CanaryRequest,
     Cluster,
     PlannedCanary,
@@ -34,7 +34,7 @@ from hetero.pricing import Catalogue
 from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.ledger import digest_of_script
 from hetero.studies.runs import FAILED, Billing, Executor, PlannedRun, RunResult
-from hetero.studies.study_file import Budget
+from hetero.studies.study_file import PRICE_OPTIONS, Budget
 from hetero.system.documents import write_text
 
 __all__ = [
@@ -94,6 +94,9 @@ class _PreparingExecutor:
         planned.link(self._folder)
         if self._is_cold:
             evict(path for linked in planned.links for path in linked.paths)
+            linked_folders = {str(linked.target.resolve()) for linked in planned.links}
+            for folder_of_channel in sorted(set(run.channels.values()) - linked_folders):  # that every run gets whole
+                evict(Path(root, name) for root, _, names in os.walk(folder_of_channel) for name in names)
         observations = Path(run.environment[CANARY_DIR_VARIABLE])
         observations.mkdir(parents=True, exist_ok=True)
         for old in observations.glob("rank-*.json"):

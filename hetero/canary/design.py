@@ -17,6 +17,7 @@ from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
 from hetero.simulate.opt_ml import CHANNEL_NAME
 from hetero.studies.runs import PlannedRun
+from hetero.studies.study_file import PRICE_OPTIONS
 from hetero.system.text import counted
 
 __all__ = [
@@ -24,7 +25,6 @@ __all__ = [
     "MAX_RUNS",
     "MIN_FRACTIONS",
     "MIN_RUNS",
-    "PRICE_OPTIONS",
     "CanaryRequest",
     "Cluster",
     "PlannedCanary",
@@ -52,8 +52,6 @@ _MIN_SPREAD = 2.0
 _ROUNDING = 0.9
 """Part of `_MIN_SPREAD` that suffices for real fractions, because files are whole."""
 _MORE_PARTS = "divide the data into more files, give larger --fractions, or reduce samples with --samples"
-PRICE_OPTIONS = ("region", "price_profile", "price_file", "prices")
-"""Launch options that do not change a run, but only its cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

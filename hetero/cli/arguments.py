@@ -20,13 +20,15 @@ def pairs(flag: str, texts: Sequence[str], form: str) -> list[tuple[str, str]]:
     """Return the names and values of ``NAME=VALUE`` texts.
 
     Raises:
-        ConfigError: If a text has another form.
+        ConfigError: If a text has another form, or a name is given twice.
     """
-    found = []
+    found: list[tuple[str, str]] = []
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise ConfigError(f"{flag} {text!r}: expected {form}")
+        if any(name == other for other, _ in found):
+            raise ConfigError(f"{flag} {text!r}: {name} was given before; expected each name once")
         found.append((name, value))
     return found
 

@@ -413,7 +413,10 @@ def _phases(description: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _final_metrics(description: Mapping[str, Any], began: object) -> list[LoggedMetric]:
-    """Return the last value of each metric that the service read from the logs, except hetero's own figures."""
+    """Return the last value of each metric that the service read from the logs, except hetero's own figures.
+
+    They have no wall-clock time, because they do not say when the metric reached this value first.
+    """
     found = []
     for each in description.get("FinalMetricDataList", ()):
         name, value, at = str(each.get("MetricName", "")), each.get("Value"), each.get("Timestamp")
@@ -421,7 +424,7 @@ def _final_metrics(description: Mapping[str, Any], began: object) -> list[Logged
             continue
         unix_s = at.timestamp() if isinstance(at, dt.datetime) else 0.0
         at_s = unix_s - began.timestamp() if isinstance(began, dt.datetime) and unix_s else 0.0
-        found.append(LoggedMetric(name=name, value=float(value), at_s=max(0.0, at_s), unix_s=max(0.0, unix_s)))
+        found.append(LoggedMetric(name=name, value=float(value), at_s=max(0.0, at_s)))
     return found
 
 

@@ -125,31 +125,32 @@ def _volume_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 
 def _memory_is_exceeded(plan: StudyPlan, catalogue: Catalogue) -> _Found:
-    constraints = plan.study.constraints
     report = _measured(plan.study)
     seen: set[tuple[object, ...]] = set()
     for cell in plan.cells:
         batch = cell.quantities.get("batch_per_device")
         if not isinstance(batch, (int, float)):
             continue
+        per_sample = cell.quantities.get("memory_gb_per_sample")
+        fixed_gb = _as_float(cell.quantities.get("memory_gb_fixed", 0.0))
         for instance_type, _ in trainer_groups(cell.settings):
-            if (instance_type, batch) in seen:
+            key = (instance_type, batch, per_sample, fixed_gb)
+            if key in seen:
                 continue
-            seen.add((instance_type, batch))
+            seen.add(key)
             info = catalogue.find(instance_type)
             room_gb = None if info is None else _device_gb(info, cell, catalogue)
             if report is not None:
                 yield from _beyond_report(report, instance_type, float(batch), room_gb)
-            per_sample = cell.quantities.get("memory_gb_per_sample")
             if room_gb is None or not isinstance(per_sample, (int, float)):
                 continue
-            needed_gb = constraints.memory_gb_fixed + per_sample * float(batch)
+            needed_gb = fixed_gb + per_sample * float(batch)
             if needed_gb > _MEMORY_SHARE * room_gb:
-                most = math.floor((_MEMORY_SHARE * room_gb - constraints.memory_gb_fixed) / per_sample)
+                most = math.floor((_MEMORY_SHARE * room_gb - fixed_gb) / per_sample)
                 yield (
                     ERROR,
                     (
-                        f"a batch of {batch:g} per device needs {needed_gb:.1f} GB ({constraints.memory_gb_fixed:g} GB "
+                        f"a batch of {batch:g} per device needs {needed_gb:.1f} GB ({fixed_gb:g} GB "
                         f"and {per_sample:g} GB per sample), and a device of {instance_type} has {room_gb:.1f} GB. The "
                         "run would end without memory"
                     ),

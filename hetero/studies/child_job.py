@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import shlex
@@ -23,7 +24,11 @@ __all__ = ["Job", "Line", "python_path"]
 
 _STOP_S = 90.0
 """Seconds from the request to stop until a run is killed. Ranks have 50 s to save a checkpoint."""
+_OUTPUT_S = 5.0
+"""Seconds without output after the end of all processes, until a run ends whose output is not closed."""
 _MAX_LINE_BYTES = 64 * 1024
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,17 @@ class Job:
     def lines(self) -> Iterator[Line]:
         """Yield the lines of all processes as they arrive, until all outputs are closed."""
         num_open = len(self._processes)
+        ended_s: float | None = None
         while num_open:
             try:
                 line = self._lines.get(timeout=1.0)
             except queue.Empty:
                 self._kill_if_late()
+                if all(process.poll() is not None for process in self._processes):
+                    ended_s = ended_s or time.monotonic()
+                    if time.monotonic() - ended_s > _OUTPUT_S:
+                        logger.warning("the run has ended, but a process that it started still holds its output")
+                        return
                 continue
             self._kill_if_late()
             if line is None:

@@ -387,10 +387,15 @@ def _cause(status: int, tail: Sequence[str]) -> str:
 
 
 _HETERO = (sys.executable, "-m", "hetero.cli")
+_PATHS = ("price_file", "tls_dir", "tf_work_dir", "plan")
+"""Launch options that are paths."""
 
 
 def _flags(run: PlannedRun, *, without: Sequence[str] = ()) -> list[str]:
-    return stated_flags({name: value for name, value in run.options.items() if name not in ("output_dir", *without)})
+    options = {name: value for name, value in run.options.items() if name not in ("output_dir", *without)}
+    # Relative to the study, as all paths of its file.
+    paths = {name: str(Path(run.base, str(options[name]))) for name in _PATHS if options.get(name)}
+    return stated_flags({**options, **paths})
 
 
 def _with_script(command: Sequence[str], run: PlannedRun) -> list[str]:

@@ -72,6 +72,8 @@ def text_of(value: object, path: str) -> str:
 
 def scalar_text(value: object, path: str) -> str:
     """Return a single value as a text."""
+    if value == "":
+        return ""
     level = level_of(value, path)
     return str(level).lower() if isinstance(level, bool) else str(level)
 
@@ -105,6 +107,8 @@ def plain_of(value: object) -> object:
 
 
 def _number_in(value: object) -> object:
-    if isinstance(value, str) and re.fullmatch(r"[0-9]+[eE][-+]?[0-9]+", value):
-        return float(value)
+    """Return the number in a text such as ``1e6`` or ``1.5e-5``, which YAML 1.1 reads as a text."""
+    if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}", value):
+        number = float(value)
+        return int(number) if number.is_integer() and abs(number) < 2**53 else number
     return value

@@ -102,7 +102,13 @@ def digest_of_script(path: Path) -> str:
 
 
 def _relative(path: str, base: str) -> str:
-    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else path
+    """Return a path that stays the same if the folder of the study moves: in the folder from there, else the name.
+
+    The identity of the study has the paths outside as they are stated.
+    """
+    if not base:
+        return path
+    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else Path(path).name
 
 
 def _plain(value: object) -> object:

@@ -111,9 +111,16 @@ def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun
     settings = cell.settings
     folder = study.path.parent.resolve()
     options = dict(settings.options)
-    if settings.groups and "nproc_per_node" not in options and isinstance(values["ranks"], int):
+    if settings.groups and isinstance(values["ranks"], int) and study.executor.kind != "sagemaker":
         # Simulated hosts have no accelerators, so the launcher would start one rank per host.
-        options["nproc_per_node"] = max(1, values["ranks"] // int(values["hosts"]))
+        stated = options.setdefault("nproc_per_node", max(1, values["ranks"] // int(values["hosts"])))
+        started = stated * int(values["hosts"]) if isinstance(stated, int) else 0
+        if started != values["ranks"]:
+            raise ConfigError(
+                f"ranks: found {values['ranks']} for {', '.join(shown)}, but {stated} on each of "
+                f"{values['hosts']} hosts are {started}\n"
+                "  to do: state ranks that all hosts share equally, or nproc_per_node in the options"
+            )
     return PlannedRun(
         run_id=run_id,
         levels={name: value for name, value in values.items() if name not in ("run_id", "replicate")},

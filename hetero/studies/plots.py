@@ -284,9 +284,11 @@ def quality_over_time_plot(found: Results) -> Plot | None:
     for each in found.finished:
         groups.setdefault(counted(int(_ranks(each)), "rank"), []).append(each)
     ordered = sorted(groups.items(), key=lambda item: _ranks(item[1][0]))[:_MAX_SERIES]
+    num_drawn = 0
     for style, (label, members) in zip(_styles(), ordered, strict=False):
         for number, each in enumerate(members[: _MAX_CURVES // max(1, len(ordered))]):
             series = series_of(each.metrics, metric.name)
+            num_drawn += 1
             axes.plot(
                 [value.at_s / unit_s for value in series],
                 [value.value for value in series],
@@ -303,9 +305,11 @@ def quality_over_time_plot(found: Results) -> Plot | None:
     _legend(axes)
     return Plot(
         title=f"{metric.name} over time",
-        caption="One line per run. The dashed line is the target."
-        if metric.target is not None
-        else "One line per run.",
+        caption=(
+            "One line per run."
+            + (f" {num_drawn} of {len(found.finished)} runs are shown." if num_drawn < len(found.finished) else "")
+            + (" The dashed line is the target." if metric.target is not None else "")
+        ),
         svg=svg_of(figure),
     )
 

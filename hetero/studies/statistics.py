@@ -105,13 +105,22 @@ def series_of(metrics: Iterable[LoggedMetric], name: str) -> list[LoggedMetric]:
 
 
 def time_to_quality(metrics: Iterable[LoggedMetric], metric: Metric) -> float | None:
-    """Return the seconds from the start of the run until the metric first reached its target. None if it did not."""
-    return next((value.at_s for value in series_of(metrics, metric.name) if metric.reaches(value.value)), None)
+    """Return the seconds from the start of the run until the metric first reached its target. None if it did not.
+
+    Values without a wall-clock time are final values, whose own time nothing states.
+    """
+    series = _timed(series_of(metrics, metric.name))
+    return next((value.at_s for value in series if metric.reaches(value.value)), None)
 
 
 def quality_after(metrics: Iterable[LoggedMetric], metric: Metric, seconds: float) -> float | None:
     """Return the best value that was logged at most ``seconds`` after the start of the run. None without a value."""
-    return best_value((value for value in series_of(metrics, metric.name) if value.at_s <= seconds), metric)
+    series = _timed(series_of(metrics, metric.name))
+    return best_value((value for value in series if value.at_s <= seconds), metric)
+
+
+def _timed(series: Sequence[LoggedMetric]) -> list[LoggedMetric]:
+    return [value for value in series if value.unix_s]
 
 
 def best_value(metrics: Iterable[LoggedMetric], metric: Metric) -> float | None:

@@ -40,6 +40,7 @@ from hetero.system.text import printable
 __all__ = [
     "LEARNING_RATE_RULES",
     "MAX_RUNS",
+    "PRICE_OPTIONS",
     "RESERVED",
     "Budget",
     "Constraints",
@@ -56,6 +57,15 @@ __all__ = [
 ]
 
 LEARNING_RATE_RULES = ("kept", "sqrt", "linear")
+PRICE_OPTIONS = ("region", "price_profile", "price_file", "prices")
+"""Launch options that say what hosts cost. They change no run."""
+_NO_VALUES = {
+    "seed": "the seed as seed of the study, or as a factor",
+    "fix": "it in the constraints",
+    "measured": "it in the constraints",
+    "train_share": "it in the constraints",
+}
+"""Names that values cannot have, and where they are expected."""
 MAX_RUNS = 10_000
 """Limit of the runs of a study."""
 RESERVED = frozenset(
@@ -355,6 +365,12 @@ def _settings(found: Mapping[str, Any], path: str) -> Settings:
         for at, each in enumerate(sequence(found.get("groups", []), f"{path}groups"))
     )
     options = _options(mapping(found.get("options", {}), f"{path}options"), f"{path}options")
+    prices = next((name for name in options if name in PRICE_OPTIONS), None)
+    if path and prices is not None:
+        raise ConfigError(
+            f"{path}options.{prices}: found in a level, expected in the options of the study, because all runs have "
+            "the same prices"
+        )
     minutes = found.get("expected_minutes")
     if minutes is not None and not (isinstance(minutes, (int, float)) and 0 < minutes < math.inf):
         raise ConfigError(f"{path}expected_minutes: found {minutes!r}, expected a number above 0")
@@ -364,13 +380,22 @@ def _settings(found: Mapping[str, Any], path: str) -> Settings:
         channels=texts_of(found.get("channels", {}), f"{path}channels"),
         environment=_environment(found.get("environment", {}), f"{path}environment"),
         options=options,
-        values={
-            _name(key, f"{path}values.{printable(str(key), max_chars=60)}"): level_of(value, f"{path}values.{key}")
-            for key, value in mapping(found.get("values", {}), f"{path}values").items()
-        },
+        values=_values(mapping(found.get("values", {}), f"{path}values"), f"{path}values"),
         expected_minutes=None if minutes is None else float(minutes),
         ranks=None if ranks is None else whole_of(ranks, f"{path}ranks", 1, 1_000_000),
     )
+
+
+def _values(found: Mapping[str, Any], path: str) -> Mapping[str, Level]:
+    values = {}
+    for key, value in found.items():
+        own = f"{path}.{printable(str(key), max_chars=60)}"
+        if key in _NO_VALUES:
+            raise ConfigError(f"{own}: expected {_NO_VALUES[key]}")
+        values[_name(key, own)] = (
+            choice_of(value, own, LEARNING_RATE_RULES) if key == "learning_rate_rule" else level_of(value, own)
+        )
+    return values
 
 
 def _group(value: object, path: str) -> str:

@@ -131,10 +131,17 @@ def _from_report(report: Report | None) -> Row:
 
 
 def communication_ratio(result: RunResult) -> float | None:
-    """Return communication / computation of a run: the sums of what all ranks logged. None if they logged neither."""
-    sums = [sum(value.value for value in result.metrics if value.name == name) for name in (COMMUNICATION, COMPUTATION)]
-    names = {value.name for value in result.metrics}
-    return sums[0] / sums[1] if COMMUNICATION in names and sums[1] > 0 else None
+    """Return communication / computation of a run, over all ranks. None if they did not log both.
+
+    Values with steps count only where a rank logged both for the step, because long series are thinned.
+    """
+    both = [
+        {(each.rank, place if each.step is None else each.step): each.value for place, each in enumerate(own)}
+        for own in ([each for each in result.metrics if each.name == name] for name in (COMMUNICATION, COMPUTATION))
+    ]
+    shared = both[0].keys() & both[1].keys()
+    computation_s = sum(both[1][key] for key in shared)
+    return sum(both[0][key] for key in shared) / computation_s if computation_s > 0 else None
 
 
 def csv_text(table: Sequence[Row]) -> str:

@@ -65,7 +65,7 @@ def small_runs(number: int) -> list[PlannedRun]:
 
 def report_of(*, wall_s: float = 100.0, **metrics: float) -> Report:
     """Return the report of a run that logged one value of each metric at its end."""
-    logged = tuple(LoggedMetric(name=name, value=value, at_s=wall_s) for name, value in metrics.items())
+    logged = tuple(LoggedMetric(name=name, value=value, at_s=wall_s, unix_s=1e9) for name, value in metrics.items())
     facts = RunFacts(
         run_id="run",
         command="train.py",

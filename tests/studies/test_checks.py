@@ -82,6 +82,12 @@ def test_batch_beyond_the_stated_memory_is_found_with_the_largest_that_fits() ->
     assert "ST-03" not in found({"factors": {"cluster": ONE}, "constraints": {**kept, "batch_per_device": 28}})
 
 
+def test_memory_that_a_level_states_counts() -> None:
+    levels = {"large": {**CLUSTERS["1 GPU"], "values": {"memory_gb_fixed": 14, "memory_gb_per_sample": 0.1}}}
+    text = found({"factors": {"cluster": levels}, "constraints": KEPT})["ST-03"]
+    assert text.startswith("error: a batch of 32 per device needs 17.2 GB (14 GB and 0.1 GB per sample)")
+
+
 def test_batch_beyond_the_memory_of_an_earlier_run_is_found(tmp_path: Path) -> None:
     document: Any = report_document()
     step: dict[str, Any] = dict.fromkeys(

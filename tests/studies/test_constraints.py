@@ -79,13 +79,26 @@ def test_stated_quantity_that_changes_keeps_its_base() -> None:
 def test_ranks_are_stated_ones_before_accelerators() -> None:
     levels = {
         "by option": {"groups": ["trainer=ml.p3.16xlarge:2"], "options": {"nproc_per_node": 3}},
-        "by value": {"groups": ["trainer=ml.p3.16xlarge:2"], "ranks": 5},
+        "by value": {"groups": ["trainer=ml.p3.16xlarge:2"], "ranks": 4},
         "data hosts do not count": {"groups": ["trainer=ml.p3.8xlarge:1", "data=ml.c5.9xlarge:4"]},
         "unknown type": {"groups": ["trainer=ml.none.large:2"]},
         "TensorFlow": {"groups": ["trainer=ml.p3.16xlarge:2"], "options": {"framework": "tensorflow"}},
         "no groups": {"options": {"nproc_per_node": 3}},
     }
-    assert quantities({"factors": {"cluster": levels}, "constraints": {}, "args": []}, "ranks") == [6, 5, 4, 2, 2, 3]
+    assert quantities({"factors": {"cluster": levels}, "constraints": {}, "args": []}, "ranks") == [6, 4, 4, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("level", "found"),
+    [
+        ({"groups": ["trainer=ml.p3.16xlarge:2"], "ranks": 3}, "found 3 .*, but 1 on each of 2 hosts are 2"),
+        ({"groups": ["trainer=ml.none:1"], "ranks": 4, "options": {"nproc_per_node": 1}}, "1 on each of 1 hosts are 1"),
+        ({"groups": ["trainer=ml.p3.2xlarge:1", "train2=ml.p3.8xlarge:1"]}, "found 5 .*, but 2 on each of 2 hosts"),
+    ],
+)
+def test_ranks_that_hosts_do_not_share_equally_are_rejected(level: dict[str, Any], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        plan_of({"factors": {"cluster": {"one": level}}, "constraints": {}, "args": []})
 
 
 @pytest.mark.parametrize(

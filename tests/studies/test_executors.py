@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import signal
 import sys
 import threading
@@ -204,6 +206,28 @@ def test_launch_starts_each_host_of_the_cluster_file(tmp_path: Path) -> None:
     assert first[3].endswith(f"--output-dir={tmp_path}/run/hosts/node-1 --audit {script} -- 'a b'")
     assert " && env SM_CHANNEL_TRAINING=/data/photos X=1 " in third[3]
     assert executor._types(planned) == [("ml.c5.xlarge", 1), ("ml.p3.2xlarge", 2)]
+
+
+def test_paths_in_options_are_relative_to_the_study(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    options = {"price_file": "prices.json", "tls_dir": "/etc/tls"}
+    groups = ("trainer=ml.p3.2xlarge:1",)
+    planned = PlannedRun(run_id="r", levels={}, script=str(script), groups=groups, options=options, base="/studies/a")
+    (command,) = SimulateExecutor(catalogue=PRICED)._commands(planned, tmp_path / "run")
+    assert {"--price-file=/studies/a/prices.json", "--tls-dir=/etc/tls"} <= {
+        *command,
+        *(f"{flag}={value}" for flag, value in itertools.pairwise(command)),
+    }
+
+
+def test_run_whose_output_another_process_holds_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.studies.child_job._OUTPUT_S", 0.5)
+    code = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid)"
+    (planned,) = small_runs(1)
+    result = ScriptExecutor(code).execute(planned, tmp_path)
+    assert result.state == "finished"
+    os.kill(int((tmp_path / "log.txt").read_text().splitlines()[-1]), signal.SIGKILL)
 
 
 def test_other_hosts_without_a_way_to_start_them_are_rejected(tmp_path: Path) -> None:

@@ -26,7 +26,10 @@ LOSS = Metric(name="loss", goal="min", target=0.3)
 
 def logged(name: str, *values: float, rank: int = 0) -> list[LoggedMetric]:
     """Return one value every 10 seconds."""
-    return [LoggedMetric(name=name, value=value, at_s=10.0 * at, rank=rank) for at, value in enumerate(values, start=1)]
+    return [
+        LoggedMetric(name=name, value=value, at_s=10.0 * at, unix_s=1e9, rank=rank)
+        for at, value in enumerate(values, start=1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,3 +114,11 @@ def test_every_item_outside_of_the_front_is_beaten_by_one_on_it(items: list[tupl
     for item in items:
         beaten = any(all(a <= b for a, b in zip(other, item, strict=True)) and other != item for other in front)
         assert beaten != (item in front)
+
+
+def test_final_value_without_a_time_of_its_own_says_nothing_of_times() -> None:
+    final = [LoggedMetric(name="f1", value=0.93, at_s=3600.0)]
+    metric = Metric(name="f1", target=0.9)
+    assert time_to_quality(final, metric) is None
+    assert quality_after(final, metric, 4000.0) is None
+    assert best_value(final, metric) == 0.93

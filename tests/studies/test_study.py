@@ -74,6 +74,12 @@ def test_budget_is_that_of_the_selected_runs(study: Path) -> None:
     prepare_study(study, levels={"samples": "2000"}).check()
 
 
+def test_name_that_is_given_twice_is_rejected(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["study", str(study), "--dry-run", "--only", "samples=1000", "--only", "samples=2000"]
+    assert cli.main(command) == ExitCode.USAGE
+    assert "samples was given before; expected each name once" in capsys.readouterr().err
+
+
 def test_replicates_of_the_command_replace_those_of_the_file(study: Path, tmp_path: Path) -> None:
     command = ["study", str(study), "--dry-run", "--replicates"]
     assert cli.main([*command, "3"]) == ExitCode.OK

@@ -29,6 +29,15 @@ def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
     assert study.script_path == tmp_path / "train.py"
 
 
+def test_numbers_that_yaml_reads_as_texts_are_numbers_and_texts_may_be_empty() -> None:
+    changes = {"args": ["--samples", "{samples}", "--tag", ""], "environment": {"X": ""}, "constraints": {}}
+    study = study_of({**changes, "factors": {"samples": ["1e3", "1.5e5", "2.5e-1"], "version": [1.0, "1e"]}})
+    assert [factor.levels for factor in study.factors] == [(1000, 150_000, 0.25), (1.0, "1e")]
+    (first, *_) = plan_of({**changes, "factors": {"samples": ["1.5e5", "2e5"]}}).runs
+    assert first.script_args[1:] in [("150000", "--tag", ""), ("200000", "--tag", "")]
+    assert first.environment == {"X": ""}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -44,6 +53,10 @@ def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
         ({"factors": {"cluster": {"a": {"groups": ["x"]}}}}, r"cluster.a.groups\[0\]: 'x': expected NAME=TYPE:COUNT"),
         ({"factors": {"state": [1]}}, "factors.state: state is a column of the results"),
         ({"values": {"wall_s": 1}}, "values.wall_s: wall_s is a column of the results"),
+        ({"values": {"seed": 42}}, "values.seed: expected the seed as seed of the study"),
+        ({"values": {"train_share": 0.5}}, "values.train_share: expected it in the constraints"),
+        ({"values": {"learning_rate_rule": "root"}}, "values.learning_rate_rule: found 'root', expected one of kept"),
+        ({"factors": {"a": {"b": {"options": {"region": "x"}}}}}, "factors.a.b.options.region: found in a level"),
         ({"values": {dt.date(2024, 1, 1): 3}}, "values.2024-01-01: expected a name"),
         ({"environment": {"A=B": "x"}}, "environment: found the name 'A=B'"),
         ({"environment": {"A": "x\0"}}, "environment.A: found .*without the character 0"),

@@ -12,13 +12,13 @@ from study_reports import report_of, result_of, small_runs
 from hetero.metrics.logged import LoggedMetric
 from hetero.studies.runs import RunResult
 from hetero.studies.study_file import Metric
-from hetero.studies.table import _column, csv_text, rows, write_parquet
+from hetero.studies.table import _column, communication_ratio, csv_text, rows, write_parquet
 
 
 def results() -> list[RunResult]:
     first, second = small_runs(2)
     report = report_of(wall_s=100.0, f1=0.75)
-    metrics = (LoggedMetric(name="f1", value=0.8, at_s=50.0), *report.run.metrics)
+    metrics = (LoggedMetric(name="f1", value=0.8, at_s=50.0, unix_s=1e9), *report.run.metrics)
     return [
         result_of(
             first,
@@ -52,7 +52,7 @@ def test_rows_have_levels_times_costs_and_quality() -> None:
 
 def test_quality_after_stated_times_has_a_column_for_each() -> None:
     values = [(30.0, 0.5), (60.0, 0.7), (90.0, 0.6), (700.0, 0.8)]
-    metrics = tuple(LoggedMetric(name="f1", value=value, at_s=at_s) for at_s, value in values)
+    metrics = tuple(LoggedMetric(name="f1", value=value, at_s=at_s, unix_s=1e9) for at_s, value in values)
     metrics += (LoggedMetric(name="f1", value=0.9, at_s=1.0, rank=1),)  # of another rank than the curve
     metric = Metric(name="f1", after_s=(2.5, 60.0, 600.0, 1e7))
     (row,) = rows([result_of(small_runs(1)[0], metrics=metrics)], metrics=[metric])
@@ -126,3 +126,10 @@ def test_parquet_is_read_back_if_pyarrow_is_installed(tmp_path: Path) -> None:
         return
     assert write_parquet(path, table)
     assert parquet.read_table(path).to_pylist() == table
+
+
+def test_communication_ratio_is_over_the_steps_that_both_series_kept() -> None:
+    values = [("communication_s", step, 1.0) for step in range(0, 20, 2)]  # thinned
+    values += [("computation_s", step, 2.0) for step in range(20)]
+    metrics = tuple(LoggedMetric(name=name, value=value, step=step, at_s=1.0) for name, step, value in values)
+    assert communication_ratio(result_of(small_runs(1)[0], metrics=metrics)) == pytest.approx(0.5)
