@@ -32,6 +32,8 @@ from hetero.system.records import decode, encode
 __all__ = ["canaries", "data_of", "folder_of", "kept_whole", "order_of", "stamp_of"]
 
 _TYPE = "ml.m5.large"
+_ANALYSIS = ("comparison", "forecast", "line", "model", "page", "plots", "refusals", "suggestions", "text")
+"""Modules of `hetero.canary` that compute from runs. A call with other ones uses the kept runs."""
 _OPTIONS = {"usage_interval_s": 0.1, "warmup_steps": 3, "purity_checks": 0, "log_level": "warning"}
 
 
@@ -54,15 +56,22 @@ def data_of(job: Job, folder: Path, scale: float) -> Path | None:
 def folder_of(name: str, job: Job, work: Path, scale: float, clusters: Sequence[tuple[str, ...]] = ()) -> Path:
     """Return the folder of a job's runs, for example ``bert-1-0f3a9c12d4``.
 
-    Its name has a digest of what the measurements depend on: script, arguments, data and the code of hetero.
+    Its name has a digest of what the measurements depend on: script, arguments, data and the code of hetero, without
+    the modules that only compute from kept runs.
     """
     content = (
         (SCRIPTS / job.script).read_bytes(),
         repr((arguments_of(job, scale), job.whole_samples, job.by_samples, clusters or job.groups, _OPTIONS)).encode(),
         _data_digest(job).encode(),
-        *(path.read_bytes() for path in sorted((HERE.parent / "hetero").rglob("*.py"))),
+        *(path.read_bytes() for path in _measuring()),
     )
     return work / f"{name}-{scale:g}-{_digest(*content)}"
+
+
+def _measuring() -> list[Path]:
+    """Return the files of hetero that runs and their readings depend on."""
+    found = sorted((HERE.parent / "hetero").rglob("*.py"))
+    return [path for path in found if path.parent.name != "canary" or path.stem not in _ANALYSIS]
 
 
 def stamp_of(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Pair:
 
 
 _CSV = partial(csv_files, number=100, rows=36_000, columns=21)
-_FLOATS = partial(float_files, number=100, rows=3000, columns=101)
+_FLOATS = partial(float_files, number=100, rows=6000, columns=101)
 
 JOBS: tuple[Job, ...] = (
     Job(
@@ -67,7 +67,7 @@ JOBS: tuple[Job, ...] = (
         name="bert",
         about="a small BERT from its configuration (the source's second experiment)",
         script="train_bert.py",
-        args=("--sentences", "16000"),
+        args=("--sentences", "32000"),
         scaled="--sentences",
         by_samples=True,
     ),
@@ -75,7 +75,7 @@ JOBS: tuple[Job, ...] = (
         name="resnet-jpeg",
         about="a small ResNet on JPEG files, with validation",
         script="train_resnet.py",
-        make=partial(jpeg_files, number=5_000, side=64),
+        make=partial(jpeg_files, number=12_000, side=64),
     ),
     Job(
         name="logistic",
@@ -88,13 +88,13 @@ JOBS: tuple[Job, ...] = (
         name="tokenise",
         about="tokenising text files",
         script="tokenise.py",
-        make=partial(text_files, number=120, lines=9000),
+        make=partial(text_files, number=120, lines=18_000),
     ),
     Job(
         name="input-bound",
         about="costly samples, a small network",
         script="train_net.py",
-        args=("--images", "26000", "--sample-work", "40", "--workers", "1"),
+        args=("--images", "52000", "--sample-work", "40", "--workers", "1"),
         scaled="--images",
         by_samples=True,
     ),
@@ -102,7 +102,7 @@ JOBS: tuple[Job, ...] = (
         name="compute-bound",
         about="cheap samples, a wide network",
         script="train_net.py",
-        args=("--images", "26000", "--width", "1024"),
+        args=("--images", "104000", "--width", "1024"),
         scaled="--images",
         by_samples=True,
     ),
@@ -110,7 +110,7 @@ JOBS: tuple[Job, ...] = (
         name="two-hosts",
         about="the same network on two ranks on two hosts",
         script="train_net.py",
-        args=("--images", "24000", "--width", "512", "--sample-work", "8"),
+        args=("--images", "40000", "--width", "512", "--sample-work", "8"),
         scaled="--images",
         by_samples=True,
         groups=("trainer=ml.m5.large:2",),
@@ -119,7 +119,7 @@ JOBS: tuple[Job, ...] = (
         name="many-passes",
         about="eight short passes with loader workers",
         script="train_net.py",
-        args=("--images", "6000", "--width", "256", "--sample-work", "10", "--workers", "1", "--passes", "8"),
+        args=("--images", "12000", "--width", "256", "--sample-work", "10", "--workers", "1", "--passes", "8"),
         scaled="--images",
         by_samples=True,
     ),
@@ -134,14 +134,14 @@ JOBS: tuple[Job, ...] = (
         name="out-of-memory",
         about="the same on a machine with too little memory",
         script="collect_features.py",
-        args=("--copies", "8", "--limit-mib", "1700"),
+        args=("--copies", "8", "--limit-mib", "3400"),
         make=_FLOATS,
     ),
     Job(
         name="forest",
         about="a random forest, n log n",
         script="grow_forest.py",
-        args=("--fraction", "{fraction}", "--whole-rows", "260000"),
+        args=("--fraction", "{fraction}", "--whole-rows", "400000"),
         scaled="--whole-rows",
     ),
     Job(
@@ -149,13 +149,13 @@ JOBS: tuple[Job, ...] = (
         about="joins and aggregates tables in memory",
         script="join_tables.py",
         args=("--samples", "{samples}", "--rounds", "18"),
-        whole_samples=4_000_000,
+        whole_samples=8_000_000,
     ),
     Job(
         name="cold-cache",
-        about="reads files from storage, twelve passes",
+        about="reads files from storage, 36 passes",
         script="scan_files.py",
-        args=("--passes", "12"),
+        args=("--passes", "36"),
         make=partial(binary_files, number=100, num_bytes=24_000_000),
     ),
     Job(
@@ -164,7 +164,7 @@ JOBS: tuple[Job, ...] = (
         script="distances.py",
         args=("--samples", "{samples}"),
         whole_samples=25_000,
-        refused_by=("curved",),
+        refused_by=("curved", "no-growth"),
     ),
     Job(
         name="early-stop",
@@ -177,11 +177,11 @@ JOBS: tuple[Job, ...] = (
     ),
     Job(
         name="fixed-steps",
-        about="ends after 1,500 steps, whatever the data",
+        about="ends after 6,000 steps, whatever the data",
         script="train_net.py",
-        args=("--images", "20000", "--width", "256", "--max-steps", "1500"),
+        args=("--images", "20000", "--width", "256", "--max-steps", "6000"),
         by_samples=True,
-        refused_by=("fixed-steps", "no-growth"),
+        refused_by=("fixed-steps", "no-growth", "early-stop", "unreached"),
     ),
     Job(
         name="short-passes",
@@ -195,7 +195,7 @@ JOBS: tuple[Job, ...] = (
         name="evaluation",
         about="evaluates every 250 steps, which 3 % never reach",
         script="train_net.py",
-        args=("--images", "24000", "--width", "512", "--evaluate-every", "250"),
+        args=("--images", "48000", "--width", "512", "--evaluate-every", "250"),
         by_samples=True,
         refused_by=("unreached",),
     ),
