@@ -35,6 +35,7 @@ from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.ledger import digest_of_script
 from hetero.studies.runs import FAILED, Billing, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import PRICE_OPTIONS, Budget
+from hetero.system.caches import level_2_bytes
 from hetero.system.documents import write_text
 
 __all__ = [
@@ -298,6 +299,7 @@ def report_of(
             hourly_usd=executor.hourly_usd(own[0].run) if has_cost else None,
             memory_limit_bytes=memory_limit_of(cluster, catalogue, memory_gib),
             data_bytes=data_bytes,
+            cache_bytes=level_2_bytes(),
             notes=() if has_cost else tuple(_note(text) for text in objections),
         )
         basis = "simulated" if any(report.run.simulated for report in reports) else options.basis

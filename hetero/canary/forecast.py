@@ -7,8 +7,8 @@ Time is a sum of parts, because each part grows differently:
                      to be zero, so the slope has the error of a mean and not that of an extrapolated line
     the rest         of the script: building the data set, warm-up steps, work between epochs. A line with a fixed part
 
-Memory is the memory before the script's own work, which hardly varies, plus a line through the growth. Utilisation is
-the CPU or GPU time of the growing part over its seconds, because a short run is mostly start-up and a long one is not.
+Memory is a line through the peaks. Utilisation is the CPU or GPU time of the growing part over its seconds, because a
+short run is mostly start-up and a long one is not.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from hetero.canary.points import CanaryPoint, LoaderWork
 from hetero.canary.refusals import (
     MIN_GROWTH,
     check_cache,
+    check_cpu_cache,
     check_figure,
     check_line,
     check_script,
@@ -53,13 +54,15 @@ Array = npt.NDArray[np.float64]
 
 _TIME = Noise(relative=0.02, absolute=0.03)
 _STEPS = Noise(relative=0.02, absolute=0.01)
-_MEMORY = Noise(relative=0.01, absolute=1.5e6, degrees=2.0)
+_MEMORY = Noise(relative=0.002, absolute=1e6, degrees=2.0)
 _CPU = Noise(relative=0.02, absolute=0.03)
 _LACK = Noise(relative=0.1, absolute=0.05)
 _MIN_RUNS = 4
 _MIN_FRACTIONS = 3
 """Fractions that show whether growth is a line. Two points are always on a line."""
 _MIN_STEPS = 3
+_CPU_DRIFT = 0.05
+"""Standard deviation of the use of CPUs between the canaries, which are mostly first steps, and the whole job."""
 _MATTERS = 0.05
 """Share of the growing time of the whole from which a part of it must be on a line of its own."""
 _MACHINE_DRIFT = 0.015
@@ -94,6 +97,8 @@ class Candidate:
     """Memory of one host. None if it is unknown."""
     data_bytes: float | None = None
     """Bytes of the whole data. None if they are unknown."""
+    cache_bytes: float | None = None
+    """Level 2 caches of all CPUs of the machine that ran the canaries. None if they are unknown."""
     notes: tuple[str, ...] = ()
 
 
@@ -146,6 +151,12 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     figures += model.utilisation("GPU", "gpu_percent_mean", "gpu_percents")
     figures += model.memory()
     refusals += model.refusals
+    if not model.has_steps:  # a step works on one batch, which is as large in the canaries as in the whole
+        refusals += check_cpu_cache(
+            held_bytes=model.held_bytes,
+            fraction=max(point.fraction for point in finished),
+            cache_bytes=candidate.cache_bytes,
+        )
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
@@ -210,6 +221,10 @@ class _Model:
         self._outside_fixed_s = np.zeros(0)
         self._growing_s = np.zeros(0)
         self._memory_peak = np.zeros(0)
+        self.has_steps = False
+        """Whether steps of hetero's loaders were measured, after `time`."""
+        self.held_bytes = 0.0
+        """Growth of the memory from no data to the whole, after `memory`."""
 
     def figure(
         self, name: str, unit: str, draws: Array, *, fixed: float | None = None, points: Sequence[float] = ()
@@ -235,6 +250,7 @@ class _Model:
         growing_s = [point.growing_s for point in self._points]
         whole_line = self._line(growing_s, _TIME, self._options.curvature)
         loaders = self._step_loaders()
+        self.has_steps = bool(loaders)
         works = {name: [_work_of(point, name) for point in self._points] for name in loaders}
         grows = any(not is_fixed_loader(each, self._fractions) for each in works.values())
         self.refusals += check_line("time", whole_line, self._points, must_grow=not grows)
@@ -337,6 +353,7 @@ class _Model:
         used_s = [mean / 100 * seconds for mean, seconds in zip(means, growing_s, strict=True)]
         whole_s = np.maximum(self._growing_s, 1e-3)
         total = fit_ratio(growing_s, used_s, whole_s, self._random, noise=_CPU)
+        total = total * np.exp(_CPU_DRIFT * self._random.standard_normal(len(total)))
         figures = [self.figure(f"{what} mean", "%", 100 * total / whole_s, points=means)]
         values = [getattr(point.resources, values_name) for point in self._points]
         if all(len(each) >= 1 for each in values) and sum(len(each) for each in values) >= 20:
@@ -362,9 +379,9 @@ class _Model:
             mean, p99, peak = values["mean"], values["p99"], values["peak"]
             if mean is None or p99 is None or peak is None or bases is None:
                 continue
-            draws, fixed = self._peak(f"{what} peak", peak, bases)
+            draws, fixed = self._peak(f"{what} peak", peak)
             if what == "memory":
-                self._memory_peak = draws
+                self._memory_peak, self.held_bytes = draws, float(np.median(draws)) - fixed
             base = statistics.fmean(bases)
             figures += [
                 self.figure(f"{what} {name}", "bytes", self._filled(draws, base, part, peak, bases), points=part)
@@ -391,22 +408,18 @@ class _Model:
         share = 1 - np.clip(fit_ratio(growing_s, lacking_s, whole_s, self._random, noise=_LACK) / whole_s, 0.0, 1.0)
         return np.asarray(base + (peak_draws - base) * share)
 
-    def _peak(self, figure: str, values: Sequence[float], bases: Sequence[float]) -> tuple[Array, float]:
+    def _peak(self, figure: str, values: Sequence[float]) -> tuple[Array, float]:
         """Return draws of the peak, and the part of it that does not grow."""
-        growth = [max(0.0, value - base) for value, base in zip(values, bases, strict=True)]
         line = fit_line(
             self._fractions,
-            growth,
+            values,
             self._random,
             noise=_MEMORY,
             curvature=self._options.curvature,
             form=Form.MAYBE_CONSTANT,
         )
-        base = statistics.fmean(bases)
-        spread = statistics.stdev(bases) if len(bases) > 1 else 0.0
-        draws = base + line.single + spread * self._random.standard_normal(len(line.single))
         self.refusals += check_line(figure, line, self._points, must_grow=False)
-        return draws, base + float(np.median(line.fixed))
+        return line.single, float(np.median(line.fixed))
 
     def out_of_memory(self, limit_bytes: float | None) -> float | None:
         """Return the probability that the peak exceeds a limit, or None if either is unknown."""

@@ -89,7 +89,7 @@ class Exponent:
 
     best: float
     low: float
-    """End of the 90 % interval."""
+    """End of the 98 % interval. A job has several lines, and one of twenty must not be refused by chance."""
     high: float
 
 
@@ -189,7 +189,15 @@ def fit_ratio(x: Sequence[float], y: Sequence[float], at: Array, random: np.rand
     """
     xs = np.asarray(x, dtype=float)
     scale = float(np.median(at))
-    line = fit_line([float(value) for value in xs / scale], y, random, noise=noise, curvature=0.0, num_draws=len(at))
+    line = fit_line(
+        [float(value) for value in xs / scale],
+        y,
+        random,
+        noise=noise,
+        curvature=0.0,
+        form=Form.MAYBE_ORIGIN,
+        num_draws=len(at),
+    )
     fixed = line.fixed
     return np.asarray(fixed + (line.single - fixed) * at / scale)
 
@@ -321,7 +329,7 @@ def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal],
         return None
     shares = _softmax(np.where(is_possible, evidence, -np.inf))
     total = np.cumsum(shares)
-    low, high = (_EXPONENTS[min(len(total) - 1, int(np.searchsorted(total, tail)))] for tail in (0.05, 0.95))
+    low, high = (_EXPONENTS[min(len(total) - 1, int(np.searchsorted(total, tail)))] for tail in (0.01, 0.99))
     return Exponent(best=float(_EXPONENTS[int(np.argmax(shares))]), low=float(low), high=float(high))
 
 
