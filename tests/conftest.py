@@ -39,7 +39,7 @@ _SLACK = 2
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the variables that would make a test read the job or the configuration of its surroundings."""
     for name in list(os.environ):
-        if name.startswith(("SM_", "SAGEMAKER_", "HETERO_")) and name not in {
+        if name.startswith(("SM_", "SAGEMAKER_", "HETERO_", "SLURM", "JOBSET_", "PET_", "VC_")) and name not in {
             "HETERO_TIME_SCALE",
             "HETERO_TEST_PROTOBUF_MATRIX",
         }:

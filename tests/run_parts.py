@@ -21,7 +21,7 @@ JOBS_ELSEWHERE = ("tests/examples", "tests/sagemaker/rehearsal", "tests/sagemake
 """Tests of jobs in other folders. They run with the second part, so that all parts end at about the same time."""
 SECOND_PART = (
     "tests/chaos",
-    *(f"tests/integration/test_{name}.py" for name in ("entry_points", "mpirun", "rehearsals", "tf_service")),
+    *(f"tests/integration/test_{name}.py" for name in ("entry_points", "mpirun", "rehearsals", "slurm", "tf_service")),
     *(f"tests/integration/test_{name}.py" for name in ("auto_endpoints", "planning_example", "profile", "tf_profile")),
 )
 """Of the jobs: about half of their time."""

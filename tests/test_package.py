@@ -35,7 +35,7 @@ LAYERS = (
     {"simulate"},
     {"studies"},
     {"canary"},
-    {"doctor", "sagemaker"},
+    {"doctor", "render", "sagemaker"},
     {"cli"},
     {"__main__"},
 )

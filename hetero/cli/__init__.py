@@ -1,7 +1,7 @@
 """The ``hetero`` command.
 
-Each command has a module, however short: audit, canary, certs, check, doctor, launch, plan, prices, profile, report,
-simulate, study. Its ``add`` adds the parser. It imports what the command needs only when the command runs, so
+Each command has a module, however short: audit, canary, certs, check, doctor, launch, plan, prices, profile, render,
+report, simulate, study. Its ``add`` adds the parser. It imports what the command needs only when the command runs, so
 ``hetero --help`` is quick.
 Two modules are shared:
 
@@ -19,13 +19,27 @@ import sys
 from collections.abc import Sequence
 
 from hetero import __version__, config
-from hetero.cli import audit, canary, certs, check, doctor, launch, plan, prices, profile, report, simulate, study
+from hetero.cli import (
+    audit,
+    canary,
+    certs,
+    check,
+    doctor,
+    launch,
+    plan,
+    prices,
+    profile,
+    render,
+    report,
+    simulate,
+    study,
+)
 from hetero.cli.output import complain, discard, say
 from hetero.errors import ExitCode, HeteroError
 
 __all__ = ["main"]
 
-_COMMANDS = (launch, simulate, profile, plan, canary, study, certs, check, report, audit, doctor, prices)
+_COMMANDS = (launch, simulate, render, profile, plan, canary, study, certs, check, report, audit, doctor, prices)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

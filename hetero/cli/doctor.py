@@ -35,7 +35,8 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.cluster import find_platform
 
     environment = {"HETERO_SCRIPT": "-", **os.environ}  # the option is required, but the doctor needs no script
-    options = config.resolve_options(namespace, environment, find_platform(os.environ).parameters())
+    parameters = find_platform(os.environ, name=namespace.platform).parameters()
+    options = config.resolve_options(namespace, environment, parameters)
     diagnoses = doctor.examine(doctor.take_snapshot(options, os.environ))
     if namespace.json:
         say(json.dumps(doctor.to_json(diagnoses), indent=2) + "\n")

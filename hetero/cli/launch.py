@@ -28,10 +28,10 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.launch.host import cause_of
     from hetero.launch.launcher import launch
 
-    platform = find_platform(os.environ)
+    platform = find_platform(os.environ, name=namespace.platform)
     try:
         options = config.resolve_options(namespace, os.environ, platform.parameters())
-        platform = find_platform(os.environ, cluster_file=options.cluster_file)
+        platform = find_platform(os.environ, cluster_file=options.cluster_file, name=options.platform)
         cluster = platform.read_cluster(host=options.host, roles=options.roles)
         return launch(options, cluster, platform=platform)
     except HeteroError as error:  # raised before this host's part began, so no other code writes the failure file

@@ -11,7 +11,12 @@ from hetero.errors import ClusterError, ConfigError
 
 __all__ = ["assign_roles", "has_accelerator", "several_trainers"]
 
-_ACCELERATED = re.compile(r"(ml\.)?(p|g|gr|trn|inf|dl)[0-9][a-z0-9-]*\..+|local_gpu")
+_ACCELERATED = re.compile(
+    r"(ml\.)?(p|g|gr|trn|inf|dl)[0-9][a-z0-9-]*\..+|local_gpu"  # AWS
+    r"|(.+\+)?GPU:[1-9][0-9]*"  # what a host has
+    r"|(a2|a3|a4|a4x|g2|g4)-.+"  # Google Cloud
+    r"|Standard_N[CDV].+"  # Azure
+)
 _BY_NAME = (
     ("data", Role.DATA),
     ("cpu", Role.DATA),
@@ -22,7 +27,7 @@ _BY_NAME = (
 
 
 def has_accelerator(instance_type: str) -> bool:
-    """Return whether the instance type's family (p, g, gr, trn, inf, dl) has accelerators, or it is ``local_gpu``."""
+    """Return whether an instance type has accelerators, by its family, or because it is ``local_gpu`` or ``GPU:8``."""
     return _ACCELERATED.fullmatch(instance_type) is not None
 
 

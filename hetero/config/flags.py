@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _NOT_FLAGS = ("script", "script_args")
-_OF_A_CLUSTER = ("cluster_file", "host")  # these options describe a cluster that exists
+_OF_A_CLUSTER = ("platform", "cluster_file", "host")  # these options describe a cluster that exists
 _OWN = (*_OF_A_CLUSTER, "output_dir")  # these options differ between the launchers of a job
 _PRICE_FIELDS = ("region", "price_profile", "price_file", "prices")
 
@@ -249,9 +249,16 @@ def _known_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> l
 def _chosen_command(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[int, argparse.ArgumentParser] | None:
-    """Return the position and the parser of the command that the arguments name, or None if they name none."""
+    """Return the position and the parser of the command that the arguments name, or None if they name none.
+
+    A command may have commands of its own, such as ``render slurm``.
+    """
     commands = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not commands:
         return None
     found = next((at for at, text in enumerate(arguments) if text in commands[0]), None)
-    return None if found is None else (found, commands[0][arguments[found]])
+    if found is None:
+        return None
+    command: argparse.ArgumentParser = commands[0][arguments[found]]
+    inner = _chosen_command(command, arguments[found + 1 :])
+    return (found, command) if inner is None else (found + 1 + inner[0], inner[1])

@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_WARMUP_STEPS",
     "FRAMEWORKS",
     "LOG_LEVELS",
+    "PLATFORM_NAMES",
     "LaunchOptions",
     "base_type",
     "framework_of",
@@ -41,6 +42,8 @@ At the start, batches that were fetched ahead hide the data wait, and the framew
 that fetches more batches ahead needs a larger number.
 """
 FRAMEWORKS = ("torch", "tensorflow")
+PLATFORM_NAMES = ("sagemaker", "trainjob", "jobset", "volcano", "vertex", "slurm")
+"""The platforms, in the order of their detection. `hetero.cluster.platforms` has them."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _UNPROTECTED = (
@@ -108,6 +111,8 @@ class LaunchOptions:
     """Arguments of the script. On the command line, these are all arguments after SCRIPT."""
     module: bool = _option(False, short="-m")
     """Whether SCRIPT is the name of a Python module, such as package.train, as with ``python -m``."""
+    platform: str | None = _option(None, choices=PLATFORM_NAMES)
+    """Platform that describes the job. Default: the one that the environment and files of this host show."""
     cluster_file: str | None = _option(None, metavar="FILE")
     """File that describes the cluster, in the schema of resourceconfig.json. Overrides the platform's description."""
     host: str | None = _option(None, metavar="NAME")

@@ -48,7 +48,7 @@ def take_snapshot(options: LaunchOptions, environ: Mapping[str, str]) -> Snapsho
     Raises:
         ConfigError: If roles in the options are malformed.
     """
-    platform = find_platform(environ, cluster_file=options.cluster_file)
+    platform = find_platform(environ, cluster_file=options.cluster_file, name=options.platform)
     cluster: ClusterSpec | None = None
     hosts: tuple[str, ...] = ()
     problem = ""

@@ -67,7 +67,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     logs.setup_logging(
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
     )
-    logger.debug("platform: %s", platform.name)
+    logger.info("platform: %s, from %s", platform.name, cluster.source)
     is_simulated = "HETERO_SIMULATED" in os.environ  # set by `hetero simulate`
     permit_faults(
         os.environ,

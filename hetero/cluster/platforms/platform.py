@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from hetero.cluster.description import host_names, parse_cluster
 from hetero.cluster.spec import ClusterSpec, slug
+from hetero.errors import ClusterError
 
-__all__ = ["ClusterDescription", "Folders", "JobParameters", "Platform"]
+__all__ = ["ClusterDescription", "Folders", "JobParameters", "Platform", "environment_error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,3 +159,17 @@ class Platform(ABC):
             return slug(stated)
         text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in cluster.groups])
         return "cluster-" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def environment_error(variables: str, found: str, expected: str, to_do: str = "") -> ClusterError:
+    """Return the error for an environment that does not describe a cluster.
+
+    Args:
+        variables: The variables, for example ``SLURM_*``.
+        found: What is wrong.
+        expected: What is expected instead.
+        to_do: Advice.
+    """
+    lines = ["the description of the cluster is wrong", f"in: the {variables} environment", f"found: {found}"]
+    lines += [f"expected: {expected}", to_do and f"to do: {to_do}"]
+    return ClusterError("\n  ".join(line for line in lines if line))

@@ -1,0 +1,147 @@
+"""``hetero render``: write the script or manifest that starts a job on a platform."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetero import config
+from hetero.cli.arguments import Subparsers
+from hetero.cli.output import say
+from hetero.errors import ConfigError, ExitCode
+from hetero.system.scripts import script_label
+
+if TYPE_CHECKING:
+    from hetero.cluster.groups import StatedGroup
+
+__all__ = ["add"]
+
+_PLATFORMS = {
+    "slurm": "a batch script for sbatch",
+    "jobset": "a JobSet of Kubernetes",
+    "trainjob": "a TrainJob of Kubeflow, with its runtime",
+    "volcano": "a job of Volcano",
+    "vertex": "a custom job of Vertex AI",
+}
+_POD_SETTINGS = {
+    "volume-claim": "claim of the volume for results and checkpoints. Default: a folder of each pod",
+    "node-selector": "label LABEL=VALUE of the nodes",
+}
+_SETTINGS: dict[str, dict[str, str]] = {
+    "slurm": {"partition": "partition", "account": "account", "constraint": "features that the nodes must have"},
+    "jobset": _POD_SETTINGS,
+    "trainjob": _POD_SETTINGS,
+    "volcano": {**_POD_SETTINGS, "queue": "queue of the job"},
+    "vertex": {"token": "address gs://BUCKET/PATH of the file with the job's token"},
+}
+"""What only a platform knows, by its name."""
+_OF_THE_JOB = ("queue", "token")
+"""Settings that are not those of a group."""
+
+
+def add(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "render",
+        allow_abbrev=False,
+        help="write the script or manifest that starts a job on Slurm, Kubernetes or Vertex AI",
+        description="Writes the script or manifest that starts a job on a platform, with comments. Submits nothing.",
+    )
+    platforms = parser.add_subparsers(title="platforms", dest="rendered", required=True, metavar="PLATFORM")
+    for name, about in _PLATFORMS.items():
+        own = platforms.add_parser(name, allow_abbrev=False, help=about, description=f"Writes {about}.")
+        _add_arguments(own, name)
+        own.set_defaults(run=_run)
+
+
+def _add_arguments(parser: argparse.ArgumentParser, platform: str) -> None:
+    parser.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        metavar="NAME=TYPE:COUNT",
+        help="Group with what each of its hosts has and their number, for example trainer=GPU:8:1 or data=CPU:32:2. "
+        "Vertex AI takes machine types. Repeat for each group.",
+    )
+    parser.add_argument("--name", default="", help="Name of the job. Default: that of the script.")
+    parser.add_argument("--hours", type=float, metavar="N", help="Time limit. Default: the platform's.")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="File to write. Default: standard output.")
+    if platform == "slurm":
+        parser.add_argument(
+            "--separate-steps", action="store_true", help="One srun per group, for sites with disable_hetero_steps."
+        )
+    else:
+        parser.add_argument("--image", default="", help="Container image with hetero and the script.")
+    for name, about in _SETTINGS[platform].items():
+        form = "VALUE" if name in _OF_THE_JOB else "[GROUP:]VALUE"
+        parser.add_argument(f"--{name}", action="append", default=[], metavar=form, help=f"{about.capitalize()}.")
+    config.add_launch_arguments(parser, makes_cluster=True)
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    from hetero.cluster.groups import parse_stated_group
+    from hetero.render import RENDERERS, make_request, render_slurm
+
+    options = config.resolve_options(namespace, {}, None)  # this shell's variables are not those of the job
+    groups = [parse_stated_group(text) for text in namespace.group]
+    if namespace.hours is not None and not 0 < namespace.hours <= 10_000:
+        raise ConfigError(f"--hours {namespace.hours:g}: expected a number above 0, at most 10000")
+    label = re.sub(r"[^a-z0-9-]+", "-", script_label(options.script, is_module=options.module).lower()).strip("-")
+    request = make_request(
+        groups,
+        options.roles,
+        name=namespace.name or label[:40] or "job",
+        script=options.script,
+        is_module=options.module,
+        script_args=tuple(options.script_args),
+        flags=tuple(config.stated_flags(_changed(options))),
+        image=getattr(namespace, "image", ""),
+        hours=namespace.hours,
+        settings={
+            name: _setting(name, getattr(namespace, name.replace("-", "_")), groups)
+            for name in _SETTINGS[namespace.rendered]
+        },
+    )
+    text = (
+        render_slurm(request, separate_steps=namespace.separate_steps)
+        if namespace.rendered == "slurm"
+        else RENDERERS[namespace.rendered](request)
+    )
+    if namespace.output is None:
+        say(text)
+        return int(ExitCode.OK)
+    try:
+        namespace.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write to {namespace.output}: {error.strerror or error}") from error
+    return int(ExitCode.OK)
+
+
+def _changed(options: config.LaunchOptions) -> dict[str, object]:
+    """Return the options of the launchers that are not the defaults."""
+    defaults = config.LaunchOptions(script=options.script)
+    return {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if field.name not in ("script", "script_args", "module")
+        and getattr(options, field.name) != getattr(defaults, field.name)
+    }
+
+
+def _setting(name: str, texts: Sequence[str], groups: Sequence[StatedGroup]) -> dict[str, str]:
+    """Return a setting by group. The empty name stands for all groups."""
+    names = {group.name for group in groups}
+    found: dict[str, str] = {}
+    for text in texts:
+        group, colon, value = text.partition(":")
+        group, value = (group, value) if colon and group in names and name not in _OF_THE_JOB else ("", text)
+        if not value or not value.isprintable() or any(character in value for character in "\"'\\ "):
+            raise ConfigError(f"--{name} {text!r:.80}: expected a word without quotes and spaces")
+        if group in found:
+            raise ConfigError(f"--{name} {text!r:.80}: given twice for {group or 'all groups'}")
+        found[group] = value
+    return found

@@ -1,0 +1,131 @@
+"""Kubernetes JobSet: one replicated job per group. `hetero render jobset` makes the manifest.
+
+A pod knows its own place from labels, which the manifest turns into variables by the downward API: ``JOBSET_NAME``,
+``REPLICATED_JOB_NAME``, ``JOB_INDEX``, and ``JOB_COMPLETION_INDEX`` of an indexed job. Nothing tells it how many pods
+the other groups have, so the manifest has the groups in ``HETERO_GROUPS``. The names of the pods follow by rule:
+``JOBSET-GROUP-JOBINDEX-PODINDEX.SUBDOMAIN``. The subdomain is the JobSet's name, unless ``JOBSET_SUBDOMAIN`` is set.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetero.cluster.document import close, listing
+from hetero.cluster.groups import GROUPS_VARIABLE, group_document, stated_groups
+from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
+from hetero.errors import ClusterError
+
+__all__ = ["GRACE_VARIABLE", "JobSet", "pod_folders"]
+
+GRACE_VARIABLE = "HETERO_GRACE_S"
+"""Environment variable. Seconds from the request to stop until the platform kills the pod."""
+_DEFAULT_GRACE_S = 30.0  # terminationGracePeriodSeconds of Kubernetes
+_MAX_INDEX = 99_999
+
+
+class JobSet(Platform):
+    """A pod of a JobSet."""
+
+    name = "jobset"
+    variables = ("JOBSET_", "REPLICATED_JOB_NAME", "JOB_INDEX", "JOB_COMPLETION_INDEX", "PET_")
+    stripped = ("PET_",)  # torchrun's defaults, which Kubeflow sets
+    _source = "JOBSET_*"
+
+    @property
+    def kill_after_s(self) -> float:  # type: ignore[override]
+        """Seconds of grace that the manifest states, or Kubernetes' default."""
+        return grace_s(self.environ.get(GRACE_VARIABLE, ""))
+
+    def is_here(self) -> bool:
+        """Return whether this process runs in a pod of a JobSet whose manifest has the variables."""
+        return bool(self.environ.get("JOBSET_NAME") and self.environ.get("REPLICATED_JOB_NAME"))
+
+    def describe(self) -> ClusterDescription:
+        """Return the groups of the manifest, with the names of their pods."""
+        groups = stated_groups(self.environ)
+        if not groups:
+            raise self._error(
+                f"{GROUPS_VARIABLE} is not set",
+                "the groups of the job, for example dnn_group=GPU:8:1 data_group=CPU:32:2",
+                "make the manifest with hetero render jobset, or set the variable in all replicated jobs",
+            )
+        own = self._group()
+        if own not in [group.name for group in groups]:
+            names = [group.name for group in groups]
+            guess = close(own, names)
+            raise self._error(
+                f"replicated job {own!r:.80}, and {GROUPS_VARIABLE} has {listing(names)}",
+                "a group with the name of each replicated job",
+                f"write {own!r:.80} for {guess!r}" if guess else "correct the variable",
+            )
+        if self._index("JOB_INDEX", default="0") != 0:
+            raise self._error(
+                f"JOB_INDEX is {self.environ['JOB_INDEX']:.20}, so the replicated job has several replicas",
+                "replicas: 1, and the hosts of a group as parallelism and completions of its job",
+                "make the manifest with hetero render jobset",
+            )
+        host = self._host(own, self._index("JOB_COMPLETION_INDEX"))
+        documents = [
+            group_document(group.name, group.instance_type, [self._host(group.name, i) for i in range(group.count)])
+            for group in groups
+        ]
+        document = {"instance_groups": documents, "current_host": host}
+        return ClusterDescription(document=document, source=f"the {self._source} environment")
+
+    @property
+    def folders(self) -> Folders:
+        """Folders below ``HETERO_WORKSPACE`` or ``/workspace``. The failure is the termination message of the pod."""
+        return pod_folders(self.environ.get("HETERO_WORKSPACE") or "/workspace")
+
+    def job_name(self) -> str:
+        """Return the JobSet's name with the number of its restart, because pods of an earlier one may still run."""
+        restart = self.environ.get("JOBSET_RESTART_ATTEMPT", "")
+        return "-".join(part for part in (self._jobset(), restart) if part)
+
+    def _jobset(self) -> str:
+        return self.environ.get("JOBSET_NAME", "")
+
+    def _group(self) -> str:
+        return self.environ["REPLICATED_JOB_NAME"]
+
+    def _host(self, group: str, index: int) -> str:
+        subdomain = self.environ.get("JOBSET_SUBDOMAIN") or self._jobset()
+        return f"{self._jobset()}-{group}-0-{index}.{subdomain}"
+
+    def _index(self, variable: str, *, default: str = "") -> int:
+        text = self.environ.get(variable) or default
+        if not (text.isascii() and text.isdigit() and int(text) <= _MAX_INDEX):
+            found = f"{variable} is {text!r:.40}" if text else f"{variable} is not set"
+            raise self._error(
+                found, "the index of this pod", "use completionMode: Indexed, as hetero render jobset does"
+            )
+        return int(text)
+
+    def _error(self, found: str, expected: str, to_do: str) -> ClusterError:
+        return environment_error(self._source, found, expected, to_do)
+
+
+def grace_s(text: str) -> float:
+    """Return the seconds of grace in a text, or Kubernetes' default if it is no number above 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        return _DEFAULT_GRACE_S
+    return found if 0 < found < 1e9 else _DEFAULT_GRACE_S
+
+
+def pod_folders(workspace: str) -> Folders:
+    """Return the folders of a pod.
+
+    Args:
+        workspace: A volume, which the pods of a group may share.
+    """
+    root = Path(workspace)
+    return Folders(
+        root=root,
+        output=root / "output",
+        failure=Path("/dev/termination-log"),
+        model=root / "model",
+        checkpoints=root / "checkpoints",
+        code=root / "code",
+    )

@@ -1,0 +1,257 @@
+"""Slurm: heterogeneous jobs, and jobs of one component whose nodes the user divides into groups.
+
+Slurm describes a job only in variables. hetero runs one launcher per node, under ``srun --ntasks-per-node=1``:
+
+- Heterogeneous job: one ``srun`` for all components, or one for each. ``SLURM_HET_SIZE`` is the number of components,
+  and ``SLURM_JOB_NODELIST_HET_GROUP_k`` the nodes of each. Before Slurm 20.02 the words were PACK_SIZE and PACK_GROUP.
+- One component: ``HETERO_GROUPS`` divides its nodes into groups, in the order of the node list. Without it, all nodes
+  are one group, which trains. In a heterogeneous job it names the components, in their order.
+
+No variable names the component of a task: under one ``srun`` for all components, ``SLURM_PROCID`` and ``SLURM_NODEID``
+count over all of them, and ``SLURM_JOB_NODELIST`` has all nodes. It follows from ``SLURMD_NODENAME``, this node's name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hetero.cluster.document import MAX_HOSTS, listing
+from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
+from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
+from hetero.errors import ClusterError
+
+__all__ = ["Slurm", "node_names"]
+
+_KILL_WAIT_S = 30.0
+"""Default of ``KillWait`` in slurm.conf. A job cannot read the setting of its site."""
+_MAX_COMPONENTS = 64
+_MAX_LIST_CHARS = 200_000
+_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
+_COUNTS = re.compile(r"([0-9]{1,6})(?:\(x[0-9]{1,6}\))?(?:,|$)")
+
+
+class Slurm(Platform):
+    """A step of a Slurm job."""
+
+    name = "slurm"
+    variables = ("SLURM", "PMI_", "PMI2_", "PMIX_", "SRUN_")
+    stripped = (
+        # Frameworks that find these believe that srun started one task per rank.
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_GTIDS"),
+        *("SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "PMI_", "PMI2_", "PMIX_"),
+    )
+    stop_signals = (signal.SIGTERM,)
+    kill_after_s = _KILL_WAIT_S
+
+    def is_here(self) -> bool:
+        """Return whether this process belongs to a Slurm job."""
+        return bool(self.environ.get("SLURM_JOB_ID"))
+
+    def describe(self) -> ClusterDescription:
+        """Return the groups of the job and this node's name."""
+        self._check_step()
+        nodes = self._components() or [self._node_list("SLURM_JOB_NODELIST")]
+        stated = stated_groups(self.environ)
+        groups = self._of_components(nodes, stated) if len(nodes) > 1 else self._divided(nodes[0], stated)
+        document: dict[str, object] = {"instance_groups": groups, "network_interface_name": "eth0"}
+        own = self.environ.get("SLURMD_NODENAME", "")
+        if not own:
+            raise self._error("SLURMD_NODENAME is not set", "the name of this node", "start the launcher with srun")
+        return ClusterDescription(document=document | {"current_host": own}, source="the SLURM_* environment")
+
+    @property
+    def folders(self) -> Folders:
+        """Folders below the one from which the job was submitted, which all nodes share."""
+        submitted = Path(self.environ.get("SLURM_SUBMIT_DIR") or Path.cwd())
+        base = submitted / f"hetero-{self.job_name() or 'job'}"
+        return Folders(
+            root=submitted,
+            output=base,
+            failure=base / "failure",
+            model=base / "model",
+            checkpoints=submitted / "checkpoints",
+            code=submitted,
+        )
+
+    def job_name(self) -> str:
+        """Return ``slurm-JOBID``. A heterogeneous job has the id of its first component."""
+        number = self.environ.get(f"SLURM_JOB_ID_{self._word}_0") or self.environ.get("SLURM_JOB_ID", "")
+        return f"slurm-{number}" if number else ""
+
+    def num_gpus(self) -> int | None:
+        """Return the GPUs of this node that belong to the job, as far as Slurm states them."""
+        stated = self.environ.get("SLURM_GPUS_ON_NODE", "")
+        return int(stated) if stated.isascii() and stated.isdigit() else None
+
+    @property
+    def _word(self) -> str:
+        return "HET_GROUP" if "SLURM_HET_SIZE" in self.environ else "PACK_GROUP"
+
+    def _check_step(self) -> None:
+        """Raise `ClusterError` if srun did not start one launcher on each node."""
+        tasks = self.environ.get("SLURM_STEP_TASKS_PER_NODE") or self.environ.get("SLURM_TASKS_PER_NODE", "1")
+        if "SLURM_STEP_ID" not in self.environ and self._num_nodes() > 1:
+            raise self._error(
+                "no SLURM_STEP_ID, so the batch script itself started the launcher, on the first node only",
+                "one launcher on each node",
+                "start it with srun --ntasks-per-node=1, see hetero render slurm",
+            )
+        if "SLURM_STEP_ID" in self.environ and any(int(number) > 1 for number in _COUNTS.findall(tasks)):
+            raise self._error(
+                f"SLURM_STEP_TASKS_PER_NODE is {tasks:.100}, so srun started several launchers on a node",
+                "one launcher on each node, which starts the ranks itself",
+                "give srun --ntasks-per-node=1, and hetero launch --nproc-per-node for the ranks",
+            )
+
+    def _num_nodes(self) -> int:
+        return sum(map(len, self._components())) or len(self._node_list("SLURM_JOB_NODELIST"))
+
+    def _components(self) -> list[list[str]]:
+        """Return the nodes of each component. Empty for a job that is not heterogeneous."""
+        name = "SLURM_HET_SIZE" if "SLURM_HET_SIZE" in self.environ else "SLURM_PACK_SIZE"
+        size = self.environ.get(name, "")
+        if not size:
+            return []
+        if not (size.isascii() and size.isdigit() and 1 <= int(size) <= _MAX_COMPONENTS):
+            raise self._error(f"{name} is {size!r:.60}", f"a number from 1 to {_MAX_COMPONENTS}", "")
+        return [self._node_list(f"SLURM_JOB_NODELIST_{self._word}_{number}") for number in range(int(size))]
+
+    def _node_list(self, variable: str) -> list[str]:
+        text = self.environ.get(variable, "")
+        if not text:
+            raise self._error(
+                f"{variable} is not set", "the nodes of the job", "start the launcher with srun in the job"
+            )
+        try:
+            names = node_names(text)
+        except ValueError as error:
+            raise self._error(
+                f"{variable} is {text!r:.100}: {error}", "a node list such as nid[001-004,007]", ""
+            ) from error
+        return names
+
+    def _of_components(self, nodes: Sequence[Sequence[str]], stated: Sequence[StatedGroup]) -> list[dict[str, object]]:
+        """Return one group for each component of a heterogeneous job."""
+        owner: dict[str, int] = {}
+        for number, names in enumerate(nodes):
+            twice = next((name for name in names if name in owner), None)
+            if twice is not None:
+                raise self._error(
+                    f"node {twice} belongs to the components {owner[twice]} and {number}",
+                    "each node in one component",
+                    "request the nodes with --exclusive, or with constraints that no node meets twice",
+                )
+            owner.update(dict.fromkeys(names, number))
+        counts = [len(names) for names in nodes]
+        if stated and [group.count for group in stated] != counts:
+            raise self._error(
+                f"{GROUPS_VARIABLE} has {listing(group.text for group in stated)}, and the components have "
+                f"{listing(counts)} nodes",
+                "one group for each component, with as many hosts as it has nodes",
+                f"correct {GROUPS_VARIABLE} or remove it",
+            )
+        if stated:
+            return [
+                group_document(group.name, group.instance_type, names)
+                for group, names in zip(stated, nodes, strict=True)
+            ]
+        names_of = [self.environ.get(f"SLURM_JOB_NAME_{self._word}_{number}", "") for number in range(len(nodes))]
+        if len(set(names_of)) < len(names_of) or not all(names_of):
+            names_of = [f"{self._partition(number)}-{number}" for number in range(len(nodes))]
+        return [
+            group_document(name, self._resources(number), hosts)
+            for number, (name, hosts) in enumerate(zip(names_of, nodes, strict=True))
+        ]
+
+    def _partition(self, number: int) -> str:
+        return self.environ.get(f"SLURM_JOB_PARTITION_{self._word}_{number}") or "component"
+
+    def _resources(self, number: int) -> str:
+        """Return what a node of a component has, ``GPU:8`` or ``CPU:32``. Empty if Slurm does not say."""
+        for variable in (f"SLURM_GPUS_PER_NODE_{self._word}_{number}", f"SLURM_GPUS_ON_NODE_{self._word}_{number}"):
+            count = self.environ.get(variable, "").rpartition(":")[2]  # may be a100:8
+            if count.isascii() and count.isdigit() and int(count):
+                return f"GPU:{int(count)}"
+        found = _COUNTS.match(self.environ.get(f"SLURM_JOB_CPUS_PER_NODE_{self._word}_{number}", ""))
+        return f"CPU:{int(found[1])}" if found else ""
+
+    def _divided(self, nodes: Sequence[str], stated: Sequence[StatedGroup]) -> list[dict[str, object]]:
+        """Return the groups of a job with one component."""
+        if not stated:
+            gpus = self.num_gpus()
+            return [group_document("trainer", f"GPU:{gpus}" if gpus else "", nodes)]
+        total = sum(group.count for group in stated)
+        if total != len(nodes):
+            raise self._error(
+                f"{GROUPS_VARIABLE} has {total} hosts, and the job has {len(nodes)} nodes",
+                "groups that have all nodes together",
+                f"correct {GROUPS_VARIABLE}, or the --nodes of the job",
+            )
+        rest = iter(nodes)
+        return [
+            group_document(group.name, group.instance_type, list(itertools.islice(rest, group.count)))
+            for group in stated
+        ]
+
+    def _error(self, found: str, expected: str, to_do: str) -> ClusterError:
+        return environment_error("SLURM_*", found, expected, to_do)
+
+
+def node_names(text: str) -> list[str]:
+    """Return the nodes of a node list such as ``nid[00001,00011-00012],gpu-[1-2]-[1-4]``, in its order.
+
+    Numbers keep their leading zeros. Several brackets are all combinations, the last one fastest.
+
+    Raises:
+        ValueError: If the text is malformed, or has more than 4,096 nodes.
+    """
+    if len(text) > _MAX_LIST_CHARS:
+        raise ValueError(f"{len(text)} characters are more than {_MAX_LIST_CHARS}")
+    names: list[str] = []
+    for part in _parts(text):
+        pieces = re.split(r"\[([^\[\]]*)\]", part)
+        if any("[" in piece or "]" in piece for piece in pieces[::2]):
+            raise ValueError(f"the brackets of {part!r:.60} do not match")
+        columns = [_numbers(piece) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+        for combination in itertools.product(*columns):
+            names.append("".join(combination))
+            if len(names) > MAX_HOSTS:
+                raise ValueError(f"there are more than {MAX_HOSTS} nodes")
+    if not all(names):
+        raise ValueError("a name is empty")
+    return names
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield the parts between the commas that are outside of brackets."""
+    depth = begin = 0
+    for at, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if depth not in (0, 1):
+            raise ValueError(f"the brackets of {text!r:.60} do not match")
+        if character == "," and depth == 0:
+            yield text[begin:at]
+            begin = at + 1
+    if depth:
+        raise ValueError(f"the brackets of {text!r:.60} do not match")
+    yield text[begin:]
+
+
+def _numbers(text: str) -> list[str]:
+    """Return the numbers of a bracket, with their leading zeros."""
+    found: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part!r:.40} is no number and no range")
+        low, high = match[1], match[2] or match[1]
+        if int(high) < int(low) or int(high) - int(low) >= MAX_HOSTS:
+            raise ValueError(f"{part!r:.40} is no range of at most {MAX_HOSTS} numbers")
+        found += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+        if len(found) > MAX_HOSTS:
+            raise ValueError(f"there are more than {MAX_HOSTS} nodes")
+    return found

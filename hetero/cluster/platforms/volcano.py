@@ -1,0 +1,91 @@
+"""Volcano: one task per group, with the plugins ``svc`` and ``env``. `hetero render volcano` makes the manifest.
+
+The plugin svc gives every pod ``VC_<TASK>_HOSTS`` of all tasks, with ``-`` as ``_``. The plugin env gives it
+``VC_TASK_INDEX``. No variable names the own task. It follows from the name of the pod, which is its host name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hetero.cluster.document import MAX_HOSTS, listing
+from hetero.cluster.groups import GROUPS_VARIABLE, group_document, stated_groups
+from hetero.cluster.platforms.jobset import GRACE_VARIABLE, grace_s, pod_folders
+from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
+
+__all__ = ["Volcano"]
+
+_HOSTS = re.compile(r"VC_([A-Z0-9_]{1,63})_HOSTS")
+
+
+class Volcano(Platform):
+    """A pod of a Volcano job."""
+
+    name = "volcano"
+    variables = ("VC_", "VK_TASK_INDEX")
+
+    @property
+    def kill_after_s(self) -> float:  # type: ignore[override]
+        """Seconds of grace that the manifest states, or Kubernetes' default."""
+        return grace_s(self.environ.get(GRACE_VARIABLE, ""))
+
+    def is_here(self) -> bool:
+        """Return whether this process runs in a pod of a Volcano job with the plugin env."""
+        return "VC_TASK_INDEX" in self.environ
+
+    def describe(self) -> ClusterDescription:
+        """Return the tasks of the job and their pods."""
+        tasks = self._tasks()
+        if not tasks:
+            raise environment_error(
+                "VC_*",
+                "no VC_<TASK>_HOSTS",
+                "the hosts of each task",
+                "add the plugin svc: [] to the job, as hetero render volcano does",
+            )
+        stated = {group.name.replace("-", "_").lower(): group for group in stated_groups(self.environ)}
+        unknown = sorted(set(stated) - set(tasks))
+        if unknown:
+            raise environment_error(
+                "VC_*",
+                f"{GROUPS_VARIABLE} has {listing(unknown)}, and the tasks are {listing(sorted(tasks))}",
+                "a task with the name of each group",
+                f"correct {GROUPS_VARIABLE}",
+            )
+        groups = []
+        for name, hosts in tasks.items():
+            group = stated.get(name)
+            groups.append(group_document(group.name if group else name, group.instance_type if group else "", hosts))
+        document = {"instance_groups": groups, "current_host": self._own(tasks)}
+        return ClusterDescription(document=document, source="the VC_* environment")
+
+    @property
+    def folders(self) -> Folders:
+        """Folders below ``HETERO_WORKSPACE`` or ``/workspace``. The failure is the termination message of the pod."""
+        return pod_folders(self.environ.get("HETERO_WORKSPACE") or "/workspace")
+
+    def job_name(self) -> str:
+        """Return the name of the job, which is the subdomain of its pods."""
+        return next((host.partition(".")[2] for hosts in self._tasks().values() for host in hosts), "")
+
+    def _tasks(self) -> dict[str, list[str]]:
+        """Return the hosts of each task, by the task's name in lower case with ``_``."""
+        found = {}
+        for variable in sorted(self.environ):
+            match = _HOSTS.fullmatch(variable)
+            hosts = [host.strip() for host in self.environ[variable].split(",") if host.strip()] if match else []
+            if match and hosts:
+                found[match[1].lower()] = hosts[: MAX_HOSTS + 1]
+        return found
+
+    def _own(self, tasks: dict[str, list[str]]) -> str:
+        name = self.environ.get("HOSTNAME", "")
+        own = [host for hosts in tasks.values() for host in hosts if name and host.partition(".")[0] == name]
+        if len(own) != 1:
+            raise environment_error(
+                "VC_*",
+                f"HOSTNAME is {name!r:.80}, which is {'no' if not own else 'more than one'} host of a task",
+                "the name of this pod, which is one of VC_<TASK>_HOSTS",
+                "do not set hostname in the pod's template",
+            )
+        return own[0]

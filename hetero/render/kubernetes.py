@@ -1,0 +1,120 @@
+"""What the manifests of Kubernetes have in common: text in YAML, and the pod of a group. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from hetero.cluster.groups import StatedGroup
+from hetero.render.request import GRACE_S, PORT, RenderRequest, resources_of
+
+__all__ = ["DOWNWARD", "head", "indented", "pod", "text"]
+
+DOWNWARD = {
+    "JOBSET_NAME": "jobset.sigs.k8s.io/jobset-name",
+    "REPLICATED_JOB_NAME": "jobset.sigs.k8s.io/replicatedjob-name",
+    "JOB_INDEX": "jobset.sigs.k8s.io/job-index",
+    "JOBSET_RESTART_ATTEMPT": "jobset.sigs.k8s.io/restart-attempt",
+}
+"""Variables of a pod of a JobSet, and the labels that they come from."""
+_TOKEN = "/run/hetero/token"
+_WORKSPACE = "/workspace"
+
+
+def text(value: object) -> str:
+    """Return a value as YAML in one line. Every JSON text is YAML."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def indented(lines: Iterable[str], spaces: int) -> list[str]:
+    """Return lines with spaces in front."""
+    return [" " * spaces + line if line else line for line in lines]
+
+
+def head(request: RenderRequest, kind: str, *, note: str = "") -> list[str]:
+    """Return the comment at the top of a manifest.
+
+    Args:
+        request: The job.
+        kind: The kind of the manifest, for example ``JobSet``.
+        note: One more line.
+    """
+    secret = f"kubectl create secret generic {request.name}-token --from-literal=token=$(openssl rand -hex 32)"
+    return [
+        f"# hetero render {kind.lower()}: {request.groups_text}",
+        "#",
+        "# 1. Make the token. Only pods that can read this secret can join the job:",
+        f"#      {secret}",
+        "# 2. Submit the job:  kubectl apply -f FILE",
+        *([f"# {note}"] if note else []),
+    ]
+
+
+def pod(
+    request: RenderRequest,
+    group: StatedGroup,
+    *,
+    restart_policy: str,
+    labels: Mapping[str, str] | None = None,
+    container: str = "hetero",
+    command: bool = True,
+) -> list[str]:
+    """Return the spec of the pods of a group.
+
+    Args:
+        request: The job.
+        group: The group.
+        restart_policy: ``Never`` or ``OnFailure``.
+        labels: Variables by the label that each comes from.
+        container: Name of the container.
+        command: Whether the container has the command. A TrainJob states it elsewhere.
+    """
+    claim = request.setting("volume-claim", group)
+    node_selector = request.setting("node-selector", group)
+    workspace = f"persistentVolumeClaim: {{claimName: {text(claim)}}}" if claim else "emptyDir: {}"
+    key, _, value = node_selector.partition("=")
+    return [
+        f"restartPolicy: {restart_policy}",
+        f"terminationGracePeriodSeconds: {GRACE_S}  # to save a checkpoint",
+        *([f"nodeSelector: {{{text(key)}: {text(value)}}}"] if node_selector else []),
+        "containers:",
+        f"- name: {container}",
+        f"  image: {text(request.image)}",
+        *([f"  command: {text(request.command)}"] if command else []),
+        "  env:",
+        *indented(_environment(request, labels or {}), 2),
+        "  ports:",
+        f"  - {{containerPort: {PORT}}}  # launchers; endpoints choose ports of their own",
+        *indented(_resources(group), 2),
+        "  volumeMounts:",
+        f"  - {{name: token, mountPath: {_TOKEN}, subPath: token, readOnly: true}}",
+        "  - {name: shm, mountPath: /dev/shm}",
+        f"  - {{name: workspace, mountPath: {_WORKSPACE}}}",
+        "volumes:",
+        f"- {{name: token, secret: {{secretName: {text(request.name + '-token')}, defaultMode: 0400}}}}",
+        "- {name: shm, emptyDir: {medium: Memory}}  # torch's workers and NCCL need more than a container's 64 MiB",
+        f"- {{name: workspace, {workspace}}}",
+    ]
+
+
+def _environment(request: RenderRequest, labels: Mapping[str, str]) -> list[str]:
+    values = {
+        **request.environment,
+        "HETERO_GRACE_S": str(GRACE_S),
+        "HETERO_TOKEN_FILE": _TOKEN,
+        "HETERO_WORKSPACE": _WORKSPACE,
+    }
+    fields = [
+        f"- {{name: {name}, valueFrom: {{fieldRef: {{fieldPath: \"metadata.labels['{label}']\"}}}}}}"
+        for name, label in labels.items()
+    ]
+    return [*(f"- {{name: {name}, value: {text(value)}}}" for name, value in values.items()), *fields]
+
+
+def _resources(group: StatedGroup) -> list[str]:
+    resources = resources_of(group)
+    if resources.gpus:
+        return ["resources:", f"  limits: {{nvidia.com/gpu: {resources.gpus}}}"]
+    if resources.cpus:
+        return ["resources:", f"  requests: {{cpu: {resources.cpus}}}", f"  limits: {{cpu: {resources.cpus}}}"]
+    return [f"resources: {{}}  # {group.instance_type}: state its requests, or select its nodes"]

@@ -1,0 +1,132 @@
+"""What a user asks `hetero render` for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup
+from hetero.cluster.roles import assign_roles
+from hetero.cluster.spec import Role
+from hetero.errors import ConfigError
+from hetero.system.scripts import script_words
+
+__all__ = ["GRACE_S", "PORT", "RenderRequest", "Resources", "resources_of"]
+
+GRACE_S = 120
+"""Seconds between the request to stop and the kill that a rendered job asks for. Ranks get half of them."""
+PORT = 17170
+"""Default of ``--port``."""
+_DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_RESOURCES = re.compile(r"(CPU|GPU):([1-9][0-9]{0,3})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What each host of a group has, as ``CPU:16`` and ``GPU:8`` state it."""
+
+    cpus: int = 0
+    """0 if the group states GPUs or the name of a type."""
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderRequest:
+    """A job to render."""
+
+    name: str
+    groups: tuple[StatedGroup, ...]
+    roles: tuple[Role, ...]
+    """Role of each group."""
+    script: str
+    is_module: bool = False
+    script_args: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    """Options of ``hetero launch``."""
+    image: str = ""
+    """Container image with the script and hetero. Empty on Slurm."""
+    hours: float | None = None
+    """Time limit. None for the platform's default."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What only one platform knows, by the name of the setting and of the group: ``{"partition": {"data": "cpu"}}``."""
+
+    @property
+    def command(self) -> list[str]:
+        """The command of each host."""
+        words = script_words(self.script, is_module=self.is_module)
+        return ["hetero", "launch", *self.flags, *words, "--", *self.script_args]
+
+    @property
+    def shell_command(self) -> str:
+        """The command of each host, quoted for a shell."""
+        return shlex.join(self.command)
+
+    @property
+    def groups_text(self) -> str:
+        """Value of ``HETERO_GROUPS``."""
+        return " ".join(group.text for group in self.groups)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that every host needs."""
+        return {GROUPS_VARIABLE: self.groups_text, "PYTHONUNBUFFERED": "1"}
+
+    def members(self, role: Role) -> list[StatedGroup]:
+        """Return the groups of a role."""
+        return [group for group, own in zip(self.groups, self.roles, strict=True) if own is role]
+
+    def setting(self, name: str, group: StatedGroup) -> str:
+        """Return a setting of a group, which the empty group name gives to all. Empty if there is none."""
+        found = self.settings.get(name, {})
+        return found.get(group.name, found.get("", ""))
+
+    def check_dns_names(self, what: str) -> None:
+        """Raise `ConfigError` if the names of the job and its groups cannot be those of pods."""
+        for name in (self.name, *(group.name for group in self.groups)):
+            if _DNS_NAME.fullmatch(name) is None:
+                raise ConfigError(
+                    f"{name!r:.80} cannot be the name of {what}; expected at most 40 lower-case letters, digits and -"
+                )
+
+    def check_image(self) -> None:
+        """Raise `ConfigError` if there is no image."""
+        if not self.image:
+            raise ConfigError("--image IMAGE: missing, expected the container image with hetero and the script")
+
+
+def make_request(groups: Sequence[StatedGroup], roles: Sequence[str], **values: object) -> RenderRequest:
+    """Return a request with the trainers first, because their first host decides how a job ends.
+
+    Args:
+        groups: The groups.
+        roles: Overrides of the derived roles, each ``GROUP=data`` or ``GROUP=trainer``.
+        values: Other values of the request.
+
+    Raises:
+        ConfigError: If there is no group, or two have the same name.
+        ClusterError: If a role is unclear.
+    """
+    if not groups:
+        raise ConfigError("--group NAME=TYPE:COUNT: missing, for example --group trainer=GPU:8:1 --group data=CPU:32:2")
+    names = [group.name for group in groups]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"--group: {twice!r:.80} is given twice, expected distinct names")
+    found = assign_roles([(group.name, group.instance_type) for group in groups], roles, "--group")
+    ordered = sorted(zip(groups, found, strict=True), key=lambda pair: pair[1] is not Role.TRAINER)
+    return RenderRequest(
+        groups=tuple(group for group, _ in ordered),
+        roles=tuple(role for _, role in ordered),
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def resources_of(group: StatedGroup) -> Resources:
+    """Return what each host of a group has. Nothing is known of other types."""
+    found = _RESOURCES.fullmatch(group.instance_type)
+    if found is None:
+        return Resources()
+    number = int(found[2])
+    return Resources(gpus=number) if found[1] == "GPU" else Resources(cpus=number)

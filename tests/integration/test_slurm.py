@@ -1,0 +1,163 @@
+"""Jobs under a real Slurm of this machine: one srun for all components, one for each, and one component.
+
+Each job is submitted with the script that `hetero render slurm` writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from slurm_cluster import SlurmCluster, missing
+
+from hetero import cli
+from hetero.errors import ExitCode
+
+CHAIN = Path(__file__).parent / "scripts" / "chain.py"
+OPTIONS = ["--nproc-per-node", "2", "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--log-level", "info"]
+TWO = ["--group", "dnn=GPU:1:1", "--group", "data=CPU:1:2", "--partition", "dnn:gpu", "--partition", "data:cpu"]
+
+_IS_REQUIRED = "HETERO_TEST_SYSTEM_PROGRAMS" in os.environ
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(missing()) and not _IS_REQUIRED, reason=missing() or "there is a Slurm"),
+]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    assert not missing()
+    with SlurmCluster(tmp_path_factory.mktemp("slurm") / "cluster").running() as cluster:
+        yield cluster
+
+
+def script_of(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str, render: list[str]) -> str:
+    """Return the rendered script, with the paths of this checkout and without GPUs, which the nodes do not have."""
+    (folder / "out").mkdir()
+    command = ["render", "slurm", *render, *OPTIONS, str(CHAIN), "--", "--output", str(folder / "out"), *arguments]
+    assert cli.main(command) == ExitCode.OK
+    text = capsys.readouterr().out
+    bin_folder = Path(sys.executable).parent
+    root = CHAIN.parents[3]
+    lines = [line for line in text.splitlines() if not line.startswith(("#SBATCH --gpus", "#SBATCH --exclusive"))]
+    first = next(at for at, line in enumerate(lines) if line.startswith("set -euo"))
+    variables = {"PATH": f"{bin_folder}:$PATH", "PYTHONPATH": str(root), "HETERO_TIME_SCALE": "0.2"}
+    lines[first + 1 : first + 1] = [f"export {name}={value}" for name, value in variables.items()]
+    return "\n".join(lines) + "\n"
+
+
+def chains_alone(folder: Path) -> list[str]:
+    """Return the chain of each of two ranks of the same script on one simulated host without data hosts."""
+    (folder / "alone").mkdir()
+    command = [sys.executable, "-m", "hetero.cli", "simulate", "--group", "dnn=ml.p3.2xlarge:1"]
+    command += ["--output-dir", str(folder / "report"), *OPTIONS, str(CHAIN), "--", "--output", str(folder / "alone")]
+    subprocess.run(command, check=True, capture_output=True, cwd=folder)
+    return chains(folder / "alone")
+
+
+def chains(folder: Path) -> list[str]:
+    return [json.loads((folder / f"rank-{rank}.json").read_text())["chain"] for rank in range(2)]
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Return the processes whose command line has a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(folder) in word for word in process.cmdline()) and process.pid != psutil.Process().pid:
+                found.append(process)
+    return found
+
+
+def wait_until(condition: object, what: str, timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.1)
+
+
+def check_nothing_is_left(folder: Path) -> None:
+    wait_until(lambda: not processes_of(folder), f"processes are left: {processes_of(folder)}", 20.0)
+    assert not list(folder.glob(".hetero-token*"))
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["one srun", "two sruns"])
+def test_heterogeneous_job_is_fed_as_one_host_alone(
+    slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], separate: bool
+) -> None:
+    render = [*TWO, *(["--separate-steps"] if separate else [])]
+    job = slurm.submit(script_of(capsys, tmp_path, render=render), tmp_path)
+    assert slurm.wait(job) == ("COMPLETED", 0, 0), (tmp_path / "job.out").read_text()
+    assert chains(tmp_path / "out") == chains_alone(tmp_path)
+    log = (tmp_path / "job.out").read_text()
+    assert "platform: slurm, from the SLURM_* environment" in log
+    report = json.loads(next(tmp_path.glob(f"hetero-slurm-{job}/gpu01/report.json")).read_text())
+    assert {group["name"]: group["count"] for group in report["run"]["groups"]} == {"dnn": 1, "data": 2}
+    assert report["run"]["placement"] == "heterogeneous"
+    check_nothing_is_left(tmp_path)
+
+
+def test_nodes_of_one_component_are_divided(
+    slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = script_of(capsys, tmp_path, render=["--group", "dnn=CPU:1:2", "--partition", "cpu"])
+    text = text.replace("export HETERO_GROUPS=dnn=CPU:1:2", "export HETERO_GROUPS='dnn=CPU:1:1 data=CPU:1:1'")
+    job = slurm.submit(text, tmp_path)
+    assert slurm.wait(job) == ("COMPLETED", 0, 0), (tmp_path / "job.out").read_text()
+    assert chains(tmp_path / "out") == chains_alone(tmp_path)
+    check_nothing_is_left(tmp_path)
+
+
+def test_script_that_fails_gives_the_job_its_exit_code(
+    slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = slurm.submit(script_of(capsys, tmp_path, "--fail-at", "3", render=TWO), tmp_path)
+    assert slurm.wait(job) == ("FAILED", int(ExitCode.SCRIPT_FAILED), 0), (tmp_path / "job.out").read_text()
+    check_nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("ended_by", ["scancel", "time limit"])
+def test_job_that_is_ended_stops_as_asked(
+    slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], ended_by: str
+) -> None:
+    text = script_of(capsys, tmp_path, "--epochs", "1000", "--step-s", "0.05", render=TWO)
+    if ended_by == "time limit":  # a minute is the shortest; the signal comes 50 s before it
+        text = text.replace("--signal=TERM@120", "--time=1\n#SBATCH --signal=TERM@50")
+    job = slurm.submit(text, tmp_path)
+    output = tmp_path / "job.out"
+    wait_until(lambda: output.is_file() and "step 3" in output.read_text(), "the training has not begun")
+    if ended_by == "scancel":
+        slurm.run(["scancel", str(job)])
+    state, _, _ = slurm.wait(job)
+    assert state in ("CANCELLED", "FAILED", "TIMEOUT", "COMPLETED")
+    assert "HET-" in output.read_text() or "stop" in output.read_text()
+    check_nothing_is_left(tmp_path)
+
+
+def test_data_node_that_is_lost_does_not_end_the_job(
+    slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = script_of(capsys, tmp_path, "--epochs", "6", "--step-s", "0.05", render=TWO)
+    job = slurm.submit(text, tmp_path)
+    output = tmp_path / "job.out"
+    wait_until(lambda: output.is_file() and "step 3" in output.read_text(), "the training has not begun")
+    victims = [
+        process
+        for process in processes_of(tmp_path)
+        if "launch" in process.cmdline() and process.environ().get("SLURMD_NODENAME") == "cpu02"
+    ]
+    assert victims
+    for process in victims:
+        process.kill()
+    state, code, _ = slurm.wait(job)
+    assert chains(tmp_path / "out")  # the ranks have finished
+    assert (state, code) in (("COMPLETED", 0), ("FAILED", 137))
+    check_nothing_is_left(tmp_path)
