@@ -26,7 +26,7 @@ LABELS = {
     "sagemaker/study_executor.py: time.strftime",  # likewise
     "simulate/simulate.py: time.strftime",  # part of a job's name
     "studies/executors.py: datetime.datetime.now",  # when a run began
-    "studies/executors.py: time.time",  # when a line with a metric arrived
+    "studies/child_job.py: time.time",  # when a line with a metric arrived
     "studies/ledger.py: datetime.datetime.now",  # when a run was recorded
     "tf/measured.py: time.time",  # TensorFlow's graphs have no other clock; cut to the time that passed
 }

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from hetero import __version__
-from hetero.doctor import disk, leftovers, signals, token, versions
+from hetero.doctor import disk, leftovers, platforms, signals, token, versions
 from hetero.doctor.cluster import examine_description, examine_names
 from hetero.doctor.connections import examine_ports, examine_proxies
 from hetero.doctor.diagnosis import Diagnosis, Level, error
@@ -19,6 +19,7 @@ __all__ = ["SUBJECTS", "examine", "render_text", "to_json"]
 
 SUBJECTS: Mapping[str, Callable[[Snapshot], list[Diagnosis]]] = {
     "versions": versions.examine,
+    "platform": platforms.examine,
     "cluster": examine_description,
     "names": examine_names,
     "ports": examine_ports,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ class Account:
         from sagemaker.session import Session
 
         boto_session = boto3.Session(aws_access_key_id="none", aws_secret_access_key="none", region_name="us-east-1")
+        self._lock = threading.Lock()
         self.objects: dict[str, bytes] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
@@ -62,8 +64,9 @@ class Account:
     def answer(self, *, event_name: str, params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
         """Return the response of a call, which botocore has validated before."""
         operation = event_name.split(".")[-1]
-        self.asked.append(operation)
-        content = getattr(self, operation)(params)
+        with self._lock:  # jobs start in several threads
+            self.asked.append(operation)
+            content = getattr(self, operation)(params)
         code = 404 if "Error" in content else 200
         return type("Response", (), {"status_code": code, "headers": {}})(), content
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hetero.control.directory import Directory, EndpointRecord
+from hetero.metrics.logged import MetricLog
 
 
 class Job:
@@ -20,6 +21,7 @@ class Job:
     def __init__(self, data_service: str) -> None:
         self.rank, self.world_size, self.generation = 0, 1, 0
         self.tf_servers = Directory()
+        self.metrics = MetricLog()
         self.options = SimpleNamespace(
             profile=False, data_service=data_service, data_timeout_s=60.0, emulate_step_s=None, warmup_steps=0
         )

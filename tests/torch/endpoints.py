@@ -16,6 +16,7 @@ from hetero.control.security import Token, write_token
 from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.loaders import remote
+from hetero.metrics.logged import MetricLog
 
 
 class ServedJob:
@@ -38,6 +39,7 @@ class ServedJob:
         self.token_path = folder / f"token-{id(self)}"
         write_token(str(self.token_path), self.token)
         self.directory = Directory()
+        self.metrics = MetricLog()
         self.options = SimpleNamespace(
             profile=False,
             data_timeout_s=60.0,

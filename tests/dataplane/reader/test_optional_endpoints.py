@@ -103,16 +103,16 @@ def test_sample_that_raises_everywhere_is_an_error(read: Callable[..., Reader]) 
 def test_batch_with_skipped_samples_of_an_optional_endpoint_is_computed_again(
     read: Callable[..., Reader], caplog: pytest.LogCaptureFixture
 ) -> None:
-    taken: list[str] = []
+    taken: set[int] = set()  # a batch that is late on a busy machine may be asked for twice
 
     def answer(record: EndpointRecord, request: BatchRequest) -> Fetched:
         if not record.is_optional:
-            taken.append(record.endpoint_id)
+            taken.add(request.position)
         return fetched(request, skips=SKIPS if record.is_optional else None)
 
     with read(answer) as reader:
         assert list(reader) == list(range(NUM_BATCHES))
-    assert len(taken) == NUM_BATCHES
+    assert taken == set(range(NUM_BATCHES))
     assert caplog.text.count("endpoint algo-9/0 is no longer used") == 1
     assert "it skipped sample 7, and algo-" in caplog.text
 

@@ -1,0 +1,90 @@
+"""What the doctor says of a platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from patients import here
+
+from hetero.doctor import Level, platforms
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "gpu1",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "cpu1",
+    "SLURM_JOB_PARTITION_HET_GROUP_0": "gpu",
+    "SLURM_JOB_PARTITION_HET_GROUP_1": "cpu",
+    "SLURM_STEP_ID": "0",
+    "SLURMD_NODENAME": "gpu1",
+}
+POD = {
+    "JOBSET_NAME": "photos",
+    "REPLICATED_JOB_NAME": "train",
+    "JOB_COMPLETION_INDEX": "0",
+    "HETERO_GROUPS": "train=GPU:8:1",
+}
+
+
+def found(folder: Path, environ: dict[str, str]) -> list[tuple[Level, str]]:
+    return [(each.level, each.found) for each in platforms.examine(here(folder, environ))]
+
+
+@pytest.mark.parametrize(
+    ("config", "script", "expected"),
+    [
+        (
+            "KillWait                = 30 sec\nSchedulerParameters     = (null)\n",
+            "#SBATCH --no-kill\n",
+            ["KillWait of this"],
+        ),
+        ("KillWait = 120 sec\nSchedulerParameters = bf_interval=30\n", "#SBATCH --nodes=1 -k\n", []),
+        ("KillWait = 120 sec\n", "#!/bin/bash\nsrun hetero launch train.py # --no-kill\n", ["no --no-kill"]),
+        ("SchedulerParameters = disable_hetero_steps,x=1\n", "#SBATCH --no-kill\n", ["disable_hetero_steps"]),
+        ("", "", []),
+    ],
+)
+def test_slurm_settings_that_harm_a_job_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, script: str, expected: list[str]
+) -> None:
+    monkeypatch.setattr(platforms, "_output", lambda *command: config if "config" in command else script)
+    first, *others = found(tmp_path, SLURM)
+    assert first == (Level.OK, "slurm, which gives a job 30 s to stop")
+    assert [level for level, _ in others] == [Level.WARNING] * len(expected)
+    assert all(text in sentence for text, (_, sentence) in zip(expected, others, strict=True))
+
+
+def test_program_that_is_not_there_or_fails_says_nothing(tmp_path: Path) -> None:
+    assert platforms._output("no-such-program-here") == ""
+    assert platforms._output("false") == ""
+    assert platforms._output("sh", "-c", "echo x") == "x\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"HETERO_GRACE_S": "120"}, []),
+        ({}, [(Level.WARNING, "HETERO_GRACE_S is not set")]),
+        ({"HETERO_GRACE_S": "120", "PET_NNODES": "2"}, [(Level.OK, "PET_NNODES are set; ranks do not get them")]),
+    ],
+)
+def test_pods_are_examined(tmp_path: Path, changes: dict[str, str], expected: list[tuple[Level, str]]) -> None:
+    _, *others = found(tmp_path, {**POD, **changes})
+    assert [level for level, _ in others] == [level for level, _ in expected]
+    assert all(sentence.startswith(text) for (_, text), (_, sentence) in zip(expected, others, strict=True))
+
+
+def test_pod_without_a_headless_service_is_warned_of(tmp_path: Path) -> None:
+    environ = {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "photos-node-0-0", "HETERO_GRACE_S": "60"}
+    assert found(tmp_path, environ)[-1][1].startswith("the name photos-node-0-0 of this pod has no subdomain")
+
+
+def test_vertex_does_not_document_its_ports(tmp_path: Path) -> None:
+    environ = {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool0", "index": 0}}'}
+    (_, second) = found(tmp_path, {**environ, "CLOUD_ML_JOB_ID": "1"})
+    assert second[1].startswith("Vertex AI does not document which ports are open")
+
+
+def test_no_platform_is_no_problem(tmp_path: Path) -> None:
+    assert found(tmp_path, {}) == [(Level.OK, "no job of a platform runs here")]
