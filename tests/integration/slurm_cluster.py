@@ -23,6 +23,8 @@ NODES = {"gpu01": "127.0.16.1", "cpu01": "127.0.16.2", "cpu02": "127.0.16.3"}
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scancel", "sacct")
 _START_S = 30.0
 _PORT = 17900
+_ADDRESS = "198.18.0.1/32"
+"""An address of benchmarks, which is no loopback address."""
 _DONE = re.compile(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF_MEMORY|DEADLINE|PREEMPTED)")
 
 
@@ -50,6 +52,9 @@ class SlurmCluster:
     def running(self) -> Iterator[SlurmCluster]:
         """Run the daemons inside of the context."""
         self._write()
+        has_address = _has_address()
+        if not has_address:  # in a namespace with nothing but lo, where Slurm resolves no name and no address
+            subprocess.run(["ip", "address", "add", _ADDRESS, "dev", "lo"], check=True)
         try:
             for command in self._commands():
                 log = (self.folder / "log" / f"{len(self._processes)}.out").open("wb")
@@ -84,6 +89,8 @@ class SlurmCluster:
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
+            if not has_address:
+                subprocess.run(["ip", "address", "delete", _ADDRESS, "dev", "lo"], check=True)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -183,3 +190,11 @@ class SlurmCluster:
             "PartitionName=cpu Nodes=cpu[01-02] Default=YES State=UP",
         ]
         self.conf.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _has_address() -> bool:
+    """Return whether this machine has an address that is no loopback address."""
+    shown = subprocess.run(
+        ["ip", "-oneline", "address", "show", "scope", "global"], capture_output=True, text=True, check=False
+    )
+    return bool(shown.stdout.strip())
