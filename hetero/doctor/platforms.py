@@ -26,7 +26,8 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
     platform = snapshot.platform
     if not platform.is_here():
         return [ok("no job of a platform runs here")]
-    found = list(_CHECKS.get(platform.name, lambda _: iter(()))(snapshot))
+    check = _CHECKS.get(platform.name)
+    found = [] if check is None else list(check(snapshot))
     return [ok(f"{platform.name}, which gives a job {platform.kill_after_s:.0f} s to stop"), *found]
 
 
