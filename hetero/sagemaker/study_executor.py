@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import re
+import secrets
 import shutil
 import sys
 import tarfile
@@ -272,7 +273,8 @@ class EstimatorExecutor:
         if self._is_stopped.is_set():
             raise _StoppedError("the study was asked to stop before the job was submitted")
         number = run.run_id.partition("-")[0]
-        end = f"-{number}-{time.strftime('%m%d-%H%M%S', time.gmtime())}"
+        # The random end keeps a run that is repeated within a second apart from its first attempt.
+        end = f"-{number}-{time.strftime('%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
         name = self._name[: _MAX_NAME_CHARS - len(end)].strip("-") + end
         submit(
             made.estimator,
