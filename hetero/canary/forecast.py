@@ -64,7 +64,7 @@ _MIN_STEPS = 3
 _CPU_DRIFT = 0.05
 """Standard deviation of the use of CPUs between the canaries, which are mostly first steps, and the whole job."""
 _MATTERS = 0.05
-"""Share of the growing time of the whole from which a part of it must be on a line of its own."""
+"""The time outside of the loaders must be on a line if it is a larger share of the growing time than this."""
 _MACHINE_DRIFT = 0.015
 """Standard deviation of a machine's speed between the canaries and the whole job, which no canary can show."""
 

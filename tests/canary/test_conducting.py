@@ -287,3 +287,19 @@ def test_second_run_that_fails_meanwhile_is_recorded_as_failed(data: Path, tmp_p
         runs, Two(lambda run: True), tmp_path, budget=Budget(), on_progress=None, identity={}, accepts_failures=False
     )
     assert [(result.state, result.cause) for result in results] == [(FAILED, "CUDA out of memory")] * 2
+
+
+def test_files_of_channels_that_stay_whole_are_dropped_from_the_cache_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[set[str]] = []
+    monkeypatch.setattr(conducting, "evict", lambda paths: dropped.append({path.name for path in paths}))
+    labels = tmp_path / "labels"
+    (labels / "deep").mkdir(parents=True)
+    (labels / "deep" / "labels.csv").write_text("1")
+    channels = {"training": data, "labels": labels}
+    made = CanaryRequest(script="train.py", clusters=(SMALL,), channels=channels, whole_channels=frozenset({"labels"}))
+    run_canaries(made, tmp_path / "out", executor=Jobs(), catalogue=Catalogue.load(), is_cold=True)
+    assert len(dropped) == 2 * 9
+    assert [len(each) for each in dropped].count(1) == 9
+    assert {"labels.csv"} in dropped

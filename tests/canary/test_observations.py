@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hetero.canary.observations import Observed, point_of, read_observed
+from hetero.canary.points import LeftLoop, PeriodicCondition
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.usage_series import UsageSeries
 from hetero.report.model import Report
@@ -135,3 +136,28 @@ def test_empty_history_falls_back_to_the_totals() -> None:
     resources = point_of(result(report(plain)), fraction=0.01, observed=[observed()]).resources
     assert resources.memory_peak_bytes == 900e6
     assert UsageSeries().begin_s == ()
+
+
+def test_conditions_of_all_ranks_count_once_with_the_largest_number() -> None:
+    def seen(largest: int, count: int) -> Observed:
+        periodic = (PeriodicCondition(line=3, text="if step % 50 == 0", period=50, largest=largest),)
+        left = (LeftLoop(line=9, text="if bad >= 2", count=count),) if count else ()
+        return observed(periodic=periodic, left_loops=left)
+
+    point = point_of(result(), fraction=0.01, observed=[seen(7, 0), seen(9, 1), seen(8, 2)])
+    assert [each.largest for each in point.periodic] == [9]
+    assert [each.line for each in point.left_loops] == [9]
+
+
+def test_percentiles_are_those_of_seconds_however_short_the_readings() -> None:
+    document = usage().to_json()
+    series: Any = document["series"]
+    times = [(i / 4, (i + 1) / 4) for i in range(40)]
+    coarse = [5] * 24 + [0, 0, 0, 800] * 2 + [200] * 8  # a quarter of a second with 8 CPUs is a second with 2
+    series |= {"begin_s": [a for a, _ in times], "end_s": [b for _, b in times]}
+    series["cpu_percent"] = [float(value) for value in coarse]
+    for name in ("memory_mean_bytes", "memory_peak_bytes"):
+        series[name] = [value for value in series[name] for _ in range(4)]
+    own = observed(began_monotonic_s=BEGAN_S + 6, ended_monotonic_s=BEGAN_S + 10, import_s=0.0)
+    resources = point_of(result(report(HostUsage.from_json(document))), fraction=0.01, observed=[own]).resources
+    assert resources.cpu_percents == (200.0, 200.0, 200.0, 200.0)

@@ -274,3 +274,15 @@ def test_output_folder_that_is_a_file_is_rejected(study: Path, capsys: pytest.Ca
 def test_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["study", str(tmp_path / "none.yaml")]) == ExitCode.USAGE
     assert "cannot read the study" in capsys.readouterr().err
+
+
+def test_study_that_has_moved_goes_on_also_with_a_script_above_it(tmp_path: Path) -> None:
+    for place in ("before", "after"):
+        folder = tmp_path / place
+        (folder / "studies").mkdir(parents=True)
+        (folder / "train.py").write_text("import hetero\n")
+        (folder / "studies" / "STUDY.yaml").write_text(FILE.replace("script: train.py", "script: ../train.py"))
+    first, second = PretendExecutor(), PretendExecutor()
+    run_study(prepare_study(tmp_path / "before/studies/STUDY.yaml"), tmp_path / "out", executor=first)
+    run_study(prepare_study(tmp_path / "after/studies/STUDY.yaml"), tmp_path / "out", executor=second)
+    assert (len(first.executed), second.executed) == (2, [])
