@@ -105,8 +105,11 @@ class Trainer:
     def __init__(self, job: Any, wanted: list[Any]) -> None:
         script = job.path / "trainer.py"
         script.write_text(textwrap.dedent(TRAINER))
+        # Freed batches go back to the kernel at once: this measures what the reader holds. What malloc keeps of freed
+        # batches (hetero.system.memory) depends on how many existed at the same moment, so on timing.
+        environment = {**os.environ, "HETERO_MALLOC": "default", "MALLOC_MMAP_THRESHOLD_": str(MB)}
         self._process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self.pid = self._process.pid
         records = [
