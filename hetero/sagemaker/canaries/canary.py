@@ -27,6 +27,7 @@ from hetero.sagemaker.canaries.identity import digest_of_text, identity_of
 from hetero.sagemaker.canaries.manifests import (
     S3Channel,
     channels_of,
+    channels_of_sdk,
     list_objects,
     manifest_text,
     sdk_inputs,
@@ -222,7 +223,7 @@ class _Study:
             )
         self._roles = roles_of(recording.request)
         self._job = identity_of(recording)
-        self._channels = channels_of(recording.request, version=self._version)
+        self._channels = channels_of(recording.request, without=channels_of_sdk(estimator, version=self._version))
         unknown = sorted(set(whole) - {channel.name for channel in self._channels})
         if unknown:
             raise ConfigError(f"whole names {unknown[0]!r}; the channels are {self._names()}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from hetero.canary.files import MAX_FILES, DataFile
 from hetero.errors import ConfigError
 from hetero.sagemaker.request import TrainingRequest
 
-__all__ = ["S3Channel", "channels_of", "list_objects", "manifest_text", "sdk_inputs", "split_uri"]
+__all__ = ["S3Channel", "channels_of", "channels_of_sdk", "list_objects", "manifest_text", "sdk_inputs", "split_uri"]
 
 _MAX_MANIFEST_KEYS = 1_000_000
 _OF_SDK_3 = ("code", "sm_drivers", "recipe")
@@ -39,12 +39,29 @@ class S3Channel:
     """The channel as the request has it."""
 
 
-def channels_of(request: TrainingRequest, *, version: int = 2) -> list[S3Channel]:
+def channels_of_sdk(estimator: Any, *, version: int) -> frozenset[str]:
+    """Return the names of the channels that the SDK itself adds to each request of an estimator.
+
+    Args:
+        estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
+        version: Version of the SDK, 2 or 3.
+    """
+    if version == 3:
+        return frozenset(_OF_SDK_3)
+    names = set()
+    if estimator.model_uri:
+        names.add(str(estimator.model_channel_name))
+    if estimator.enable_network_isolation() and getattr(estimator, "entry_point", None):
+        names.add(str(estimator.code_channel_name))  # such a container cannot download its code itself
+    return frozenset(names)
+
+
+def channels_of(request: TrainingRequest, *, without: Collection[str] = ()) -> list[S3Channel]:
     """Return the channels of a request that are inputs of the user.
 
     Args:
         request: The request.
-        version: Version of the SDK that made it, 2 or 3.
+        without: Names of the channels that the SDK adds.
 
     Raises:
         ConfigError: If a channel is not in S3.
@@ -52,7 +69,7 @@ def channels_of(request: TrainingRequest, *, version: int = 2) -> list[S3Channel
     found = []
     documents = request.document.get("InputDataConfig") or ()
     for channel, document in zip(request.channels, documents, strict=True):
-        if version == 3 and channel.name in _OF_SDK_3:
+        if channel.name in without:
             continue
         source = (document.get("DataSource") or {}).get("S3DataSource") or {}
         if channel.uri is None:

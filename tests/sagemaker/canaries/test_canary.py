@@ -23,7 +23,14 @@ from hetero.errors import BudgetError, ConfigError
 from hetero.report.model import RankFacts
 from hetero.sagemaker.canaries.canary import _target_uri
 from hetero.sagemaker.canaries.identity import identity_of
-from hetero.sagemaker.canaries.manifests import channels_of, list_objects, manifest_text, sdk_inputs, split_uri
+from hetero.sagemaker.canaries.manifests import (
+    channels_of,
+    channels_of_sdk,
+    list_objects,
+    manifest_text,
+    sdk_inputs,
+    split_uri,
+)
 from hetero.sagemaker.canaries.watching import resources_of_job
 
 boto3 = pytest.importorskip("boto3")
@@ -351,6 +358,26 @@ def test_members_of_a_channel_are_kept() -> None:
     expected[0]["DataSource"]["S3DataSource"] |= {"S3Uri": "s3://bucket/a.manifest", "S3DataType": "ManifestFile"}
     assert after == expected
     assert {"InputMode", "CompressionType", "RecordWrapperType", "ShuffleConfig"} <= set(after[0])
+
+
+def test_channels_that_the_sdk_adds_are_no_inputs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    estimator = Account(lambda files, kind: 1.0).estimator(
+        enable_network_isolation=True,
+        entry_point="train.py",
+        source_dir=str(tmp_path),
+        model_uri="s3://bucket/model/model.tar.gz",
+    )
+    request = record(estimator, {"train": "s3://bucket/train/"}).request
+    assert {channel.name for channel in request.channels} == {"train", "code", "model"}
+    own = channels_of_sdk(estimator, version=2)
+    assert own == {"code", "model"}
+    channels = channels_of(request, without=own)
+    assert [channel.name for channel in channels] == ["train"]
+    manifests = {"train": "s3://bucket/a.manifest"}
+    again = record(estimator, sdk_inputs(2, channels, manifests)).request
+    assert [channel.name for channel in again.channels] == [channel.name for channel in request.channels]
+    assert next(channel.uri for channel in again.channels if channel.name == "train") == manifests["train"]
 
 
 def test_manifests_go_to_the_default_bucket_if_the_output_is_not_stated() -> None:
