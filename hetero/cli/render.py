@@ -94,7 +94,7 @@ def _run(namespace: argparse.Namespace) -> int:
     request = make_request(
         groups,
         options.roles,
-        name=namespace.name or label[:40] or "job",
+        name=namespace.name or label[:40].strip("-") or "job",
         script=options.script,
         is_module=options.module,
         script_args=tuple(options.script_args),

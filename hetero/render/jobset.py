@@ -7,7 +7,7 @@ from hetero.cluster.spec import Role
 from hetero.render.kubernetes import DOWNWARD, head, indented, pod, text
 from hetero.render.request import RenderRequest
 
-__all__ = ["DATA_RESTARTS", "render_jobset", "replicated_job"]
+__all__ = ["DATA_RESTARTS", "render_jobset", "replicated_job", "time_limit"]
 
 DATA_RESTARTS = 100
 """Restarts of data pods until the job fails. A data host that restarts joins the job again."""
@@ -43,7 +43,6 @@ def render_jobset(request: RenderRequest) -> str:
 def replicated_job(request: RenderRequest, group: StatedGroup, role: Role) -> list[str]:
     """Return the replicated job of a group, with one pod per host."""
     is_data = role is Role.DATA
-    seconds = [] if request.hours is None else [f"activeDeadlineSeconds: {round(3600 * request.hours)}"]
     return [
         f"- name: {text(group.name)}  # {group.instance_type}",
         "  replicas: 1",
@@ -57,8 +56,13 @@ def replicated_job(request: RenderRequest, group: StatedGroup, role: Role) -> li
             if is_data
             else ["      backoffLimit: 0  # a trainer that fails ends the job"]
         ),
-        *indented(seconds, 6),
+        *indented(time_limit(request), 6),
         "      template:",
         "        spec:",
         *indented(pod(request, group, restart_policy="OnFailure" if is_data else "Never", labels=DOWNWARD), 10),
     ]
+
+
+def time_limit(request: RenderRequest) -> list[str]:
+    """Return the time limit of a job or pod of Kubernetes. Empty if the request has none."""
+    return [] if request.hours is None else [f"activeDeadlineSeconds: {max(1, round(3600 * request.hours))}"]

@@ -19,7 +19,8 @@ GRACE_S = 120
 """Seconds between the request to stop and the kill that a rendered job asks for. Ranks get half of them."""
 PORT = 17170
 """Default of ``--port``."""
-_DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_DNS_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_MAX_POD_NAME = 63
 _RESOURCES = re.compile(r"(CPU|GPU):([1-9][0-9]{0,3})")
 
 
@@ -83,11 +84,22 @@ class RenderRequest:
         return found.get(group.name, found.get("", ""))
 
     def check_dns_names(self, what: str) -> None:
-        """Raise `ConfigError` if the names of the job and its groups cannot be those of pods."""
+        """Raise `ConfigError` if the names of the job and its groups cannot be those of pods and services.
+
+        JobSet and Kubeflow reject such names too, but only when the job is submitted.
+        """
         for name in (self.name, *(group.name for group in self.groups)):
             if _DNS_NAME.fullmatch(name) is None:
                 raise ConfigError(
-                    f"{name!r:.80} cannot be the name of {what}; expected at most 40 lower-case letters, digits and -"
+                    f"{name!r:.80} cannot be the name of {what}; expected at most 40 lower-case letters, digits and -, "
+                    "with a letter first"
+                )
+        for group in self.groups:
+            pod = f"{self.name}-{group.name}-0-{group.count - 1}-abcde"  # a job ends it with five random letters
+            if len(pod) > _MAX_POD_NAME:
+                raise ConfigError(
+                    f"pod {pod} has a name of {len(pod)} characters; expected at most {_MAX_POD_NAME}\n"
+                    f"  to do: give a shorter --name, or a shorter name to the group {group.name}"
                 )
 
     def check_image(self) -> None:

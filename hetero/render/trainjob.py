@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hetero.cluster.spec import Role
 from hetero.errors import ConfigError
-from hetero.render.jobset import replicated_job
+from hetero.render.jobset import replicated_job, time_limit
 from hetero.render.kubernetes import DOWNWARD, head, indented, pod, text
 from hetero.render.request import RenderRequest
 
@@ -56,6 +56,7 @@ def render_trainjob(request: RenderRequest) -> str:
         "            labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}",
         "          spec:",
         "            backoffLimit: 0  # a trainer that fails ends the job",
+        *indented(time_limit(request), 12),
         "            template:",
         "              spec:",
         *indented(pod(request, trainer, restart_policy="Never", labels=DOWNWARD, container=_TRAINER), 16),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hetero.cluster.groups import StatedGroup
 from hetero.cluster.spec import Role
-from hetero.render.jobset import DATA_RESTARTS
+from hetero.render.jobset import DATA_RESTARTS, time_limit
 from hetero.render.kubernetes import head, indented, pod, text
 from hetero.render.request import RenderRequest
 
@@ -58,5 +58,6 @@ def _task(request: RenderRequest, group: StatedGroup, role: Role) -> list[str]:
         *policies,
         "  template:",
         "    spec:",
+        *indented(time_limit(request), 6),
         *indented(pod(request, group, restart_policy="OnFailure" if is_data else "Never"), 6),
     ]
