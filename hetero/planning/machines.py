@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetero.errors import ConfigError
-from hetero.pricing import Catalogue, InstanceTypeInfo
+from hetero.pricing import Catalogue, InstanceTypeInfo, family_of
 
 __all__ = ["Machine", "bigger_machines", "family_of", "is_on_default_menu", "menu_of"]
 
@@ -16,7 +15,6 @@ logger = logging.getLogger(__name__)
 
 _BYTES_PER_GBIT = 1e9 / 8
 _GIB = 2.0**30
-_FAMILY = re.compile(r"(?:ml\.)?([a-z0-9-]+)\..+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +25,8 @@ class Machine:
     vcpus: int
     memory_bytes: float | None = None
     network_bytes_per_s: float | None = None
-    """Sustained bandwidth of the host's first network card in each direction. All batches use this card."""
+    """Sustained bandwidth of the host's first network card in each direction. All batches use this card. For types of
+    Google Cloud and Azure, it is the upper limit of the host."""
     num_accelerators: int = 0
     accelerator: str | None = None
     hourly_usd: float | None = None
@@ -51,21 +50,16 @@ class Machine:
                 f"the number of vCPUs of {info.instance_type} is not known; leave it out of --menu, because a plan "
                 "needs this number"
             )
+        gbps = info.network_card_gbps or info.network_limit_gbps
         return cls(
             instance_type=info.instance_type,
             vcpus=info.vcpus,
             memory_bytes=None if info.memory_gib is None else info.memory_gib * _GIB,
-            network_bytes_per_s=None if info.network_card_gbps is None else info.network_card_gbps * _BYTES_PER_GBIT,
+            network_bytes_per_s=None if gbps is None else gbps * _BYTES_PER_GBIT,
             num_accelerators=info.num_accelerators or 0,
             accelerator=info.accelerator,
             hourly_usd=info.hourly_usd,
         )
-
-
-def family_of(instance_type: str) -> str:
-    """Return the family of an instance type: ``c5`` for ``ml.c5.xlarge``. Other names are their own family."""
-    found = _FAMILY.fullmatch(instance_type)
-    return found[1] if found else instance_type
 
 
 def is_on_default_menu(info: InstanceTypeInfo) -> bool:

@@ -262,7 +262,8 @@ def _trainer_of(profile: Profile, catalogue: Catalogue, options: PlanOptions) ->
         )
     if info.hourly_usd is None and options.goal == "cost":
         raise ConfigError(f"{catalogue.explain(name)}, because the goal is cost")
-    return Machine.from_info(info)
+    # GPU:8 states no vCPUs, but the profile has those of its host.
+    return Machine.from_info(info if info.vcpus is not None else replace(info, vcpus=profile.training.vcpus))
 
 
 def _without_data_hosts(profile: Profile, trainer: Machine) -> tuple[Profile, str]:

@@ -16,7 +16,16 @@ The code runs in the launcher that writes the report, and in the user's shell.
 from __future__ import annotations
 
 from hetero.pricing.catalog import Catalogue
-from hetero.pricing.instance_types import FactSource, InstanceTypeInfo, Price
+from hetero.pricing.instance_types import FactSource, InstanceTypeInfo, Price, family_of, stated_resources
 from hetero.pricing.tables import list_text, show_text
 
-__all__ = ["Catalogue", "FactSource", "InstanceTypeInfo", "Price", "list_text", "show_text"]
+__all__ = [
+    "Catalogue",
+    "FactSource",
+    "InstanceTypeInfo",
+    "Price",
+    "family_of",
+    "list_text",
+    "show_text",
+    "stated_resources",
+]

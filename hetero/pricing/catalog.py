@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.pricing.instance_types import InstanceTypeInfo, Price, data_folder, shipped_types
+from hetero.pricing.instance_types import InstanceTypeInfo, Price, data_folder, shipped_types, stated_resources
 from hetero.system.documents import parse_yaml, read_bounded
 from hetero.system.text import printable
 
@@ -34,7 +34,7 @@ __all__ = ["MAX_HOURLY_USD", "Catalogue", "parse_prices", "read_price_file"]
 MAX_HOURLY_USD = 1000.0
 """Upper bound of a price. No instance costs this much an hour, so a larger value has a misplaced decimal point."""
 _PREFIX, _SUFFIX = "prices_", ".json"
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9.:+_-]{1,64}")  # with what a host has: CPU:16, n1-standard-16+GPU:4
 
 
 class Catalogue:
@@ -80,7 +80,8 @@ class Catalogue:
             prices[name] = price
         # Add the prices. A priced type that is not shipped gets an entry without facts.
         for name, price in prices.items():
-            infos[name] = dataclasses.replace(infos.get(name) or InstanceTypeInfo(instance_type=name), price=price)
+            info = _find(infos, name) or InstanceTypeInfo(instance_type=name)
+            infos[name] = dataclasses.replace(info, price=price)
         return cls(infos)
 
     @staticmethod
@@ -94,8 +95,12 @@ class Catalogue:
         return tuple(self._infos.values())
 
     def find(self, instance_type: str) -> InstanceTypeInfo | None:
-        """Return a type, or None if it is unknown. `explain` returns a hint for that case."""
-        return self._infos.get(instance_type)
+        """Return a type, or None if it is unknown. `explain` returns a hint for that case.
+
+        ``CPU:16`` and ``GPU:8`` have the facts that they state. ``n1-standard-16+GPU:4`` has the facts of
+        ``n1-standard-16``, and four accelerators.
+        """
+        return _find(self._infos, instance_type)
 
     def get(self, instance_type: str) -> InstanceTypeInfo:
         """Return a type.
@@ -182,9 +187,31 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
     return prices
 
 
+def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> InstanceTypeInfo | None:
+    info = infos.get(instance_type) or stated_resources(instance_type)
+    if info is not None:
+        return info
+    machine, _, resources = instance_type.partition("+")
+    base, stated = infos.get(machine), stated_resources(resources)
+    if base is None or stated is None or not stated.num_accelerators:
+        return None
+    if stated.num_accelerators == base.num_accelerators:  # the accelerators that the type has anyway
+        return dataclasses.replace(base, instance_type=instance_type)
+    return dataclasses.replace(
+        base,
+        instance_type=instance_type,
+        num_accelerators=stated.num_accelerators,
+        accelerator=None,
+        accelerator_memory_gib=None,
+        price=None,
+    )
+
+
 def _parse_name(name: object, where: str, key: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{where}: {key}: found {_show(name)!r}, expected an instance type of letters, digits, . _ -")
+        raise ConfigError(
+            f"{where}: {key}: found {_show(name)!r}, expected an instance type of letters, digits, . : + _ -"
+        )
     return name
 
 

@@ -1,23 +1,42 @@
 """An instance type: its facts, each with its source, and its price. Reads the shipped facts.
 
-``data/instance_types.json`` names every source once, under a key. A row names the key of a group of facts, for example
-``network``, if it differs from the default of the file. A row leaves out the facts that no source states.
+There is a file of facts for each cloud, ``data/instance_types*.json``. A file names every source once, under a key. A
+row names the key of a group of facts, for example ``network``, if it differs from the default of the file. A row leaves
+out the facts that no source states.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["FACT_GROUPS", "FactSource", "InstanceTypeInfo", "Price", "data_folder", "shipped_types"]
+__all__ = [
+    "FACT_GROUPS",
+    "FactSource",
+    "InstanceTypeInfo",
+    "Price",
+    "data_folder",
+    "family_of",
+    "shipped_types",
+    "stated_resources",
+]
+
+_FILES = ("instance_types.json", "instance_types_google.json", "instance_types_azure.json")
+_RESOURCES = re.compile(r"(?P<kind>CPU|GPU):(?P<number>[1-9][0-9]{0,3})")
+_FAMILIES = (
+    re.compile(r"(?:ml\.)?([a-z0-9-]+)\..+"),  # ml.c5.xlarge
+    re.compile(r"([a-z]{1,2}[0-9]+[a-z]?)-[a-z].*"),  # n2-highcpu-32
+    re.compile(r"Standard_([A-Z]+)[0-9]+(?:-[0-9]+)?([a-z]*(?:_.+)?)"),  # Standard_F32s_v2
+)
 
 FACT_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "training_offer": ("instance_type",),
+        "offer": ("instance_type",),
         "hardware": (
             "vcpus",
             "threads_per_core",
@@ -31,11 +50,17 @@ FACT_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cpu_baseline": ("cpu_baseline_percent",),
         "memory_technology": ("memory_technology",),
         "accelerator_memory": ("accelerator_memory_gib",),
-        "network": ("network_baseline_gbps", "network_burst_gbps", "num_network_cards", "network_card_gbps"),
+        "network": (
+            "network_baseline_gbps",
+            "network_burst_gbps",
+            "network_limit_gbps",
+            "num_network_cards",
+            "network_card_gbps",
+        ),
     }
 )
-"""Fields of `InstanceTypeInfo` by group. The facts of a group have one source. ``training_offer`` is the fact
-that SageMaker trains on the type."""
+"""Fields of `InstanceTypeInfo` by group. The facts of a group have one source. ``offer`` is the fact that SageMaker
+trains on the type, or that its cloud has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +112,9 @@ class InstanceTypeInfo:
     network_burst_gbps: float | None = None
     """Bandwidth in each direction while the host has network credits, in Gbit/s. At least the sustained bandwidth. A
     burst lasts 5 to 60 minutes, and AWS does not guarantee it."""
+    network_limit_gbps: float | None = None
+    """Upper limit of what a host sends, in Gbit/s. Google Cloud and Azure state this limit instead of the sustained
+    bandwidth, and do not guarantee it."""
     num_network_cards: int | None = None
     network_card_gbps: float | None = None
     """Sustained bandwidth of the first network card, in Gbit/s. An address belongs to one card, so a host that has one
@@ -109,12 +137,40 @@ def data_folder() -> Any:
 
 
 def shipped_types() -> dict[str, InstanceTypeInfo]:
-    """Return the shipped instance types by name, in the order of the file (CPU types first, by family, then size)."""
-    document = json.loads(data_folder().joinpath("instance_types.json").read_text(encoding="utf-8"))
-    sources = {key: FactSource(**source) for key, source in document["sources"].items()}
-    defaults = document["default_sources"]
-    infos = (_parse_row(row, sources, defaults) for row in document["instances"])
-    return {info.instance_type: info for info in infos}
+    """Return the shipped instance types by name, in the order of the files: SageMaker, Google Cloud, Azure.
+
+    A file has CPU types first, by family, then size.
+    """
+    infos: dict[str, InstanceTypeInfo] = {}
+    for name in _FILES:
+        document = json.loads(data_folder().joinpath(name).read_text(encoding="utf-8"))
+        sources = {key: FactSource(**source) for key, source in document["sources"].items()}
+        rows = (_parse_row(row, sources, document["default_sources"]) for row in document["instances"])
+        infos.update((info.instance_type, info) for info in rows)
+    return infos
+
+
+def stated_resources(instance_type: str) -> InstanceTypeInfo | None:
+    """Return what ``CPU:16`` or ``GPU:8`` states about a host. None if the text is the name of a type.
+
+    ``CPU:16`` is a host with 16 vCPUs and no accelerators. ``GPU:8`` is a host with 8 accelerators.
+    """
+    found = _RESOURCES.fullmatch(instance_type)
+    if found is None:
+        return None
+    number = int(found["number"])
+    if found["kind"] == "GPU":
+        return InstanceTypeInfo(instance_type=instance_type, num_accelerators=number)
+    return InstanceTypeInfo(instance_type=instance_type, vcpus=number, num_accelerators=0)
+
+
+def family_of(instance_type: str) -> str:
+    """Return the family of an instance type. Other names are their own family.
+
+    The family is ``c5`` for ``ml.c5.xlarge``, ``n2`` for ``n2-highcpu-32``, and ``Fs_v2`` for ``Standard_F32s_v2``.
+    """
+    found = next((match for family in _FAMILIES if (match := family.fullmatch(instance_type))), None)
+    return "".join(found.groups()) if found else instance_type
 
 
 def _parse_row(row: dict[str, Any], sources: Mapping[str, FactSource], defaults: Mapping[str, str]) -> InstanceTypeInfo:

@@ -35,7 +35,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, righ
 
 def list_text(catalogue: Catalogue) -> str:
     """Return the catalogue as a table, for ``hetero prices list``."""
-    header = ("instance type", "USD/hour", "vCPU", "memory GiB", "accelerators", "Gbit/s", "burst", "price as of")
+    header = ("instance type", "USD/hour", "vCPU", "memory GiB", "accelerators", "Gbit/s", "at most", "price as of")
     rows = [
         (
             info.instance_type,
@@ -44,7 +44,7 @@ def list_text(catalogue: Catalogue) -> str:
             _number(info.memory_gib),
             _accelerators(info),
             _number(info.network_baseline_gbps),
-            _number(info.network_burst_gbps),
+            _number(info.network_burst_gbps or info.network_limit_gbps),
             (info.price and info.price.as_of) or _NOT_KNOWN,
         )
         for info in catalogue.types()
@@ -85,7 +85,9 @@ _HOW_TO_PRICE = "Give prices with --price TYPE=USD, --price-file FILE or --price
 def _accelerators(info: InstanceTypeInfo) -> str:
     if info.num_accelerators is None:
         return _NOT_KNOWN
-    return f"{info.num_accelerators} x {info.accelerator}" if info.num_accelerators else "none"
+    if not info.num_accelerators:
+        return "none"
+    return f"{info.num_accelerators} x {info.accelerator or 'not known'}"
 
 
 def _vcpus(info: InstanceTypeInfo) -> str:
@@ -102,7 +104,7 @@ def _processor(info: InstanceTypeInfo) -> str:
 
 def _memory(info: InstanceTypeInfo) -> str:
     technology = f", {info.memory_technology}" if info.memory_technology else ""
-    return f"{_number(info.memory_gib)} GiB{technology}"
+    return _NOT_KNOWN if info.memory_gib is None else f"{_number(info.memory_gib)} GiB{technology}"
 
 
 def _accelerator_memory(info: InstanceTypeInfo) -> str:
@@ -113,6 +115,10 @@ def _accelerator_memory(info: InstanceTypeInfo) -> str:
 
 def _network(info: InstanceTypeInfo) -> str:
     """Return the bandwidth. Mention bursts and cards only if they differ from the sustained bandwidth."""
+    if info.network_limit_gbps is not None:
+        return f"at most {_number(info.network_limit_gbps)} Gbit/s"
+    if info.network_baseline_gbps is None:
+        return _NOT_KNOWN
     text = f"{_number(info.network_baseline_gbps)} Gbit/s sustained"
     if info.network_burst_gbps not in (None, info.network_baseline_gbps):
         text += f", {_number(info.network_burst_gbps)} Gbit/s in bursts"
@@ -134,7 +140,9 @@ def _source_lines(info: InstanceTypeInfo) -> list[str]:
 
 
 def _storage(info: InstanceTypeInfo) -> str:
-    return "none" if info.instance_storage_gb == 0 else f"{_number(info.instance_storage_gb)} GB"
+    if info.instance_storage_gb is None:
+        return _NOT_KNOWN
+    return f"{_number(info.instance_storage_gb)} GB" if info.instance_storage_gb else "none"
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from hetero.cluster.groups import StatedGroup
-from hetero.render.request import GRACE_S, PORT, RenderRequest, resources_of
+from hetero.render.request import GRACE_S, PORT, RenderRequest, machine_of, resources_of
 
 __all__ = ["DOWNWARD", "head", "indented", "pod", "text"]
 
@@ -17,6 +17,7 @@ DOWNWARD = {
     "JOBSET_RESTART_ATTEMPT": "jobset.sigs.k8s.io/restart-attempt",
 }
 """Variables of a pod of a JobSet, and the labels that they come from."""
+_INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # a well-known label, which the cloud gives to its nodes
 _TOKEN = "/run/hetero/token"
 _WORKSPACE = "/workspace"
 
@@ -70,13 +71,12 @@ def pod(
         command: Whether the container has the command. A TrainJob states it elsewhere.
     """
     claim = request.setting("volume-claim", group)
-    node_selector = request.setting("node-selector", group)
     workspace = f"persistentVolumeClaim: {{claimName: {text(claim)}}}" if claim else "emptyDir: {}"
-    key, _, value = node_selector.partition("=")
+    node_labels = _node_labels(request, group)
     return [
         f"restartPolicy: {restart_policy}",
         f"terminationGracePeriodSeconds: {GRACE_S}  # to save a checkpoint",
-        *([f"nodeSelector: {{{text(key)}: {text(value)}}}"] if node_selector else []),
+        *([f"nodeSelector: {text(node_labels)}"] if node_labels else []),
         "containers:",
         f"- name: {container}",
         f"  image: {text(request.image)}",
@@ -111,10 +111,21 @@ def _environment(request: RenderRequest, labels: Mapping[str, str]) -> list[str]
     return [*(f"- {{name: {name}, value: {text(value)}}}" for name, value in values.items()), *fields]
 
 
+def _node_labels(request: RenderRequest, group: StatedGroup) -> dict[str, str]:
+    """Return the labels that the nodes of a group must have."""
+    labels = {} if machine_of(group) is None else {_INSTANCE_TYPE: group.instance_type.partition("+")[0]}
+    key, equals, value = request.setting("node-selector", group).partition("=")
+    return labels | ({key: value} if equals else {})
+
+
 def _resources(group: StatedGroup) -> list[str]:
-    resources = resources_of(group)
-    if resources.gpus:
-        return ["resources:", f"  limits: {{nvidia.com/gpu: {resources.gpus}}}"]
-    if resources.cpus:
-        return ["resources:", f"  requests: {{cpu: {resources.cpus}}}", f"  limits: {{cpu: {resources.cpus}}}"]
+    stated, machine = resources_of(group), machine_of(group)
+    gpus = stated.gpus or (machine.num_accelerators if machine is not None else 0)
+    if gpus:
+        return ["resources:", f"  limits: {{nvidia.com/gpu: {gpus}}}"]
+    if stated.cpus:
+        return ["resources:", f"  requests: {{cpu: {stated.cpus}}}", f"  limits: {{cpu: {stated.cpus}}}"]
+    if machine is not None and machine.vcpus is not None:
+        comment = f"more than half of the {machine.vcpus} vCPUs, so that each pod has a node of its own"
+        return ["resources:", f"  requests: {{cpu: {machine.vcpus // 2 + 1}}}  # {comment}"]
     return [f"resources: {{}}  # {group.instance_type}: state its requests, or select its nodes"]

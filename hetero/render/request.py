@@ -11,9 +11,10 @@ from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup
 from hetero.cluster.roles import assign_roles
 from hetero.cluster.spec import Role
 from hetero.errors import ConfigError
+from hetero.pricing import Catalogue, InstanceTypeInfo, stated_resources
 from hetero.system.scripts import script_words
 
-__all__ = ["GRACE_S", "PORT", "RenderRequest", "Resources", "resources_of"]
+__all__ = ["GRACE_S", "PORT", "RenderRequest", "Resources", "machine_of", "make_request", "resources_of"]
 
 GRACE_S = 120
 """Seconds between the request to stop and the kill that a rendered job asks for. Ranks get half of them."""
@@ -21,7 +22,6 @@ PORT = 17170
 """Default of ``--port``."""
 _DNS_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _MAX_POD_NAME = 63
-_RESOURCES = re.compile(r"(CPU|GPU):([1-9][0-9]{0,3})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +136,15 @@ def make_request(groups: Sequence[StatedGroup], roles: Sequence[str], **values: 
 
 
 def resources_of(group: StatedGroup) -> Resources:
-    """Return what each host of a group has. Nothing is known of other types."""
-    found = _RESOURCES.fullmatch(group.instance_type)
-    if found is None:
-        return Resources()
-    number = int(found[2])
-    return Resources(gpus=number) if found[1] == "GPU" else Resources(cpus=number)
+    """Return what each host of a group has, as ``CPU:16`` or ``GPU:8`` states it. Nothing is known of other types."""
+    stated = stated_resources(group.instance_type)
+    return Resources() if stated is None else Resources(cpus=stated.vcpus or 0, gpus=stated.num_accelerators or 0)
+
+
+def machine_of(group: StatedGroup) -> InstanceTypeInfo | None:
+    """Return the facts of a group's machine type of Google Cloud or Azure, or None if it is not known.
+
+    Types of SageMaker are left out, because no other platform has them.
+    """
+    is_other = stated_resources(group.instance_type) is not None or group.instance_type.startswith("ml.")
+    return None if is_other else Catalogue.load().find(group.instance_type)

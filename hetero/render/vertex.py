@@ -13,12 +13,20 @@ from hetero.cluster.groups import StatedGroup
 from hetero.cluster.spec import Role
 from hetero.errors import ConfigError
 from hetero.render.kubernetes import indented, text
-from hetero.render.request import RenderRequest
+from hetero.render.request import RenderRequest, machine_of
 
 __all__ = ["render_vertex"]
 
 _MACHINE = re.compile(r"(?P<machine>[a-z0-9-]{3,60})(?:\+(?P<kind>[A-Z0-9_]{3,60}):(?P<count>[1-9][0-9]?))?")
 _MAX_DATA_POOLS = 2
+_ACCELERATORS: dict[tuple[str, float | None], str] = {
+    ("NVIDIA L4", None): "NVIDIA_L4",
+    ("NVIDIA A100", 40): "NVIDIA_TESLA_A100",
+    ("NVIDIA A100", 80): "NVIDIA_A100_80GB",
+    ("NVIDIA H100", 80): "NVIDIA_H100_80GB",
+}
+"""Vertex AI's names (AcceleratorType of its API) by name and memory in GB. Its configurations state the accelerators of
+a2, a3 and g2 too, although the machine type determines them."""
 
 
 def render_vertex(request: RenderRequest) -> str:
@@ -64,14 +72,18 @@ def render_vertex(request: RenderRequest) -> str:
 
 def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, comment: str) -> list[str]:
     found = _MACHINE.fullmatch(group.instance_type)
-    if found is None:
+    if found is None or found["kind"] == "GPU":
         raise ConfigError(
             f"--group {group.text}: expected a machine type such as n2-highcpu-32 or a2-highgpu-1g, or with "
             "accelerators n1-standard-16+NVIDIA_TESLA_V100:4"
         )
     machine = [f"machineType: {text(found['machine'])}"]
-    if found["kind"]:
-        machine += [f"acceleratorType: {found['kind']}", f"acceleratorCount: {found['count']}"]
+    known = machine_of(group)
+    kind, number = found["kind"], found["count"]
+    if not kind and known is not None and known.num_accelerators:
+        kind, number = _ACCELERATORS[known.accelerator or "", known.accelerator_memory_gib], known.num_accelerators
+    if kind:
+        machine += [f"acceleratorType: {kind}", f"acceleratorCount: {number}"]
     mounted = "/gcs/" + token.removeprefix("gs://")
     # Cloud Storage has no owners, and a token's file must be its owner's alone.
     script = f"install -m 600 {shlex.quote(mounted)} /tmp/hetero-token && exec {request.shell_command}"

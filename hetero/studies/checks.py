@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hetero.errors import ConfigError
-from hetero.pricing import Catalogue, InstanceTypeInfo
+from hetero.pricing import Catalogue, InstanceTypeInfo, family_of
 from hetero.report.model import Report, load_report
 from hetero.simulate.simulate import parse_group
 from hetero.studies.constraints import Cell, num_ranks, trainer_groups
@@ -269,7 +269,7 @@ def _scales_out_before_up(plan: StudyPlan, catalogue: Catalogue) -> _Found:
             larger = [
                 other
                 for other in catalogue.types()
-                if _family(other) == _family(info)
+                if family_of(other.instance_type) == family_of(info.instance_type)
                 and other.accelerator == info.accelerator
                 and (other.num_accelerators or 0) >= needed
             ]
@@ -284,10 +284,6 @@ def _scales_out_before_up(plan: StudyPlan, catalogue: Catalogue) -> _Found:
                     ),
                     f"add a level with {one.instance_type}:1, or use it instead",
                 )
-
-
-def _family(info: InstanceTypeInfo) -> str:
-    return info.instance_type.rpartition(".")[0]
 
 
 def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:

@@ -12,9 +12,17 @@ import pytest
 from hetero.pricing import Catalogue, InstanceTypeInfo
 from hetero.pricing.instance_types import FACT_GROUPS, data_folder, shipped_types
 
-DOCUMENT: dict[str, Any] = json.loads(data_folder().joinpath("instance_types.json").read_text(encoding="utf-8"))
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    name: json.loads(data_folder().joinpath(name).read_text(encoding="utf-8"))
+    for name in ("instance_types.json", "instance_types_google.json", "instance_types_azure.json")
+}
+DOCUMENT = DOCUMENTS["instance_types.json"]
 FACTS = {field.name for field in dataclasses.fields(InstanceTypeInfo)} - {"sources", "price"}
 X86 = re.compile(r"(2nd Gen )?(Intel|AMD) ")
+
+
+def sagemaker_types() -> list[InstanceTypeInfo]:
+    return [info for info in Catalogue.load().types() if info.instance_type.startswith("ml.")]
 
 
 def test_groups_hold_every_fact_once() -> None:
@@ -23,18 +31,21 @@ def test_groups_hold_every_fact_once() -> None:
     assert set(names) == FACTS
 
 
-def test_sources_are_complete_and_each_is_used() -> None:
-    for key, source in DOCUMENT["sources"].items():
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_sources_are_complete_and_each_is_used(name: str) -> None:
+    document = DOCUMENTS[name]
+    for key, source in document["sources"].items():
         assert set(source) == {"title", "url", "as_of"}, key
         assert source["title"], key
         assert source["url"].startswith("https://"), key
         assert source["as_of"] is None or re.fullmatch(r"20\d\d(-\d\d-\d\d)?", source["as_of"]), key
-    named = set(DOCUMENT["default_sources"].values()).union(*(row["sources"].values() for row in DOCUMENT["instances"]))
-    assert named == set(DOCUMENT["sources"])
+    named = set(document["default_sources"].values()).union(*(row["sources"].values() for row in document["instances"]))
+    assert named == set(document["sources"])
 
 
-def test_rows_state_only_facts_and_name_sources_only_for_them() -> None:
-    for row in DOCUMENT["instances"]:
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_rows_state_only_facts_and_name_sources_only_for_them(name: str) -> None:
+    for row in DOCUMENTS[name]["instances"]:
         facts = row.keys() - {"sources"}
         assert facts <= FACTS, row
         assert None not in row.values(), f"{row['instance_type']}: leave an unknown fact out"
@@ -56,13 +67,13 @@ def test_types_are_in_the_order_of_family_and_size() -> None:
         family, _, size = info.instance_type.rpartition(".")
         return bool(info.num_accelerators), family, named.get(size) or float(size.removesuffix("xlarge"))
 
-    positions = [position(info) for info in Catalogue.load().types()]
+    positions = [position(info) for info in sagemaker_types()]
     assert positions == sorted(positions)
     assert len(set(positions)) == len(DOCUMENT["instances"])
 
 
 def test_hardware_is_plausible() -> None:
-    for info in Catalogue.load().types():
+    for info in sagemaker_types():
         assert info.vcpus in range(2, 385), info
         assert info.threads_per_core in (1, 2), info
         assert info.processor is not None
@@ -77,14 +88,14 @@ def test_hardware_is_plausible() -> None:
 
 
 def test_cpu_baseline_is_known_for_burstable_and_flex_types_only() -> None:
-    for info in Catalogue.load().types():
+    for info in sagemaker_types():
         is_limited = re.match(r"ml\.(t\d|.*-flex\.)", info.instance_type) is not None
         assert (info.cpu_baseline_percent is not None) == is_limited, info
         assert info.cpu_baseline_percent is None or 20 <= info.cpu_baseline_percent <= 40, info
 
 
 def test_accelerators_have_a_count_a_name_and_memory_together() -> None:
-    for info in Catalogue.load().types():
+    for info in sagemaker_types():
         assert info.num_accelerators is not None
         assert (info.num_accelerators > 0) == (info.accelerator is not None), info
         assert (info.num_accelerators > 0) == (info.accelerator_memory_gib is not None), info
@@ -92,7 +103,7 @@ def test_accelerators_have_a_count_a_name_and_memory_together() -> None:
 
 
 def test_network_burst_is_at_least_the_baseline_and_the_card_at_most() -> None:
-    for info in Catalogue.load().types():
+    for info in sagemaker_types():
         assert info.network_baseline_gbps is not None
         assert info.network_burst_gbps is not None
         assert info.network_card_gbps is not None

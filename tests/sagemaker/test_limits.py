@@ -58,7 +58,8 @@ def test_types_of_the_catalogue_are_those_that_train(model: Any) -> None:
     from hetero.pricing import Catalogue
 
     trained = set(shape_at(model, "ResourceConfig.InstanceType").enum)
-    ours = {info.instance_type for info in Catalogue.load().types()}
+    names = (info.instance_type for info in Catalogue.load().types())
+    ours = {name for name in names if name.startswith("ml.")}
     assert sorted(ours - trained) == []
 
 
