@@ -3,6 +3,7 @@
     HeteroError
     |- ConfigError (also ValueError)
     |- ClusterError
+    |- DisagreementError
     |- PortError
     |- ResourcesError
     |- CapacityError
@@ -43,6 +44,7 @@ __all__ = [
     "DataPlaneError",
     "DatasetError",
     "DatasetMismatchError",
+    "DisagreementError",
     "EndpointUnavailableError",
     "ExitCode",
     "HeteroError",
@@ -119,6 +121,12 @@ class ClusterError(HeteroError):
     """The description of the cluster is missing, malformed or ambiguous."""
 
     exit_code = ExitCode.CLUSTER
+
+
+class DisagreementError(HeteroError):
+    """This host and the job differ in version, script or options."""
+
+    exit_code = ExitCode.DISAGREEMENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -374,7 +374,9 @@ def test_command_that_makes_a_cluster_is_told_of_none() -> None:
     parser = argparse.ArgumentParser()
     config.add_launch_arguments(parser, makes_cluster=True)
     fields = {field.name for field in dataclasses.fields(LaunchOptions)}
-    assert fields - {action.dest for action in parser._actions} == {"script_args", "platform", "cluster_file", "host"}
+    assert fields - {action.dest for action in parser._actions} == {
+        *("script_args", "platform", "ray_groups", "cluster_file", "host", "join", "join_group"),
+    }
 
 
 @pytest.mark.parametrize("scale", [0.001, 0.05, 1.0, 3.0])

@@ -36,6 +36,7 @@ LAYERS = (
     {"studies"},
     {"canary"},
     {"doctor", "render", "sagemaker"},
+    {"ray"},
     {"cli"},
     {"__main__"},
 )
@@ -44,6 +45,7 @@ LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 MAY_IMPORT = {
     "boto3": {"sagemaker", "pricing/price_service.py"},
     "grpc": {"wire", "control", "dataplane"},
+    "ray": {"ray"},
     "sagemaker": {"sagemaker"},
     "sagemaker_training": {"sagemaker"},
     "tensorflow": {"tf", "dataplane/pool/tf_server.py"},

@@ -8,7 +8,8 @@ import socket
 
 from hetero import config
 from hetero.cli.arguments import Subparsers
-from hetero.errors import HeteroError
+from hetero.config.options import RAY
+from hetero.errors import ExitCode, HeteroError
 from hetero.system.process import bind_to_parent
 
 __all__ = ["add"]
@@ -26,13 +27,30 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.cluster import find_platform
     from hetero.launch.failure import write_failure
     from hetero.launch.host import cause_of
+    from hetero.launch.joining import join_job, register
     from hetero.launch.launcher import launch
+    from hetero.system.logs import write_line
 
+    if RAY in (namespace.platform, os.environ.get("HETERO_PLATFORM")):
+        from hetero.ray.job import run
+
+        return run(config.resolve_options(namespace, os.environ, None))
     platform = find_platform(os.environ, name=namespace.platform)
     try:
         options = config.resolve_options(namespace, os.environ, platform.parameters())
         platform = find_platform(os.environ, cluster_file=options.cluster_file, name=options.platform)
-        cluster = platform.read_cluster(host=options.host, roles=options.roles)
+        registration = None if options.cluster_file else platform.registration()
+        if registration is not None and options.join is None:
+            platform = register(registration, options, platform, os.environ)
+        if options.join is None:
+            host = None if registration is not None else options.host
+            cluster = platform.read_cluster(host=host, roles=options.roles)
+        else:
+            joined = join_job(options, platform, os.environ)
+            if joined is None:
+                write_line(f"the job at {options.join} is about to end, so this host does not join it")
+                return ExitCode.OK
+            platform, cluster = joined
         return launch(options, cluster, platform=platform)
     except HeteroError as error:  # raised before this host's part began, so no other code writes the failure file
         if platform.folders.root.is_dir():

@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 _NOT_FLAGS = ("script", "script_args")
-_OF_A_CLUSTER = ("platform", "cluster_file", "host")  # these options describe a cluster that exists
+_OF_A_CLUSTER = ("platform", "ray_groups", "cluster_file", "host", "join", "join_group")
+"""Options that describe a cluster that exists, or one that Ray makes."""
 _OWN = (*_OF_A_CLUSTER, "output_dir")  # these options differ between the launchers of a job
 _PRICE_FIELDS = ("region", "price_profile", "price_file", "prices")
 

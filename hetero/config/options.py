@@ -20,6 +20,7 @@ __all__ = [
     "FRAMEWORKS",
     "LOG_LEVELS",
     "PLATFORM_NAMES",
+    "RAY",
     "LaunchOptions",
     "base_type",
     "framework_of",
@@ -42,10 +43,13 @@ At the start, batches that were fetched ahead hide the data wait, and the framew
 that fetches more batches ahead needs a larger number.
 """
 FRAMEWORKS = ("torch", "tensorflow")
-PLATFORM_NAMES = ("sagemaker", "trainjob", "jobset", "volcano", "vertex", "slurm")
+PLATFORM_NAMES = ("sagemaker", "trainjob", "jobset", "volcano", "vertex", "aws-batch", "slurm")
 """The platforms, in the order of their detection. `hetero.cluster.platforms` has them."""
+RAY = "ray"
+"""Platform on which one command starts all hosts of a job. It describes no host to itself."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
+_MAX_USD_PER_HOUR = 1000
 _UNPROTECTED = (
     "leave it out, because tf.data.service has neither tokens nor TLS. Every peer that reaches its ports can use it. "
     "Allow only the hosts of the job on its network"
@@ -111,12 +115,24 @@ class LaunchOptions:
     """Arguments of the script. On the command line, these are all arguments after SCRIPT."""
     module: bool = _option(False, short="-m")
     """Whether SCRIPT is the name of a Python module, such as package.train, as with ``python -m``."""
-    platform: str | None = _option(None, choices=PLATFORM_NAMES)
-    """Platform that describes the job. Default: the one that the environment and files of this host show."""
+    platform: str | None = _option(None, choices=(*PLATFORM_NAMES, RAY))
+    """Platform that describes the job. Default: the one that the environment and files of this host show. With ray,
+    this command starts the job on a Ray cluster and follows it."""
+    ray_groups: tuple[str, ...] = _option((), flag="--group", metavar="NAME=RESOURCES:COUNT")
+    """With --platform ray, a group of the job: trainer=GPU:8:1, or data=CPU:16:2..8 for a number of data hosts that
+    follows the demand. Repeat for each group."""
     cluster_file: str | None = _option(None, metavar="FILE")
     """File that describes the cluster, in the schema of resourceconfig.json. Overrides the platform's description."""
     host: str | None = _option(None, metavar="NAME")
     """This host's name in the description of the cluster."""
+    join: str | None = _option(None, metavar="HOST:PORT")
+    """Any launcher of a running job, which this host joins as a data host. It needs the token of the job."""
+    join_group: str | None = _option(None, metavar="NAME[=TYPE]")
+    """With --join, the group of this host, and its instance type if the job has no such group. Default: the first data
+    group of the job."""
+    spot_groups: tuple[str, ...] = _option((), flag="--spot", metavar="GROUP=USD")
+    """Group of data hosts that the platform may take away, and the price of one of them in USD per hour. The job starts
+    and goes on without them. Repeat for each group."""
     roles: tuple[str, ...] = _option((), flag="--role", metavar="GROUP=ROLE")
     """Role of a group, data or trainer. Needed if its name and instance type do not show it. Repeat for each group."""
     nproc_per_node: int | None = _option(None, low=1, high=1024, metavar="N")
@@ -218,6 +234,11 @@ class LaunchOptions:
         """The script and its arguments, in the form that follows ``python`` on a command line."""
         return [*script_words(self.script, is_module=self.module), *self.script_args]
 
+    def spot_usd(self, group: str) -> float | None:
+        """Return the price of a spot host of a group in USD per hour. None if the group has no spot hosts."""
+        found = [text.rpartition("=")[2] for text in self.spot_groups if text.rpartition("=")[0] == group]
+        return float(found[-1]) if found else None
+
     def shared(self) -> dict[str, str]:
         """Return the options, by name, that must be equal on all hosts of a job."""
         fields = (field for field in dataclasses.fields(self) if field.metadata["shared"])
@@ -229,6 +250,9 @@ class LaunchOptions:
         if not self.script:
             raise ConfigError("no training script is given; expected its path after the options")
         _check_data_service(self)
+        _check_joining(self)
+        if self.ray_groups and self.platform != RAY:
+            raise ConfigError("ray_groups are stated, and only --platform ray uses them; leave out --group")
         _check_profile(self)
 
 
@@ -287,6 +311,26 @@ def _check_data_service(options: LaunchOptions) -> None:
             to_do = field.metadata["to_do"] or f"leave it out, or give data_service {needed!r}"
             raise ConfigError(
                 f"{field.name} needs data_service {needed!r}, found {options.data_service!r}\n  to do: {to_do}"
+            )
+
+
+def _check_joining(options: LaunchOptions) -> None:
+    """Raise if a text about hosts that come and go is malformed."""
+    if options.join is not None:
+        host, _, port = options.join.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+            raise ConfigError(f"join is {options.join!r:.100}; expected HOST:PORT of a launcher of the job")
+    elif options.join_group is not None:
+        raise ConfigError("join_group is stated without join; expected both, or neither")
+    for text in options.spot_groups:
+        group, equals, usd = text.rpartition("=")
+        try:
+            is_price = 0 < float(usd) <= _MAX_USD_PER_HOUR
+        except ValueError:
+            is_price = False
+        if not (group and equals and is_price):
+            raise ConfigError(
+                f"--spot is {text!r:.100}; expected GROUP=USD, a price per hour above 0 and at most {_MAX_USD_PER_HOUR}"
             )
 
 

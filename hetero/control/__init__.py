@@ -11,6 +11,12 @@ It carries no batches. The launcher of each host takes part in it with a `Hub`, 
 hub.py              launcher: the gRPC server, and the membership behind a lock
 membership.py       launcher: the state machine of the job's hosts, without threads
 peers.py            launcher: what it knows about another host
+joining.py          launcher: how a data host joins a running job
+newcomers.py        launcher: the hosts that have joined and left
+registrar.py        launcher: collects the hosts where the platform does not list them
+joined.py           the record of a host that has joined
+past_ranks.py       launcher: figures of ranks from before a restart
+stop_points.py      launcher: where the ranks end together
 peer_connection.py  launcher: a thread per other host, which sends the heartbeats
 causes.py           which failure is the root cause, and whether a restart helps
 host_socket.py      launcher and rank: both ends of the socket

@@ -29,6 +29,7 @@ import grpc  # isort: skip
 
 from hetero.control import security
 from hetero.control.host_socket import Caller, HostSocket
+from hetero.control.joining import Reception, request_from_proto
 from hetero.control.membership import Membership
 from hetero.control.peer_connection import ConnectionOptions, PeerConnection
 from hetero.control.status import (
@@ -43,7 +44,7 @@ from hetero.control.status import (
     status_to_proto,
     stop_to_proto,
 )
-from hetero.errors import HeteroError
+from hetero.errors import ExitCode, HeteroError
 from hetero.system.fault_injection import faults_at
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
@@ -58,7 +59,8 @@ _Parsed = TypeVar("_Parsed")
 _Context = grpc.ServicerContext | Caller
 
 _FORWARD_S = 2.0
-"""Longest time that a failing rank waits for the arbiter to receive its failure."""
+"""Longest time that a failing rank waits for the arbiter to receive its failure, and a new host for all trainers."""
+_POLL_S = 0.05
 _MAX_REFUSALS = 100
 """Maximum number of different refusals to log. Without a token, unauthenticated peers can cause any number of them."""
 _MAX_REFUSAL_CHARS = 300
@@ -67,6 +69,7 @@ _LAUNCHER = "hetero.v1.Launcher"
 
 CONTROL_POLICIES: Mapping[str, security.Policy] = {
     f"/{_CONTROL}/Heartbeat": security.Policy.TOKEN,
+    f"/{_CONTROL}/Join": security.Policy.NEWCOMER,
     f"/{_LAUNCHER}/Register": security.Policy.TOKEN,
     f"/{_LAUNCHER}/Watch": security.Policy.TOKEN,
     f"/{_LAUNCHER}/Report": security.Policy.TOKEN,
@@ -91,6 +94,7 @@ class Hub:
         num_ranks: Ranks of this host.
         started_s: Monotonic time of this launcher's start. Times of logged values count from it. None: now.
         tls: TLS settings of this host. None for a job in plaintext.
+        reception: Answers hosts that want to join the job. Only the first trainer host has one.
 
     Raises:
         PortError: If the port cannot be bound.
@@ -112,8 +116,11 @@ class Hub:
         num_ranks: int = 0,
         started_s: float | None = None,
         tls: Tls | None = None,
+        reception: Reception | None = None,
     ) -> None:
         self._membership = membership
+        self._reception = reception
+        self._resolve_name = resolve
         self._started_s = time.monotonic() if started_s is None else started_s
         self._token = token
         self._changed = threading.Condition(threading.RLock())
@@ -136,8 +143,8 @@ class Hub:
         )
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
         self.port = channels.bind(self._server, address, port, tls=tls)
-        options = ConnectionOptions(
-            resolve=resolve,
+        self._connection_options = ConnectionOptions(
+            resolve=self._resolve,
             news=self._news,
             membership=self.membership,
             reporter=membership.reporter,
@@ -148,12 +155,14 @@ class Hub:
             tls=tls,
             fault=faults_at("heartbeat"),
         )
-        self._peers = [PeerConnection(host, options) for host in peers]
+        self._peers = {host: PeerConnection(host, self._connection_options) for host in peers}
+        self._newcomers: dict[str, PeerConnection] = {}
+        """Connections to hosts that have joined the running job."""
 
     def start(self) -> None:
         """Start the server and the heartbeats. Does not block."""
         self._server.start()
-        for peer in self._peers:
+        for peer in self._peers.values():
             peer.start()
 
     def open_host_socket(self) -> HostSocket:
@@ -167,7 +176,7 @@ class Hub:
             self._changed.notify_all()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         deadline_s = time.monotonic() + self._heartbeat_s
-        for peer in self._peers:  # its thread may be waiting for a silent host
+        for peer in (*self._peers.values(), *self._newcomers.values()):  # its thread may be waiting for a silent host
             peer.join(max(0.0, deadline_s - time.monotonic()))
 
     def __enter__(self) -> Hub:
@@ -200,6 +209,7 @@ class Hub:
         with self._changed:
             yield self._membership
             self._membership.tick()
+            self._follow_newcomers()
             news, local_news = self._membership.news, self._membership.local_news
             if news != self._known[0]:
                 self._version += 1
@@ -216,6 +226,22 @@ class Hub:
     def auth_failures(self) -> int:
         """Number of calls that the interceptor rejected, see `security.ServerInterceptor.auth_failures`."""
         return self._interceptor.auth_failures
+
+    def _follow_newcomers(self) -> None:
+        """Connect to hosts that have joined, and disconnect from those that have left. Does not block."""
+        present = self._membership.newcomers.present
+        if present.keys() == self._newcomers.keys() or self._stopping.is_set():
+            return
+        for host in present.keys() - self._newcomers.keys():
+            self._newcomers[host] = PeerConnection(host, self._connection_options)
+            self._newcomers[host].start()
+        for host in self._newcomers.keys() - present.keys():
+            self._newcomers.pop(host).stop()
+
+    def _resolve(self, host: str) -> str:
+        """Return ``address:port`` of a host's launcher. May block and may raise `HeteroError`."""
+        joined = self._membership.newcomers.present.get(host)
+        return joined.address if joined is not None and joined.address else self._resolve_name(host)
 
     def _news(self, sent_version: int, timeout_s: float) -> tuple[int, HostStatus]:
         """Wait until the status for the other hosts is newer than the version that was sent."""
@@ -238,7 +264,10 @@ class Hub:
 
         yield grpc.method_handlers_generic_handler(
             _CONTROL,
-            {"Heartbeat": unary(self._on_heartbeat, pb.HostStatus)},
+            {
+                "Heartbeat": unary(self._on_heartbeat, pb.HostStatus),
+                "Join": unary(self._on_join, pb.JoinRequest),
+            },
         )
         yield grpc.method_handlers_generic_handler(
             _LAUNCHER,
@@ -275,9 +304,45 @@ class Hub:
             return pb.HostStatus(protocol=CONTROL_PROTOCOL, host=self._membership.own.host)
         status = self._parsed(context, status_from_proto, request)
         with self.membership() as membership:
-            membership.observe(status)
+            is_stranger = not membership.has(status.host)
+            if not is_stranger:
+                membership.observe(status)
+        # The description of the cluster may have been extended.
+        joined = None if self._reception is None or not is_stranger else self._reception.described(status.host)
+        if joined is not None:
+            with self.membership() as membership:
+                is_stranger = bool(membership.obstacle_to(joined))
+                if not is_stranger:
+                    membership.admit(joined)
+                    membership.observe(status)
+        if is_stranger:  # it may have joined another trainer host a moment ago, or was lost and removed
+            why = f"{status.host!r:.100} is not a host of this job"
+            self._log_refusal(why)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         with self._changed:
             return status_to_proto(self._membership.own, has_metrics=status.host == self._membership.reporter)
+
+    def _on_join(self, request: pb.JoinRequest, context: _Context) -> pb.JoinReply:
+        """Admit a data host to the running job. Return when all living trainer hosts know it."""
+        asked = self._parsed(context, request_from_proto, request)
+        if self._reception is None:
+            admitter = self._membership.reporter
+            return pb.JoinReply(admitter=admitter, admitter_address=self._resolve(admitter))
+        joined = self._reception.placed(asked.host)
+        with self.membership() as membership:
+            refusal = self._reception.refusal(asked, membership.own)
+            if refusal is None and (obstacle := membership.obstacle_to(joined)):
+                refusal = obstacle, ExitCode.OK if membership.is_ending else ExitCode.USAGE
+            if refusal is None:
+                membership.admit(joined)
+        if refusal is not None:
+            logger.warning("host %s cannot join: %s", joined.host, refusal[0])
+            return pb.JoinReply(refusal=refusal[0], exit_code=int(refusal[1]))
+        deadline_s = time.monotonic() + _FORWARD_S
+        with self._changed:
+            while not self._membership.knows_newcomer(joined) and time.monotonic() < deadline_s:
+                self._changed.wait(_POLL_S)
+        return self._reception.reply(joined)
 
     def _on_register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
         with self.membership() as membership:

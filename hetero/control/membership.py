@@ -11,7 +11,6 @@ heartbeat interval. Failures are ordered by arrival, because clocks of different
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +19,15 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.causes import is_restartable, root_of
 from hetero.control.directory import EndpointRecord
+from hetero.control.joined import MAX_JOINED, JoinedHost
+from hetero.control.newcomers import Newcomers
+from hetero.control.past_ranks import PastRanks
 from hetero.control.peers import Member, Peer, differences
-from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint
+from hetero.control.status import Cause, HostState, HostStatus, RankReport
+from hetero.control.stop_points import stop_point
 from hetero.errors import ExitCode
-from hetero.metrics.logged import MAX_VALUES, LoggedMetric, thinned
 
-__all__ = ["Member", "Membership", "stop_point"]
+__all__ = ["Member", "Membership"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +70,8 @@ class Membership:
         self._started_s = clock()
         self._max_restarts = max_restarts
         self._failures: list[tuple[float, Cause]] = []
-        self.past_counters: collections.Counter[str] = collections.Counter()
-        """Counters of this host's ranks from earlier generations."""
-        self._past_metrics: dict[int, tuple[LoggedMetric, ...]] = {}
-        """Values that this host's ranks logged in earlier generations, by rank."""
+        self.past_ranks = PastRanks()
+        self.newcomers = Newcomers()
 
     # Inputs
 
@@ -123,6 +123,7 @@ class Membership:
             peer.last_state = peer.objection
             return
         # Adopt what the peer has decided or found out.
+        self._follow_list(status)
         if status.generation > self.own.generation and self.own.decided is None:
             self._begin_generation(status.generation, status.restarted_for)
         if status.failure is not None and self._is_fatal(peer):
@@ -137,18 +138,21 @@ class Membership:
         if report.generation != self.own.generation:
             return
         known = next((known for known in self.own.ranks if known.rank == report.rank), None)
-        past = self._past_metrics.get(report.rank, ())
-        if report.metrics is not None:
-            report = dataclasses.replace(report, metrics=thinned([*past, *report.metrics], MAX_VALUES))
-        else:
-            report = dataclasses.replace(report, metrics=past if known is None else known.metrics)
+        report = self.past_ranks.merged(report, known)
         others = [other for other in self.own.ranks if other is not known]
         ranks = tuple(sorted([*others, report], key=lambda each: each.rank))
         self.update(ranks=ranks)
 
+    def admit(self, joined: JoinedHost) -> None:
+        """Add a data host to the running job. The other trainer hosts add it when they read this host's status."""
+        self._add(joined)
+        others = (known for known in self.own.joined if known.host != joined.host)
+        self.update(joined=(*others, joined))
+
     def unreachable(self, host: str, why: str) -> None:
         """Record that ``host`` could not be reached, and why."""
-        peer = self._peers[host]
+        if (peer := self._peers.get(host)) is None:
+            return  # it has left the job meanwhile
         peer.last_state = why
         peer.has_left = peer.status is not None and peer.status.state in _LEAVING
 
@@ -158,7 +162,8 @@ class Membership:
         Returns:
             Whether the job continues. If False, the job needs the host, and the caller must fail the job.
         """
-        peer = self._peers[host]
+        if (peer := self._peers.get(host)) is None:
+            return True
         if not self._may_do_without(peer, has_served=peer.has_served):
             return False
         peer.last_state = why
@@ -169,14 +174,14 @@ class Membership:
 
     def delivered(self, host: str, status: HostStatus) -> None:
         """Record that ``host`` has received this host's ``status``."""
-        self._peers[host].delivered = status
-
-    # Decisions and queries
+        if host in self._peers:
+            self._peers[host].delivered = status
 
     def tick(self) -> None:
         """Check leases. Decide the root cause and where ranks stop, if the messages so far suffice."""
         now = self._clock()
         self._check_leases(now)
+        self._dismiss_newcomers(now)
         if self.own.decided is None:
             self._decide_cause(now)
         if self.own.stop_at is None:
@@ -188,7 +193,7 @@ class Membership:
         own = self.own
         votes = tuple((report.rank, report.stop_vote, report.finished) for report in own.ranks)
         decisions = own.failure, own.decided, own.stop_requested, own.stop_at, own.generation
-        return own.state, own.endpoints, own.rendezvous_port, own.trainer_endpoints, decisions, votes
+        return own.state, own.endpoints, own.rendezvous_port, own.trainer_endpoints, own.joined, decisions, votes
 
     @property
     def local_news(self) -> tuple[object, ...]:
@@ -231,8 +236,13 @@ class Membership:
         return any(status.stop_requested for status in self.statuses(Role.TRAINER))
 
     @property
+    def is_ending(self) -> bool:
+        """Whether the job has ended or is about to."""
+        return self.own.decided is not None or self.stop_requested or self.trainers_done
+
+    @property
     def reporter(self) -> str:
-        """The first trainer host, which writes the job's report."""
+        """The first trainer host, which writes the job's report and admits newcomers."""
         return next(iter(self.hosts(Role.TRAINER)), "")
 
     def was_asked_to_stop(self, host: str) -> bool:
@@ -254,27 +264,83 @@ class Membership:
         return found
 
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
-        """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``."""
-        return [
-            (host, self._peers[host].last_state)
-            for host in self.hosts(role)
-            if host != self.own.host and self._state(host).value < at_least.value
-        ]
+        """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``.
+
+        A host that the job can do without counts only if all hosts of the role are such hosts, and all are missing.
+        """
+        others = [host for host in self.hosts(role) if host != self.own.host]
+        missing = [host for host in others if self._state(host).value < at_least.value]
+        if len(missing) < len(others) or not all(self._members[host].is_optional for host in others):
+            missing = [host for host in missing if not self._members[host].is_optional]
+        return [(host, self._peers[host].last_state) for host in missing]
 
     def endpoints(self) -> tuple[EndpointRecord, ...]:
         """Return the endpoints of all hosts that live and serve."""
         return tuple(record for status in self._in_service() for record in status.endpoints)
 
     def hosts_in_service(self) -> tuple[str, ...]:
-        """Return the hosts that live and have begun their work, with or without endpoints at the moment.
-
-        A host whose launcher was just restarted has not begun, because it lost its endpoints.
-        """
+        """Return the hosts that live and have begun their work. A restarted launcher has lost its endpoints."""
         return tuple(
             status.host for status in self._in_service() if status.endpoints or status.state is not HostState.INIT
         )
 
+    def has(self, host: str) -> bool:
+        """Return whether a host belongs to the job."""
+        return host in self._members
+
+    def obstacle_to(self, joined: JoinedHost) -> str:
+        """Return why a host cannot join now. Empty if it can."""
+        if self.is_ending:
+            return "the job is about to end"
+        known = self.newcomers.present.get(joined.host)
+        if known is None and self.has(joined.host):
+            return f"the job already has a host {joined.host!r}; give this host another name with --host"
+        if known is not None and known.address != joined.address and self._lives(joined.host):
+            return f"{joined.host!r} has joined from {known.address}; give this host another name with --host"
+        return f"{MAX_JOINED} hosts have joined, which is the limit" if self.newcomers.is_full else ""
+
+    def knows_newcomer(self, joined: JoinedHost) -> bool:
+        """Return whether every living trainer host has received a status of this host that lists a newcomer."""
+        return all(
+            peer.delivered is not None and joined in peer.delivered.joined
+            for host, peer in self._peers.items()
+            if peer.member.role is Role.TRAINER and self._lives(host)
+        )
+
     # Rules
+
+    def _add(self, joined: JoinedHost) -> None:
+        if joined.host in self._members and joined.host not in self.newcomers.present:
+            return  # the description of the cluster has it
+        self.newcomers.add(joined, self._clock())
+        if joined.host not in self._members:
+            member = Member(host=joined.host, role=Role.DATA, is_optional=True)
+            self._members[joined.host] = member
+            self._peers[joined.host] = Peer(member)
+            logger.info("data host %s has joined the job, in group %s", joined.host, joined.group)
+
+    def _follow_list(self, status: HostStatus) -> None:
+        if status.host == self.reporter and self._members[self.own.host].role is Role.TRAINER:
+            new, gone = self.newcomers.changes(status.joined)
+            for joined in new:
+                self._add(joined)
+            for host in gone:
+                self._remove(host)
+
+    def _remove(self, host: str) -> None:
+        peer, _ = self._peers.pop(host), self._members.pop(host)
+        self.newcomers.remove(host, peer.status, peer.last_heard_s)
+        logger.info("data host %s has left the job (%s)", host, peer.last_state)
+
+    def _dismiss_newcomers(self, now: float) -> None:
+        """Remove newcomers that this host has admitted and that have ended or are lost."""
+        for joined in self.own.joined:
+            peer = self._peers[joined.host]
+            limit_s = self._timings.start_timeout_s if peer.status is None else 2 * self._timings.orphan_s
+            silent_s = min(now - peer.last_heard_s, self.newcomers.present_s(joined.host, now))
+            if self._state(joined.host) in _ENDED or silent_s > limit_s:
+                self._remove(joined.host)
+                self.update(joined=tuple(known for known in self.own.joined if known is not joined))
 
     def _state(self, host: str) -> HostState:
         if host == self.own.host:
@@ -300,12 +366,13 @@ class Membership:
     def _may_do_without(self, peer: Peer, *, has_served: bool) -> bool:
         # The job can continue without a data host that has served, for example if its replacement is unusable. If a
         # data host never served, trainer hosts fail the job. Data hosts do not, because the fault may be their own.
-        return peer.member.role is Role.DATA and (has_served or self._members[self.own.host].role is Role.DATA)
+        is_spare = has_served or peer.member.is_optional or self._members[self.own.host].role is Role.DATA
+        return peer.member.role is Role.DATA and is_spare
 
     def _is_fatal(self, peer: Peer) -> bool:
         # The job can lose a data host that has served, because the others compute its batches. `has_served` remembers
         # this, because a host that fails has no endpoints left. If a host never served, its failure ends the job.
-        return peer.member.role is Role.TRAINER or not peer.has_served
+        return peer.member.role is Role.TRAINER or not (peer.has_served or peer.member.is_optional)
 
     def _may_decide(self, member: Member, decided: Cause) -> bool:
         # A data host may pass on others' decisions. If it decides alone, it is cut off by a partition and ends alone.
@@ -361,8 +428,7 @@ class Membership:
                 continue
             peer.is_silent = is_silent
             if is_silent:
-                what = "stood still" if peer.is_stuck else "fell silent"
-                silent_s = now - peer.last_heard_s
+                what, silent_s = "stood still" if peer.is_stuck else "fell silent", now - peer.last_heard_s
                 logger.warning("%s host %s %s for %.0f s (%s)", role.value, host, what, silent_s, peer.last_state)
             else:
                 logger.info("%s host %s is heard again", role.value, host)
@@ -398,10 +464,7 @@ class Membership:
             self.update(decided=self.own.failure)
 
     def _awaits_host(self, now: float) -> bool:
-        """Return whether a trainer host has missed heartbeats and may be lost, although its lease has not ended.
-
-        If it is lost, ranks of other hosts report broken connections long before the lease ends.
-        """
+        """Return whether a trainer host has missed heartbeats. If it is lost, echoes come before its lease ends."""
         missed_s = max(self.SETTLE_S, 1.5 * self._timings.heartbeat_s)
         return any(
             self._lives(host) and self._state(host) not in _ENDED and now - self._peers[host].last_heard_s > missed_s
@@ -424,9 +487,7 @@ class Membership:
         if self.own.failure is not None and self.own.failure.of_rank:
             changes["failure"] = None
         if self._members[self.own.host].role is Role.TRAINER:
-            for report in self.own.ranks:
-                self.past_counters.update(report.counters)
-                self._past_metrics[report.rank] = report.metrics or ()
+            self.past_ranks.take(self.own.ranks)
             changes |= {"state": HostState.INIT, "ranks": (), "rendezvous_port": 0}
         self.update(**changes)
 
@@ -437,28 +498,3 @@ class Membership:
         running = [report for report in reports if not report.finished]
         if all(report.stop_vote for report in running):
             self.update(stop_at=stop_point(running))
-
-
-def stop_point(reports: Sequence[RankReport]) -> StopPoint:
-    """Return the point where ranks that run the same loop end together.
-
-    The point is in a loader that all ranks have used. If there are several, it is in the one that most ranks use now.
-    The number of steps is that of the most advanced rank.
-
-    Args:
-        reports: Reports of ranks that have paused.
-    """
-    started = [set(report.steps_started) for report in reports]
-    shared = set.intersection(*started) or set.union(*started) if started else set()
-    if not shared:
-        return StopPoint(loader="", steps=0)
-
-    def steps(loader: str) -> int:
-        return max(report.steps_started.get(loader, 0) for report in reports)
-
-    def num_ranks_in(loader: str) -> int:
-        return sum(report.loader == loader for report in reports)
-
-    # On a tie, use the loader with fewer steps. It may be a validation that the other ranks will begin too.
-    chosen = min(shared, key=lambda loader: (-num_ranks_in(loader), steps(loader), loader))
-    return StopPoint(loader=chosen, steps=steps(chosen))

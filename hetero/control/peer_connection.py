@@ -99,11 +99,17 @@ class PeerConnection:
         """Whether the last heartbeat was answered."""
         self._was_heard = False
         """Whether any heartbeat was ever answered."""
+        self._is_over = threading.Event()
+        """Set when the connection ends, although the hub goes on."""
         self._thread = threading.Thread(target=self._run, name=f"peer-{host}", daemon=True)
 
     def start(self) -> None:
         """Start the thread. Does not block."""
         self._thread.start()
+
+    def stop(self) -> None:
+        """End the connection because the peer has left the job. Does not block."""
+        self._is_over.set()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the thread after `ConnectionOptions.stopping` was set."""
@@ -114,7 +120,7 @@ class PeerConnection:
         errors = LoggedErrors()
         sent_version = -1
         try:
-            while not options.stopping.is_set():
+            while not (options.stopping.is_set() or self._is_over.is_set()):
                 interval_s = options.heartbeat_s * _RANDOM.uniform(0.9, 1.1)
                 pause_s = min(interval_s, 0.5)
                 with errors.during(f"sending this host's status to {self._host}"):

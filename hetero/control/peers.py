@@ -17,6 +17,8 @@ class Member:
 
     host: str
     role: Role
+    is_optional: bool = False
+    """Whether the job goes on without this data host, even if it has never served."""
 
 
 @dataclass(slots=True)

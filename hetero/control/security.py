@@ -211,6 +211,8 @@ class Policy(enum.Enum):
 
     TOKEN = "token"
     """Callers that have the job's token and name the job's id."""
+    NEWCOMER = "newcomer"
+    """Callers that have the job's token. They do not know the job's id yet."""
     OPEN = "open"
     """All callers. Used for the health check only, which returns nothing but its status."""
 
@@ -272,6 +274,8 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if policy is None or not self._is_authentic(_values(metadata, _AUTHORIZATION)):
             self.count_failure()
             return self._unauthenticated
+        if policy is Policy.NEWCOMER:
+            return continuation(handler_call_details)
         jobs = _values(metadata, _JOB)
         if len(jobs) != 1 or not hmac.compare_digest(jobs[0], self._job_id):
             self.count_failure()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetero.control.directory import BATCHES, KINDS, EndpointRecord
+from hetero.control.joined import MAX_JOINED, JoinedHost, joined_from_proto, joined_to_proto
 from hetero.control.metric_series import fit_for_peer, series_from_proto, series_to_proto
 from hetero.errors import ExitCode, ProtocolError
 from hetero.metrics.logged import LoggedMetric
@@ -27,6 +28,7 @@ __all__ = [
     "StopPoint",
     "cause_from_proto",
     "cause_to_proto",
+    "check_options",
     "report_from_proto",
     "report_to_proto",
     "status_from_proto",
@@ -184,6 +186,8 @@ class HostStatus:
     """Number of endpoints that each trainer host should run, if the first trainer host decides on it and this is it."""
     profile_json: bytes = b""
     """In a profile run, a `hetero.planning.parts.HostPart` after the host has measured it."""
+    joined: tuple[JoinedHost, ...] = ()
+    """Data hosts that this host has added to the running job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +341,7 @@ def status_to_proto(status: HostStatus, *, has_metrics: bool = True) -> pb.HostS
         options=status.options,
         trainer_endpoints=status.trainer_endpoints,
         profile_json=status.profile_json,
+        joined=[joined_to_proto(joined) for joined in status.joined],
     )
     if status.failure is not None:
         message.failure.CopyFrom(cause_to_proto(status.failure))
@@ -374,9 +379,8 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
     _check("endpoints", len(message.endpoints), _MAX_ENDPOINTS)
     _check("bytes of a host's usage", len(message.usage_json), _MAX_JSON_BYTES)
     _check("bytes of a host's profile", len(message.profile_json), _MAX_JSON_BYTES)
-    _check("options", len(message.options), _MAX_OPTIONS)
-    for text in (*message.options, *message.options.values()):
-        _check("characters in an option", len(text), _MAX_OPTION_CHARS)
+    _check("joined hosts", len(message.joined), MAX_JOINED)
+    check_options(message.options)
     return HostStatus(
         host=message.host,
         incarnation=message.incarnation,
@@ -399,7 +403,15 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
         options=dict(message.options),
         trainer_endpoints=message.trainer_endpoints,
         profile_json=message.profile_json,
+        joined=tuple(joined_from_proto(joined) for joined in message.joined),
     )
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raise `ProtocolError` if a message has too many or too long options."""
+    _check("options", len(options), _MAX_OPTIONS)
+    for text in (*options, *options.values()):
+        _check("characters in an option", len(text), _MAX_OPTION_CHARS)
 
 
 def endpoint_to_proto(record: EndpointRecord) -> pb.Endpoint:

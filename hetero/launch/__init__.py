@@ -9,6 +9,10 @@ addresses.py     addresses of the other hosts
 progress.py      the progress line
 profiling.py     a profile run: its phases, its end, its files
 staged.py        the files that hetero.sagemaker.prepare adds to the code, such as the token
+control_plane.py the hub of a host, and what all hosts must agree on
+joining.py       joins a running job, or registers with the main host of a job
+wanted_hosts.py  how many data hosts the job could use
+summaries.py     the loader of a rank that takes the most time
 summary.py       metrics and report of a run
 failure.py       the failure file
 metric_lines.py  metrics as log lines for the platform

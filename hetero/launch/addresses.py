@@ -33,6 +33,10 @@ class Addresses:
         self._check_stop = check_stop
         self._known: dict[str, str] = {}
 
+    def set(self, host: str, address: str) -> None:
+        """State the numeric address of a host whose name need not be resolved."""
+        self._known[host] = address
+
     def has(self, host: str) -> bool:
         """Return whether the address of a host was found."""
         return host in self._known

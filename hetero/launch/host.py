@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -15,15 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from hetero import __version__
-from hetero.cluster import ClusterSpec, Platform, Role
+from hetero.cluster import ClusterSpec, Platform
 from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.control import security
 from hetero.control.directory import EndpointRecord
-from hetero.control.hub import Hub
-from hetero.control.membership import Member, Membership
+from hetero.control.membership import Membership
 from hetero.control.rank.session import HOST_VARIABLE, TLS_VARIABLE
-from hetero.control.status import Cause, HostState, HostStatus, SessionOptions
+from hetero.control.status import Cause, HostState
 from hetero.dataplane.pool.pool import EndpointPool
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement
@@ -31,21 +27,23 @@ from hetero.launch.addresses import Addresses
 from hetero.launch.auto_endpoints.memory import HostMemory
 from hetero.launch.auto_endpoints.pressure import CpuPressure
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
+from hetero.launch.control_plane import make_hub
 from hetero.launch.data_services import HostFacts, find_service
 from hetero.launch.failure import shown_first_line
 from hetero.launch.ranks.ranks import AGENTS
 from hetero.launch.ranks.starter import RankStarter
 from hetero.launch.staged import job_token
 from hetero.launch.summary import output_folder, write_metrics, write_report
+from hetero.launch.wanted_hosts import WantedHosts
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
+from hetero.report.model import JoinedFacts
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
-from hetero.system.scripts import find_script
+from hetero.system.stop_signals import SHIELD_VARIABLE
 from hetero.system.workdir import private_folder
 from hetero.wire.channels import without_proxy
-from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
 
 __all__ = ["WORK_DIR_VARIABLE", "JobEndsError", "LaunchedHost", "RestartError", "StoppedEarlyError", "cause_of"]
@@ -122,6 +120,8 @@ class LaunchedHost:
         )
         self.job_id = platform.job_id(cluster)
         self.child_environment = {"HETERO_JOB_ID": self.job_id, "PYTHONHASHSEED": "0"}
+        if platform.signals_every_process:
+            self.child_environment[SHIELD_VARIABLE] = "1"
         if AGENTS[framework_of(options)].uses_grpc:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
@@ -132,10 +132,14 @@ class LaunchedHost:
         """Whether all trainer hosts have been ready at the same time at least once. Only data hosts use it."""
         self.generation = 0
         """Number of restarts of the trainer group that this host has handled."""
+        self.wanted = WantedHosts()
+        """Estimates how many data hosts the job could use. Only the first trainer host uses it."""
         self._platform = platform
         self._num_signals = 0
         self._num_ticks = 0
         self._addresses = Addresses(options.port, self.timings, self._check_stop)
+        if platform.own_address:
+            self._addresses.set(self.name, platform.own_address)
         self._started_epoch_s = time.time()
         self._started_s = time.monotonic()
         self._next_words_s = self._started_s + self.timings.patience_s
@@ -158,7 +162,7 @@ class LaunchedHost:
             self.child_environment[security.TOKEN_FILE_VARIABLE] = token_path
         tls = self._load_tls()
         self.address = self.address_of(self.name)
-        self.hub = stack.enter_context(self._make_hub(token, tls))
+        self.hub = stack.enter_context(make_hub(self, token, tls, started_s=self._started_s))
         # Ranks that load their data themselves must not use gRPC, because torch forks loader workers from them.
         is_without_grpc = self.placement.num_ranks > 0 and not self.placement.remote
         self.rank_socket = stack.enter_context(self.hub.open_host_socket()) if is_without_grpc else None
@@ -188,48 +192,6 @@ class LaunchedHost:
         if remaining_s < _SHORT_S:
             logger.warning("the certificate expires in %.1f h, and later connections will fail", remaining_s / 3600)
         return tls
-
-    def _make_hub(self, token: security.Token | None, tls: Tls | None) -> Hub:
-        cluster, options = self.cluster, self.options
-        script = find_script(options.script, is_module=options.module)
-        members = [
-            *(Member(host=host.name, role=Role.TRAINER) for host in cluster.trainer_hosts),
-            *(Member(host=host.name, role=Role.DATA) for host in cluster.data_hosts),
-        ]
-        own = HostStatus(
-            host=self.name,
-            incarnation=secrets.token_hex(8),
-            version=__version__,
-            script_digest=hashlib.sha256(script.read_bytes()).hexdigest()[:16],
-            options=self._shared_options(),
-        )
-        session_options = SessionOptions(
-            data_timeout_s=self.timings.data_timeout_s,
-            prepare_timeout_s=self.timings.prepare_timeout_s,
-            emulate_step_s=options.emulate_step_s,
-            purity_checks=options.purity_checks,
-            warmup_steps=options.warmup_steps,
-            max_batch_bytes=options.max_batch_bytes,
-            stop_grace_s=self.timings.stop_grace_s,
-            data_service=self.placement.data_service,
-            wants_step_times=self.is_first_trainer and self.placement.servers.num_at_start is not None,
-            profile=options.profile,
-        )
-        return Hub(
-            Membership(members, own, timings=self.timings, clock=time.monotonic, max_restarts=options.job_restarts),
-            address=self.address,
-            port=options.port,
-            resolve=self._addresses.launcher_of,
-            peers=tuple(member.host for member in members if member.host != self.name),
-            token=token,
-            job_id=self.job_id,
-            remote=self.placement.remote,
-            session_options=session_options,
-            heartbeat_s=self.timings.heartbeat_s,
-            num_ranks=self.placement.num_ranks,
-            started_s=self._started_s,
-            tls=tls,
-        )
 
     def _make_pool(self, token_path: str | None) -> EndpointPool:
         facts = HostFacts(
@@ -264,15 +226,6 @@ class LaunchedHost:
             memory=HostMemory(),
         )
 
-    def _shared_options(self) -> dict[str, str]:
-        """Return the options that must be equal on all hosts. A host may lack an option that does not apply to it."""
-        shared = {**self.options.shared(), "data plane protocol": str(PROTOCOL)}
-        if self.placement.num_ranks:
-            shared["ranks per trainer host"] = (
-                "set by mpirun" if self.starter.num_made else str(self.placement.num_ranks)
-            )
-        return shared
-
     def _status_if_stuck(self) -> int:
         decided = self.hub.decided
         return int(ExitCode.INTERNAL if decided is None else decided.exit_code)
@@ -280,6 +233,17 @@ class LaunchedHost:
     def address_of(self, host: str) -> str:
         """Return the address of a host as `Addresses.of` does. May wait."""
         return self._addresses.of(host)
+
+    def launcher_of(self, host: str) -> str:
+        """Return ``address:port`` of a host's launcher as `Addresses.launcher_of` does. May block."""
+        return self._addresses.launcher_of(host)
+
+    @property
+    def read_again(self) -> Callable[[], ClusterSpec] | None:
+        """Reads the description of the cluster again. None if it cannot change."""
+        if not self._platform.may_change:
+            return None
+        return lambda: self._platform.read_cluster(host=self.name, roles=self.options.roles)
 
     def has_address(self, host: str) -> bool:
         """Return whether the address of a host was found. The hub looks the name up until it is resolved."""
@@ -390,7 +354,7 @@ class LaunchedHost:
             is_behind = self.placement.num_ranks > 0 and membership.own.generation != self.generation
             is_behind = is_behind and changes.get("state") not in (None, HostState.FAILED)
             if not is_behind:
-                for name, count in membership.past_counters.items():
+                for name, count in membership.past_ranks.counters.items():
                     counters[name] = counters.get(name, 0) + count
                 membership.update(usage_json=usage_json, counters=counters, ticks=self._num_ticks, **changes)
         if is_behind:
@@ -462,7 +426,9 @@ class LaunchedHost:
         A profile run has no report, because its steps are not those of the job.
         """
         with self.hub.membership() as membership:
-            statuses, own = membership.statuses(), membership.own
+            departed = membership.newcomers.departed
+            past = [host.status for host in departed if host.status is not None]
+            statuses, own = membership.statuses() + past, membership.own
         if self.options.output_dir is not None or self._platform.folders.root.is_dir():
             write_metrics(self.output_folder, self.cluster, own)
         if not self.is_first_trainer or self.options.profile:
@@ -476,9 +442,21 @@ class LaunchedHost:
             started_epoch_s=self._started_epoch_s,
             wall_s=time.monotonic() - self._started_s,
             cause=cause,
+            joined_hosts=self._joined_hosts(),
             decisions=() if self.trainer_endpoints is None else tuple(self.trainer_endpoints.decisions),
             folder=self.output_folder,
         )
+
+    def _joined_hosts(self) -> list[JoinedFacts]:
+        """Return the data hosts that have joined the running job, with those that have left again."""
+        with self.hub.membership() as membership:
+            newcomers, now_s = membership.newcomers, time.monotonic()
+            times = [(host.joined, host.present_s) for host in newcomers.departed]
+            times += [(joined, newcomers.present_s(host, now_s)) for host, joined in newcomers.present.items()]
+        return [
+            JoinedFacts(host=joined.host, group=joined.group, instance_type=joined.instance_type, present_s=present_s)
+            for joined, present_s in times
+        ]
 
 
 def cause_of(error: HeteroError, host: str) -> Cause:

@@ -39,6 +39,7 @@ from hetero.launch.ranks.ranks import AgentStarter
 from hetero.launch.ranks.starter import RankStarter
 from hetero.launch.roles import serve, train
 from hetero.system import logs
+from hetero.system.documents import write_text
 from hetero.system.fault_injection import permit_faults
 from hetero.system.scripts import find_script
 
@@ -129,7 +130,19 @@ def _follow(follower: Follower, host: str, platform: Platform) -> int:
 
 
 def _lead(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, starter: RankStarter) -> int:
-    """Run this host's part of the job as its only launcher, or as the local leader."""
+    """Run this host's part of the job as its only launcher, or as the local leader. Return the exit code."""
+    code = _lead_to_end(options, cluster, platform, starter)
+    path = platform.folders.exit_code
+    if path is not None and cluster.current_host == cluster.trainer_hosts[0].name:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, f"{code}\n")
+        except OSError as error:
+            logger.error("cannot write the job's exit code to %s: %s", path, error)
+    return code
+
+
+def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, starter: RankStarter) -> int:
     failure_file = platform.folders.failure
     with logs.write_behind(), reserved_space(failure_file):
         try:

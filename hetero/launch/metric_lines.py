@@ -5,15 +5,14 @@ Only the first trainer host logs them. A platform that reads the logs of all hos
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetero.control.status import HostStatus
-from hetero.errors import ConfigError
+from hetero.launch.summaries import longest_summary
+from hetero.launch.wanted_hosts import Estimate
 from hetero.metrics.figures import Figure
 from hetero.metrics.lines import metric_text
-from hetero.metrics.steps import StepSummary
 from hetero.report.model import Report
 
 __all__ = ["log_metrics", "progress_metrics", "result_metrics"]
@@ -29,14 +28,17 @@ def log_metrics(metrics: Mapping[str, float]) -> None:
             logger.info("%s", text)
 
 
-def progress_metrics(trainers: Sequence[HostStatus], *, num_endpoints: int) -> dict[str, float]:
+def progress_metrics(
+    trainers: Sequence[HostStatus], *, num_endpoints: int, wanted: Estimate | None = None
+) -> dict[str, float]:
     """Return the metrics of a running job, from the last reports of its ranks. Empty before the first step.
 
     Args:
         trainers: Last status of each trainer host.
         num_endpoints: Number of endpoints that serve.
+        wanted: How many data hosts the job could use. None if it is not known.
     """
-    ranks = [_longest(report.summaries_json) for status in trainers for report in status.ranks]
+    ranks = [longest_summary(report.summaries_json) for status in trainers for report in status.ranks]
     found = [summary for summary in ranks if summary is not None]
     if not found:
         return {}
@@ -50,6 +52,12 @@ def progress_metrics(trainers: Sequence[HostStatus], *, num_endpoints: int) -> d
         metrics["samples_per_second"] = sum(pace for pace in paces if pace is not None)
     if num_endpoints:
         metrics["endpoints"] = num_endpoints
+    if wanted is not None:
+        metrics |= {
+            "wanted_data_hosts": wanted.hosts,
+            "wanted_data_hosts_low": wanted.low,
+            "wanted_data_hosts_high": wanted.high,
+        }
     return metrics
 
 
@@ -67,17 +75,6 @@ def result_metrics(report: Report) -> dict[str, float]:
         "job_restarts": report.run.events.get("job restarts", 0),
         "endpoint_restarts": report.run.events.get("endpoint restarts", 0),
     }
-
-
-def _longest(summaries_json: Iterable[bytes]) -> StepSummary | None:
-    """Return a rank's summary of the loader with the longest total time. None without a valid summary."""
-    found = []
-    for part in summaries_json:
-        try:
-            found.append(StepSummary.from_json(json.loads(part)))
-        except (ValueError, ConfigError):
-            continue  # a malformed summary is logged when the report is written
-    return max(found, key=lambda summary: (summary.total_s, summary.num_steps), default=None)
 
 
 def _largest(name: str, values: Iterable[float | None], factor: float) -> dict[str, float]:

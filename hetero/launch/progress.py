@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -11,7 +10,7 @@ from typing import TextIO
 
 from hetero.control.status import RankReport
 from hetero.errors import ConfigError
-from hetero.metrics.steps import StepSummary
+from hetero.launch.summaries import longest_summary
 from hetero.system.text import counted
 
 __all__ = ["INTERVAL_VARIABLE", "PROGRESS_MARK", "StatusLine", "describe", "interval_s"]
@@ -41,16 +40,9 @@ def interval_s(environ: Mapping[str, str]) -> float:
 
 def describe(reports: Sequence[RankReport]) -> str:
     """Return one line with the progress of this host's ranks. Empty before the first step."""
-    found = []
-    for report in reports:
-        for part in report.summaries_json:
-            try:
-                found.append(StepSummary.from_json(json.loads(part)))
-            except (ValueError, ConfigError):
-                continue  # a malformed summary is logged when the report is written
-    if not found:
+    longest = longest_summary(part for report in reports for part in report.summaries_json)
+    if longest is None:
         return ""
-    longest = max(found, key=lambda summary: (summary.total_s, summary.num_steps))
     text = f"{counted(longest.num_steps, 'step')} of {longest.name}"
     if longest.step_time_mean_s is not None and longest.utilisation is not None:
         text += f", {1000 * longest.step_time_mean_s:.0f} ms a step, {100 * (1 - longest.utilisation):.0f} % data wait"

@@ -21,6 +21,7 @@ from hetero.launch.metric_lines import log_metrics, progress_metrics
 from hetero.launch.profiling import JobProfile
 from hetero.launch.ranks.ranks import free_port
 from hetero.launch.ranks.starter import RanksOptions
+from hetero.launch.wanted_hosts import window_of
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.channels import join_address
 
@@ -329,11 +330,14 @@ def _show_progress(host: LaunchedHost) -> None:
     with host.hub.membership() as membership:
         reports = membership.own.ranks
         trainers = membership.statuses(Role.TRAINER)
-        num_endpoints = len(membership.endpoints())
+        endpoints = membership.endpoints()
+        others = membership.statuses(Role.DATA)
+        others += [gone.status for gone in membership.newcomers.departed if gone.status is not None]
     text = progress.describe(reports)
     if text:
         logger.info("progress: %s", text)
-    log_metrics(progress_metrics(trainers, num_endpoints=num_endpoints))
+    wanted = host.wanted.observe(window_of(trainers, others, endpoints)) if host.placement.remote else None
+    log_metrics(progress_metrics(trainers, num_endpoints=len(endpoints), wanted=wanted))
 
 
 def _trainers_done(host: LaunchedHost) -> bool:

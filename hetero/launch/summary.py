@@ -27,7 +27,7 @@ from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS, build_report, idle_data_hosts
 from hetero.report.markdown import render_report
-from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Expectation, GroupFacts, RankFacts, RunFacts
+from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Expectation, GroupFacts, JoinedFacts, RankFacts, RunFacts
 from hetero.system.documents import write_text
 from hetero.system.text import code_span
 
@@ -55,6 +55,7 @@ def write_report(
     cause: Cause | None,
     folder: Path,
     decisions: Sequence[str] = (),
+    joined_hosts: Sequence[JoinedFacts] = (),
 ) -> None:
     """Write the job's report and log its metrics. An error is logged and does not change the job's exit code."""
     try:
@@ -68,6 +69,7 @@ def write_report(
             wall_s=wall_s,
             exit_code=ExitCode.OK if cause is None else cause.exit_code,
             decisions=decisions,
+            joined_hosts=joined_hosts,
         )
         catalogue = Catalogue.load(
             profile=options.price_profile,
@@ -128,6 +130,7 @@ def run_facts(
     wall_s: float,
     exit_code: ExitCode,
     decisions: Sequence[str] = (),
+    joined_hosts: Sequence[JoinedFacts] = (),
 ) -> RunFacts:
     """Return the facts of a run, from the last status of each host.
 
@@ -149,9 +152,11 @@ def run_facts(
                 role=group.role.value,
                 instance_type=group.instance_type,
                 count=len(group.hosts),
+                spot_usd=options.spot_usd(group.name),
             )
             for group in cluster.groups
         ),
+        joined_hosts=tuple(joined_hosts),
         ranks=ranks,
         hosts=tuple(_usages(statuses)),
         events=_events(statuses, [host.name for host in cluster.data_hosts]),

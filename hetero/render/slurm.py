@@ -11,6 +11,9 @@ from hetero.render.request import GRACE_S, RenderRequest, resources_of
 __all__ = ["render_slurm"]
 
 
+_EXIT_CODE = "$SLURM_SUBMIT_DIR/hetero-slurm-$SLURM_JOB_ID/exit-code"
+
+
 def render_slurm(request: RenderRequest, *, separate_steps: bool = False) -> str:
     """Return the script for ``sbatch``. With several groups it is a heterogeneous job, with a component per group.
 
@@ -40,8 +43,7 @@ def render_slurm(request: RenderRequest, *, separate_steps: bool = False) -> str
         """trap 'rm -f "$HETERO_TOKEN_FILE"' EXIT""",
         """(umask 077; head -c 32 /dev/urandom | base64 | tr -d '=\\n' > "$HETERO_TOKEN_FILE")""",
         "",
-        "# One launcher per node. All end with the job's exit code, and so do srun and this script. A node that fails",
-        "# must not end the others: the job goes on without a data host.",
+        "# One launcher per node. A node that fails must not end the others: the job goes on without a data host.",
         *_steps(request, separate_steps=separate_steps),
     ]
     return "\n".join(lines) + "\n"
@@ -87,19 +89,25 @@ def _time(hours: float) -> str:
 def _steps(request: RenderRequest, *, separate_steps: bool) -> list[str]:
     options = "--ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill"
     command = request.shell_command
-    if len(request.groups) == 1:
-        return [f"srun {options} {command}"]
     numbers = range(len(request.groups))
-    if not separate_steps:
-        return [f"srun --het-group={','.join(map(str, numbers))} {options} {command}"]
+    start = [f'exit_code="{_EXIT_CODE}"', 'rm -f "$exit_code"', "code=0"]
+    if len(numbers) == 1:
+        steps = [f"srun {options} {command} || code=$?"]
+    elif not separate_steps:
+        steps = [f"srun --het-group={','.join(map(str, numbers))} {options} {command} || code=$?"]
+    else:
+        steps = [
+            "steps=()",
+            *(f"srun --het-group={number} {options} {command} & steps+=($!)" for number in numbers),
+            'for step in "${steps[@]}"; do',
+            "    own=0",
+            '    wait "$step" || own=$?',
+            '    [ "$code" -ne 0 ] || code=$own',
+            "done",
+        ]
     return [
-        "steps=()",
-        *(f"srun --het-group={number} {options} {command} & steps+=($!)" for number in numbers),
-        "code=0",
-        'for step in "${steps[@]}"; do',
-        "    own=0",
-        '    wait "$step" || own=$?',
-        '    if [ "$own" -gt "$code" ]; then code=$own; fi',
-        "done",
-        'exit "$code"',
+        *start,
+        *steps,
+        "# srun ends with the code of a lost data node too. The first trainer writes down how the job ended.",
+        'exit "$(cat "$exit_code" 2> /dev/null || echo "$code")"',
     ]

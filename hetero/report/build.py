@@ -156,7 +156,10 @@ def _slowest(
 
 
 def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Cost:
-    types = dict.fromkeys(group.instance_type for group in facts.groups)
+    groups = [group for group in facts.groups if group.spot_usd is None]
+    types = dict.fromkeys(
+        [group.instance_type for group in groups] + [joined.instance_type for joined in facts.joined_hosts]
+    )
     missing = [line for line in map(catalogue.explain, types) if line is not None]
     prices = [
         PriceFacts(
@@ -172,7 +175,15 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     hourly_usd: float | None = None
     if not missing and facts.groups:
         by_type = {price.instance_type: price.hourly_usd for price in prices}
-        hourly_usd = sum(group.count * by_type[group.instance_type] for group in facts.groups)
+        hourly_usd = sum(
+            group.count * (by_type[group.instance_type] if group.spot_usd is None else group.spot_usd)
+            for group in facts.groups
+        )
+        # Hosts that joined count for the share of the run in which they were there.
+        spot_usd = {group.name: group.spot_usd for group in facts.groups if group.spot_usd is not None}
+        for joined in facts.joined_hosts:
+            share = min(1.0, joined.present_s / facts.wall_s) if facts.wall_s > 0 else 1.0
+            hourly_usd += share * spot_usd.get(joined.group, by_type[joined.instance_type])
 
     objection = cost_objection(facts)
 
@@ -300,6 +311,8 @@ def _waits_are_rare(headline: Headline) -> bool:
 
 def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
     if facts.placement == "hybrid":  # Trainer hosts use part of their vCPUs, and that share is not recorded.
+        return None
+    if facts.joined_hosts:  # the number of vCPUs has changed during the run
         return None
     role = "trainer" if facts.placement == "homogeneous" else "data"
     total = 0

@@ -16,7 +16,7 @@ from hetero.metrics.logged import LoggedMetric
 from hetero.pricing.tables import markdown_table
 from hetero.report.build import cost_objection, missing_emulation
 from hetero.report.compare import Comparison
-from hetero.report.model import Cost, Expectation, Headline, Report
+from hetero.report.model import Cost, Expectation, GroupFacts, Headline, Report, RunFacts
 from hetero.system.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
 from hetero.system.text import code_span, markdown_text
 
@@ -184,10 +184,11 @@ def _facts_table(report: Report) -> str:
         *(
             (
                 f"{group.role} group",
-                f"{code_span(group.name)}: {group.count} x {code_span(group.instance_type)}",
+                f"{code_span(group.name)}: {group.count} x {code_span(group.instance_type)}{_spot_text(group)}",
             )
             for group in run.groups
         ),
+        *([("joined data hosts", _joined_text(run))] if run.joined_hosts else []),
         ("bottleneck", report.verdict.bottleneck),
     ]
     if report.verdict.vcpus is not None:
@@ -196,6 +197,16 @@ def _facts_table(report: Report) -> str:
         needed = report.verdict.vcpus_needed
         rows.append(("vCPUs that would suffice", f"{needed.value:.0f} ({needed.basis})"))
     return markdown_table(("", ""), rows)
+
+
+def _spot_text(group: GroupFacts) -> str:
+    return "" if group.spot_usd is None else f", spot at USD {group.spot_usd:g} per hour"
+
+
+def _joined_text(run: RunFacts) -> str:
+    """Return how many hosts joined the running job, and for how long they were there together."""
+    total_s = sum(joined.present_s for joined in run.joined_hosts)
+    return f"{len(run.joined_hosts)}, present for {seconds_text(total_s)} together"
 
 
 def _steps_table(headline: Headline) -> str:

@@ -27,6 +27,7 @@ __all__ = [
     "Expectation",
     "GroupFacts",
     "Headline",
+    "JoinedFacts",
     "PriceFacts",
     "RankFacts",
     "Report",
@@ -40,6 +41,7 @@ REPORT_FILE_NAME = "report.json"
 PLACEMENTS = ("homogeneous", "heterogeneous", "hybrid")
 ROLES = ("data", "trainer")
 BOTTLENECKS = ("data", "compute", "unknown")
+MAX_JOINED_HOSTS = 10_000
 MAX_METRICS = 100_000
 """Limit of the logged values in a report."""
 _MAX_FILE_BYTES = 64 << 20
@@ -54,6 +56,20 @@ class GroupFacts:
     instance_type: str
     count: int = field(metadata=limits(minimum=1, maximum=100_000))
     """Number of hosts in the group."""
+    spot_usd: float | None = field(default=None, metadata=limits(maximum=1000))
+    """Price of a host in USD per hour that the user gave with ``--spot``. None: the list price of the type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedFacts:
+    """A data host that joined the running job."""
+
+    host: str
+    group: str
+    instance_type: str
+    """Empty if the host did not state it."""
+    present_s: float
+    """Seconds from its admission until it left, or until the job ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +121,8 @@ class RunFacts:
     placement: str = field(metadata=limits(choices=PLACEMENTS))
     """``homogeneous``: no data group. ``heterogeneous``: endpoints on data hosts. ``hybrid``: also on trainer hosts."""
     groups: tuple[GroupFacts, ...]
+    joined_hosts: tuple[JoinedFacts, ...] = field(default=(), metadata=limits(max_items=MAX_JOINED_HOSTS))
+    """Data hosts that joined the running job, in addition to those of the groups."""
     ranks: tuple[RankFacts, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
     events: dict[str, int] = field(default_factory=dict)

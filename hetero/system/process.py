@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.errors import ExitCode, ResourcesError
 from hetero.system.cgroups import memory_use
+from hetero.system.stop_signals import children_ignore_platform
 
 if TYPE_CHECKING:
     import psutil
@@ -153,7 +154,7 @@ def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = 
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process with Popen's arguments. The caller must wait for its end, because `reap_adopted` ignores it."""
-    with _starting:
+    with _starting, children_ignore_platform(options.get("env")):
         process = subprocess.Popen(command, **options)
         _own_children.add(process)
     return process

@@ -26,6 +26,7 @@ from hetero.control.rank import session as control
 from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
+from hetero.system.stop_signals import children_ignore_platform
 from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
 from hetero.wire.framing import why_unsendable
@@ -231,7 +232,8 @@ class LocalFetcher:
         sampler.is_used = True
         try:
             sampler.requests = self._look_ahead(requests)
-            return sampler, iter(loader)
+            with children_ignore_platform():
+                return sampler, iter(loader)
         except BaseException:
             sampler.is_used = False
             raise

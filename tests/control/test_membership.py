@@ -11,8 +11,9 @@ from members import MEMBERS, cause, endpoint, status, view
 
 from hetero.cluster import Role
 from hetero.config import Timings
-from hetero.control.membership import Membership, stop_point
+from hetero.control.membership import Membership
 from hetero.control.status import HostState, RankReport, StopPoint
+from hetero.control.stop_points import stop_point
 from hetero.errors import ExitCode
 
 

@@ -62,7 +62,7 @@ def test_killed_rank_begins_a_generation_and_keeps_the_job(clock: Clock) -> None
     assert own.decided is None
     assert (own.generation, own.state, own.ranks, own.rendezvous_port) == (1, HostState.INIT, (), 0)
     assert own.restarted_for == killed("algo-3")
-    assert arbiter.past_counters == {"retries": 3}
+    assert arbiter.past_ranks.counters == {"retries": 3}
 
 
 def test_values_that_ranks_logged_before_a_restart_stay(clock: Clock) -> None:

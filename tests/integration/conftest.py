@@ -41,6 +41,10 @@ sys.exit(status)
 """Leads a session, as a shell does: what a terminal was set to is lost with the last process that has it open."""
 
 
+PORT = 17801
+"""Control port of launchers that are started by themselves."""
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a command; afterwards nothing of it may be left."""
@@ -123,7 +127,10 @@ def start_job(start: Start, tmp_path: Path) -> StartJob:
 
 @pytest.fixture
 def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
-    """Return a function that starts one host of a cluster file: data host algo-1 or trainer host algo-2."""
+    """Return a function that starts one host of a cluster file: data host algo-1 or trainer host algo-2.
+
+    With ``join`` it starts another host, which joins their job.
+    """
     groups = [
         {"instance_group_name": "data_group", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
         {"instance_group_name": "dnn_group", "instance_type": "ml.p3.2xlarge", "hosts": ["algo-2"]},
@@ -132,7 +139,7 @@ def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
     cluster_file.write_text(json.dumps({"instance_groups": groups}))
     network = f"127.{100 + os.getpid() % 100}.7"
     hosts_file = tmp_path / "hosts"
-    hosts_file.write_text(f"{network}.1 algo-1\n{network}.2 algo-2\n")
+    hosts_file.write_text("".join(f"{network}.{number} algo-{number}\n" for number in range(1, 10)))
 
     def start_host(
         host: str,
@@ -141,16 +148,20 @@ def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
         args: Sequence[str] = (),
         token: str = "shared-secret",
         environment: Mapping[str, str] | None = None,
+        join: str = "",
     ) -> Job:
         directory = tmp_path / host
         directory.mkdir(exist_ok=True)
         token_file = directory / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(token + "-of-the-job")
-        command = [sys.executable, "-m", "hetero.cli", "launch", "--cluster-file", str(cluster_file), "--host", host]
+        if join:  # a host of the description has a folder only once its launcher needs it
+            (directory / "ml").mkdir(exist_ok=True)
+        where = ["--join", f"{join}:{PORT}"] if join else ["--cluster-file", str(cluster_file)]
+        command = [sys.executable, "-m", "hetero.cli", "launch", *where, "--host", host]
         if script == CHAIN:
             flags, args = ("--endpoints-per-host", "1", *flags), ["--output", str(directory), *args]
-        command += ["--port", "17801", *flags, str(script), "--"]
+        command += ["--port", str(PORT), *flags, str(script), "--"]
         own = {
             "HETERO_HOSTS_FILE": str(hosts_file),
             "HETERO_TOKEN_FILE": str(token_file),

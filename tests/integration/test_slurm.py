@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -125,10 +124,6 @@ def test_script_that_fails_gives_the_job_its_exit_code(
     check_nothing_is_left(tmp_path)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="Slurm signals torchrun and the ranks too, not only the launcher: the job ends with 30 instead of 143",
-)
 @pytest.mark.parametrize("ended_by", ["scancel", "time limit"])
 def test_job_that_is_ended_stops_as_asked(
     slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], ended_by: str
@@ -141,9 +136,12 @@ def test_job_that_is_ended_stops_as_asked(
     wait_until(lambda: output.is_file() and "step 3" in output.read_text(), "the training has not begun")
     if ended_by == "scancel":
         slurm.run(["scancel", str(job)])
-    state, _, _ = slurm.wait(job)
+    state, code, _ = slurm.wait(job)
     check_nothing_is_left(tmp_path)
     assert state == ("CANCELLED" if ended_by == "scancel" else "FAILED")
+    assert ended_by == "scancel" or code == 143  # Slurm ends the batch script of a cancelled job itself
+    # Both ranks have saved a checkpoint after the same step.
+    assert (tmp_path / "out" / "stopped-0").read_text() == (tmp_path / "out" / "stopped-1").read_text()
     assert output.read_text().count("Exited with exit code 143") == 3
     assert "HET-30" not in output.read_text()
 
@@ -163,7 +161,6 @@ def test_data_node_that_is_lost_does_not_end_the_job(
     assert victims
     for process in victims:
         process.kill()
-    # The training has finished, but srun reports the launcher that was killed.
-    assert slurm.wait(job) == ("FAILED", 128 + signal.SIGKILL, 0)
+    assert slurm.wait(job) == ("COMPLETED", 0, 0), output.read_text()
     assert chains(tmp_path / "out") == chains_alone(tmp_path, "--epochs", "6")
     check_nothing_is_left(tmp_path)

@@ -227,6 +227,22 @@ def test_slurm_script_ends_with_the_code_of_its_steps(
     assert not list(tmp_path.glob(".hetero-token*"))  # removed at the end
 
 
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("code", [0, 143])
+def test_slurm_script_ends_with_the_code_that_the_first_trainer_wrote(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, separate: bool, code: int
+) -> None:
+    text = rendered(capsys, "slurm", *(["--separate-steps"] if separate else []))
+    (tmp_path / "hetero-slurm-7").mkdir()
+    (tmp_path / "hetero-slurm-7" / "exit-code").write_text("99\n")  # of an earlier attempt of the job
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!/bin/bash\necho {code} > hetero-slurm-7/exit-code\nexit 137\n")  # a data node was lost
+    srun.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash"], input=text, text=True, cwd=tmp_path, env=environ, check=False)
+    assert done.returncode == code
+
+
 def test_slurm_single_group_is_no_heterogeneous_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["render", "slurm", "--group", "train=GPU:4:2", "train.py"]) == ExitCode.OK
     text = capsys.readouterr().out

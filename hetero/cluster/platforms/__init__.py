@@ -6,8 +6,10 @@ trainjob.py      Kubeflow TrainJob, which makes a JobSet
 jobset.py        Kubernetes JobSet
 volcano.py       Volcano
 vertex.py        Vertex AI custom training
+aws_batch.py     AWS Batch multi-node parallel jobs, whose hosts register with the main host
 slurm.py         Slurm
 cluster_file.py  any machines: ``--cluster-file`` lists the hosts, and another platform gives everything else
+joined.py        a job that this host has joined: a host of the job describes the cluster
 
 A platform reads only the environment and files, so tests can use recorded environments. No other folder reads the
 variables of a platform. To add a platform, write its module, list it in `PLATFORMS`, and add a test.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hetero.cluster.platforms.aws_batch import AwsBatch
 from hetero.cluster.platforms.cluster_file import ClusterFile
 from hetero.cluster.platforms.jobset import JobSet
 from hetero.cluster.platforms.platform import Folders, JobParameters, Platform
@@ -29,7 +32,7 @@ from hetero.errors import ConfigError
 
 __all__ = ["Folders", "JobParameters", "Platform", "describes_a_job", "find_platform"]
 
-PLATFORMS: tuple[type[Platform], ...] = (SageMaker, TrainJob, JobSet, Volcano, Vertex, Slurm)
+PLATFORMS: tuple[type[Platform], ...] = (SageMaker, TrainJob, JobSet, Volcano, Vertex, AwsBatch, Slurm)
 """All platforms in the order of detection. If none is detected, the first one gives the folders and the error."""
 
 

@@ -27,6 +27,7 @@ class ClusterFile(Platform):
     """
 
     name = "cluster file"
+    may_change = True
 
     def __init__(self, below: Platform, path: str) -> None:
         super().__init__(below.environ)
@@ -34,6 +35,7 @@ class ClusterFile(Platform):
         self._path = path
         self.stripped = below.stripped
         self.stop_signals = below.stop_signals
+        self.signals_every_process = below.signals_every_process
         self.kill_after_s = below.kill_after_s
 
     def is_here(self) -> bool:

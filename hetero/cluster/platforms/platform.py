@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from hetero.cluster.description import host_names, parse_cluster
-from hetero.cluster.spec import ClusterSpec, slug
+from hetero.cluster.spec import ClusterSpec, Role, slug
 from hetero.errors import ClusterError
 
-__all__ = ["ClusterDescription", "Folders", "JobParameters", "Platform", "environment_error"]
+__all__ = ["ClusterDescription", "Folders", "JobParameters", "Platform", "Registration", "environment_error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,8 @@ class Folders:
     checkpoints: Path
     code: Path
     """The user's code."""
+    exit_code: Path | None = None
+    """File for the job's exit code, which the first trainer host writes. None if the platform does not need it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,21 @@ class JobParameters:
     """Origin of the parameters, for messages."""
     script_arguments: Sequence[str] | None = None
     """Arguments for the training script, made from the other parameters. None if the command line has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """How the hosts of a job find one another if the platform tells them only the address of a main host."""
+
+    num_hosts: int
+    """Number of hosts of the job."""
+    main_address: str
+    """Numeric address of the main host. Empty on the main host itself."""
+    group: str
+    """Group of this host."""
+    instance_type: str
+    groups: tuple[str, ...]
+    """Names of all groups in order."""
 
 
 class Platform(ABC):
@@ -74,6 +91,12 @@ class Platform(ABC):
     """Prefixes of variables that ranks must not inherit, because a program in a rank would misread them."""
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     """Signals that ask a job to stop."""
+    signals_every_process: bool = False
+    """Whether the platform sends these signals to every process of the job, and not only to the launchers."""
+    own_address: str = ""
+    """Numeric address of this host, if its name does not give it."""
+    may_change: bool = False
+    """Whether data hosts can be added to the description while the job runs."""
     kill_after_s: float
     """Seconds from the signal until the platform kills the processes of the job."""
 
@@ -106,6 +129,14 @@ class Platform(ABC):
 
         Raises:
             ConfigError: If they cannot be read.
+        """
+        return None
+
+    def registration(self) -> Registration | None:
+        """Return how this host finds the others, None if `describe` lists them.
+
+        Raises:
+            ClusterError: If the environment is malformed.
         """
         return None
 
@@ -152,12 +183,14 @@ class Platform(ABC):
     def job_id(self, cluster: ClusterSpec) -> str:
         """Return the id of the job, which is the same on all hosts. It is one plain word, because headers carry it.
 
-        If neither the user (``HETERO_JOB_ID``) nor the platform names the job, the id is a digest of the cluster.
+        If neither the user (``HETERO_JOB_ID``) nor the platform names the job, the id is a digest of its trainer hosts.
+        Data hosts may be added later.
         """
         stated = self.environ.get("HETERO_JOB_ID") or self.job_name()
         if stated:
             return slug(stated)
-        text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in cluster.groups])
+        groups = [group for group in cluster.groups if group.role is Role.TRAINER]
+        text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in groups])
         return "cluster-" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -45,6 +45,7 @@ class Slurm(Platform):
         *("SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "PMI_", "PMI2_", "PMIX_"),
     )
     stop_signals = (signal.SIGTERM,)
+    signals_every_process = True
     kill_after_s = _KILL_WAIT_S
 
     def is_here(self) -> bool:
@@ -75,6 +76,7 @@ class Slurm(Platform):
             model=base / "model",
             checkpoints=submitted / "checkpoints",
             code=submitted,
+            exit_code=base / "exit-code",  # srun ends with the highest code, also of a data node that was lost
         )
 
     def job_name(self) -> str:

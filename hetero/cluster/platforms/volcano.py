@@ -7,8 +7,10 @@ The plugin svc gives every pod ``VC_<TASK>_HOSTS`` of all tasks, with ``-`` as `
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import ClassVar
 
-from hetero.cluster.document import MAX_HOSTS, listing
+from hetero.cluster.document import MAX_FILE_BYTES, MAX_HOSTS, listing
 from hetero.cluster.groups import GROUPS_VARIABLE, group_document, stated_groups
 from hetero.cluster.platforms.jobset import GRACE_VARIABLE, grace_s, pod_folders
 from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
@@ -23,6 +25,9 @@ class Volcano(Platform):
 
     name = "volcano"
     variables = ("VC_", "VK_TASK_INDEX")
+    may_change = True
+    hosts_folder: ClassVar[Path] = Path("/etc/volcano")
+    """Folder where the plugin svc mounts the hosts of each task."""
 
     @property
     def kill_after_s(self) -> float:  # type: ignore[override]
@@ -76,7 +81,19 @@ class Volcano(Platform):
             hosts = [host.strip() for host in self.environ[variable].split(",") if host.strip()] if match else []
             if match and hosts:
                 found[match[1].lower()] = hosts[: MAX_HOSTS + 1]
-        return found
+        return {name: self._from_file(name) or hosts for name, hosts in found.items()}
+
+    def _from_file(self, task: str) -> list[str]:
+        """Return the hosts in a task's mounted file, which follows changes of the job. Empty if there is none."""
+        for path in sorted(self.hosts_folder.glob("*.host")):
+            if path.stem.replace("-", "_").lower() == task:
+                try:
+                    with path.open(encoding="utf-8") as file:
+                        lines = file.read(MAX_FILE_BYTES).split()
+                except (OSError, UnicodeError):
+                    return []
+                return lines[: MAX_HOSTS + 1]
+        return []
 
     def _own(self, tasks: dict[str, list[str]]) -> str:
         name = self.environ.get("HOSTNAME", "")

@@ -218,7 +218,7 @@ class RankSession:
 
         A loader calls this at the start of each ``next()``, which is between two steps. Every rank ends after the same
         step. After SIGTERM each rank pauses here and reports how many steps of each loader it has started. See
-        `hetero.control.membership.stop_point` for the decision that follows.
+        `hetero.control.stop_points.stop_point` for the decision that follows.
 
         Args:
             timer: Timer of the loader, registered before.

@@ -106,6 +106,8 @@ class Compute:
         self._fault = faults_at("compute")
         self.num_overruns = 0
         """Emulated tasks that took longer than their emulated time. Waiting for other tasks counts as task time."""
+        self.busy_s = 0.0
+        """Seconds spent on tasks, over all slots, with the waiting of emulated tasks."""
         self._threads = [
             threading.Thread(target=self._serve, name=f"compute-{slot}", daemon=True) for slot in range(num_slots)
         ]
@@ -157,8 +159,10 @@ class Compute:
                     self._changed.wait()
                 _, _, task = heapq.heappop(self._queue)
                 self._running.add(task)
+            taken_s = self._clock()
             overran = self._run(task)
             with self._changed:
+                self.busy_s += self._clock() - taken_s
                 self._running.discard(task)
                 self.num_overruns += overran
             task.finish()

@@ -1,8 +1,8 @@
 """One endpoint process: a gRPC server and a `Delivery`, each on its own port, and compute threads.
 
 `hetero.dataplane.endpoint.fork_server` imports the script and forks this process. If forking is not safe, it starts a
-fresh process, which imports the script itself. On SIGTERM the process refuses new requests, finishes those in progress
-within the grace period, and ends.
+fresh process, which imports the script itself. On the end signal (`hetero.system.stop_signals`) the process refuses new
+requests, finishes those in progress within the grace period, and ends.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hetero.dataplane.endpoint.service import DATA_POLICIES, DataServicer
 from hetero.errors import ChildFailure, ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
+from hetero.system.stop_signals import end_signal
 from hetero.wire import channels
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
@@ -58,6 +59,8 @@ class EndpointStatistics:
     """Requests in progress now."""
     num_overruns: int = 0
     """Emulated batches whose real work took longer than the emulated time."""
+    busy_s: float = 0.0
+    """Seconds spent on batches, over all slots."""
     auth_failures: int = 0
 
 
@@ -131,12 +134,13 @@ class Endpoint:
             num_batches=self._service.delivery.num_batches,
             num_requests=self._service.delivery.num_busy,
             num_overruns=self._compute.num_overruns,
+            busy_s=self._compute.busy_s,
             auth_failures=self._access.auth_failures + self._service.delivery.num_rejected,
         )
 
 
 def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
-    """Serve until SIGTERM. Blocks the main thread.
+    """Serve until the end signal. Blocks the main thread.
 
     Args:
         options: The endpoint's settings. This process has imported the script already.
@@ -147,7 +151,7 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
     """
     limit_threads()
     allow_descriptors()
-    with SignalWaiter((signal.SIGTERM,)) as signals:
+    with SignalWaiter((end_signal(),)) as signals:
 
         def report(event: str, facts: dict[str, Any]) -> None:
             send_event(reports, event, index=options.index, incarnation=options.incarnation, **facts)
@@ -162,7 +166,7 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
             return int(error.exit_code)
         with endpoint:
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
-            while signal.SIGTERM not in signals.wait(_REPORT_INTERVAL_S):
+            while end_signal() not in signals.wait(_REPORT_INTERVAL_S):
                 report("statistics", dataclasses.asdict(endpoint.statistics()))  # the pool takes it as a sign of life
             endpoint.stop(options.grace_s)
             report("statistics", dataclasses.asdict(endpoint.statistics()))

@@ -37,6 +37,7 @@ from hetero.dataplane.endpoint.script import load_script
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import SignalWaiter, die_with_parent
+from hetero.system.stop_signals import end_signal
 
 __all__ = ["MAX_PACKET_BYTES", "main", "why_not_fork"]
 
@@ -85,7 +86,7 @@ class _ForkServer:
         while True:
             arrived = self._signals.wait(_IDLE_S, descriptors=(self._pool.fileno(),))
             self._reap()
-            if signal.SIGTERM in arrived:
+            if end_signal() in arrived:
                 return self._stop(self._base.grace_s)
             command = self._receive()
             if command is None:
@@ -162,7 +163,7 @@ class _ForkServer:
         """Ask one endpoint to end. Its requests in progress have its own grace."""
         for child in self._children:
             if child.incarnation == incarnation:
-                os.kill(child.pid, signal.SIGTERM)
+                os.kill(child.pid, end_signal())
 
     def _reap(self) -> None:
         for child in list(self._children):
@@ -172,9 +173,9 @@ class _ForkServer:
                 send_event(self._pool, "exited", index=child.index, incarnation=child.incarnation, status=status)
 
     def _stop(self, grace_s: float) -> int:
-        """Send SIGTERM to every endpoint, and SIGKILL after ``grace_s`` seconds. If that is 0, SIGKILL at once."""
+        """Ask every endpoint to end, and kill it after ``grace_s`` seconds. If that is 0, kill it at once."""
         for child in self._children:
-            os.kill(child.pid, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
+            os.kill(child.pid, end_signal() if grace_s > 0 else signal.SIGKILL)
         deadline_s = time.monotonic() + grace_s
         while self._children and time.monotonic() < deadline_s:
             self._signals.wait(min(0.5, max(0.0, deadline_s - time.monotonic())))
@@ -211,7 +212,7 @@ def main() -> None:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
         # Do this again, because the script may have set up logging or signals.
         configure_process(base.log_level)
-        with SignalWaiter((signal.SIGTERM, signal.SIGCHLD)) as signals:
+        with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:
             status = _ForkServer(pool, base, signals).serve()
     except HeteroError as error:
         report_failure(pool, error)

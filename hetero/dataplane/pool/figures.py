@@ -88,6 +88,7 @@ class PoolFigures:
             "authentication failures": int(statistics.get("auth_failures", 0)),
             "endpoint restarts": self.num_restarts,
             "stuck endpoints": self.num_stuck,
+            "milliseconds of computing batches": int(1000 * statistics.get("busy_s", 0)),
             "batches computed": int(statistics.get("num_batches", 0)),
             "emulation overruns": int(statistics.get("num_overruns", 0)),
         }

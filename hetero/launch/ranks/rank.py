@@ -28,6 +28,7 @@ from hetero.system import logs
 from hetero.system.documents import write_text
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import PARENT_VARIABLE, die_with_parent
+from hetero.system.stop_signals import ignore_platform
 
 LOG_VARIABLE = "HETERO_RANK_LOG"
 """Environment variable with the path prefix of the FIFOs that the launcher reads. The local rank is appended to it."""
@@ -60,9 +61,9 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     keep_freed_memory()
     _redirect_output()
-    # SIGTERM keeps its default action. A request to stop goes to the launcher, which makes all ranks agree on a last
-    # step. The agent sends SIGTERM when another rank has died. If a rank ignored the signal, torch's agent would wait
-    # 30 s for it, and processes that the script starts would ignore the signal too.
+    # SIGTERM keeps its default action, unless the platform sends it to every process. A request to stop goes to the
+    # launcher, which makes all ranks agree on a last step. The agent ends the other ranks with `end_signal`.
+    ignore_platform()
     from hetero.audit import ledger
     from hetero.control.rank import session as sessions
 

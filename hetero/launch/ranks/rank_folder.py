@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hetero.errors import ExitCode
 from hetero.launch.ranks.rank import END_PREFIX, LOG_VARIABLE
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import describe_exit_status
+from hetero.system.stop_signals import END_SIGNALS
 
 __all__ = ["RankFolder", "first_to_fail"]
 
@@ -119,7 +119,7 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
     - The rank reported its exception.
     - A signal ended the rank, and failures of other ranks may have caused that signal.
     - The rank reported an exception that is an echo of another rank's failure.
-    - The rank ended by SIGTERM without a report, because torch's agent sends SIGTERM after the failure of another rank.
+    - The rank ended by the end signal without a report. The agent sends it after the failure of another rank.
 
     Args:
         failures: (rank, exit status) in order of time, at least one.
@@ -132,7 +132,7 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
             return 0
         if rank in reported:
             return 4 if reported[rank].is_echo else 2
-        if exit_status == -signal.SIGTERM:
+        if -exit_status in END_SIGNALS:
             return 5
         return 1 if exit_status >= 0 else 3
 

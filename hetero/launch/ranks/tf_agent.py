@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetero.system.process import PARENT_VARIABLE, die_with_parent
+from hetero.system.stop_signals import end_signal
 from hetero.wire.channels import join_address
 
 if TYPE_CHECKING:  # the agent itself does not import modules that only the launcher needs
@@ -31,7 +32,7 @@ _SETTLE_S = 0.3
 """Seconds from the first failure until the agent ends the other ranks. A failing rank may break its connections before
 its process ends, because it closes its GPU in between. Another rank may then end first, but both must be recorded."""
 _TERM_GRACE_S = 3.0
-"""Seconds from SIGTERM to SIGKILL. Ranks keep SIGTERM's default action."""
+"""Seconds from the end signal to SIGKILL. The signal ends a rank by default."""
 _KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
     # Record no later failures, because this agent causes them when it ends the remaining ranks.
     Path(result_file).write_text(json.dumps(failures), encoding="utf-8")
     for process in running.values():
-        process.terminate()
+        process.send_signal(end_signal())
     _wait_for_ends(running, _TERM_GRACE_S)
     for process in running.values():
         process.kill()

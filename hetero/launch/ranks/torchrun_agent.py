@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetero.system.process import PARENT_VARIABLE, die_with_parent
+from hetero.system.stop_signals import end_signal
 
 if TYPE_CHECKING:  # the agent itself does not import modules that only the launcher needs
     from hetero.launch.ranks.starter import RanksOptions
@@ -67,6 +69,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    _end_ranks_with(end_signal())
     try:
         run.main(agent_arguments)
     except ChildFailedError as error:
@@ -78,6 +81,18 @@ def main(arguments: list[str]) -> int:
         Path(result_file).write_text(json.dumps(ordered), encoding="utf-8")
         return 1
     return 0
+
+
+def _end_ranks_with(number: signal.Signals) -> None:
+    """Let torch's agent end the other ranks with a signal that they obey, because ranks may ignore SIGTERM."""
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    close = PContext.close
+
+    def close_with(self: PContext, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        close(self, number if death_sig in (None, signal.SIGTERM) else death_sig, timeout)
+
+    PContext.close = close_with  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class StopPoint(_message.Message):
     def __init__(self, loader: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_at", "usage_json", "ranks", "counters", "revision", "rendezvous_port", "generation", "restarted_for", "ticks", "options", "trainer_endpoints", "profile_json")
+    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_at", "usage_json", "ranks", "counters", "revision", "rendezvous_port", "generation", "restarted_for", "ticks", "options", "trainer_endpoints", "profile_json", "joined")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class HostStatus(_message.Message):
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     script_digest: str
@@ -127,7 +128,59 @@ class HostStatus(_message.Message):
     options: _containers.ScalarMap[str, str]
     trainer_endpoints: int
     profile_json: bytes
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., revision: _Optional[int] = ..., rendezvous_port: _Optional[int] = ..., generation: _Optional[int] = ..., restarted_for: _Optional[_Union[Cause, _Mapping]] = ..., ticks: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ..., trainer_endpoints: _Optional[int] = ..., profile_json: _Optional[bytes] = ...) -> None: ...
+    joined: _containers.RepeatedCompositeFieldContainer[JoinedHost]
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., revision: _Optional[int] = ..., rendezvous_port: _Optional[int] = ..., generation: _Optional[int] = ..., restarted_for: _Optional[_Union[Cause, _Mapping]] = ..., ticks: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ..., trainer_endpoints: _Optional[int] = ..., profile_json: _Optional[bytes] = ..., joined: _Optional[_Iterable[_Union[JoinedHost, _Mapping]]] = ...) -> None: ...
+
+class JoinedHost(_message.Message):
+    __slots__ = ("host", "address", "group", "instance_type")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    address: str
+    group: str
+    instance_type: str
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., group: _Optional[str] = ..., instance_type: _Optional[str] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("protocol", "host", "version", "script_digest", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    host: JoinedHost
+    version: str
+    script_digest: str
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[_Union[JoinedHost, _Mapping]] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("refusal", "exit_code", "job_id", "cluster_json", "roles", "admitter", "admitter_address")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_JSON_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    ADMITTER_FIELD_NUMBER: _ClassVar[int]
+    ADMITTER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    exit_code: int
+    job_id: str
+    cluster_json: str
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    admitter: str
+    admitter_address: str
+    def __init__(self, refusal: _Optional[str] = ..., exit_code: _Optional[int] = ..., job_id: _Optional[str] = ..., cluster_json: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., admitter: _Optional[str] = ..., admitter_address: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("rank", "world_size", "generation")

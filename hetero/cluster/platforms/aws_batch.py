@@ -1,0 +1,121 @@
+"""AWS Batch multi-node parallel jobs. A node learns only the address of the main node, where all nodes register.
+
+Batch numbers the nodes of a job from 0. ``HETERO_GROUPS`` divides them into groups in the order of their numbers, as
+the job definition does with its node ranges. The main node waits until every node has registered. The names of the
+hosts are their addresses, because nodes have no names that others can resolve. The job ends when the main node ends,
+so the main node belongs into the group that trains.
+
+Source: https://docs.aws.amazon.com/batch/latest/userguide/multi-node-parallel-jobs.html#mnp-env-vars
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
+from hetero.cluster.platforms.jobset import pod_folders
+from hetero.cluster.platforms.platform import (
+    ClusterDescription,
+    Folders,
+    Platform,
+    Registration,
+    environment_error,
+)
+from hetero.errors import ClusterError
+
+__all__ = ["AwsBatch"]
+
+_MAX_NODES = 1000
+"""Limit of the service for the nodes of a job."""
+_ONLY_GROUP = "trainer"
+_MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+
+
+class AwsBatch(Platform):
+    """A node of a multi-node parallel job."""
+
+    name = "aws-batch"
+    variables = ("AWS_BATCH_",)
+    kill_after_s = 30.0
+    """From SIGTERM to SIGKILL. Source: docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html"""
+
+    def is_here(self) -> bool:
+        """Return whether this process runs on a node of a multi-node parallel job."""
+        return "AWS_BATCH_JOB_NUM_NODES" in self.environ
+
+    def registration(self) -> Registration | None:
+        """Return how this node finds the others. None for a job of one node."""
+        number, index = self._number("AWS_BATCH_JOB_NUM_NODES"), self._number("AWS_BATCH_JOB_NODE_INDEX")
+        main = self._number("AWS_BATCH_JOB_MAIN_NODE_INDEX")
+        if not 1 <= number <= _MAX_NODES or index >= number or main >= number:
+            raise self._error(
+                f"node {index} of {number}, with node {main} as the main node",
+                f"1 to {_MAX_NODES} nodes, numbered from 0",
+            )
+        group = self._group(index, number)
+        if number == 1:
+            return None
+        address = self.environ.get(_MAIN_ADDRESS, "")
+        if index != main and not address:
+            raise self._error(f"{_MAIN_ADDRESS} is not set", "the address of the main node")
+        return Registration(
+            num_hosts=number,
+            main_address="" if index == main else address,
+            group=group.name,
+            instance_type=group.instance_type,
+            groups=tuple(stated.name for stated in self._groups(number)),
+        )
+
+    def describe(self) -> ClusterDescription:
+        """Return the description of a job of one node. Other jobs are described by their registrar."""
+        if self.registration() is not None:
+            raise self._error("several nodes", "one node, or nodes that have registered with the main node")
+        group = self._group(0, 1)
+        document = {
+            "instance_groups": [group_document(group.name, group.instance_type, ["127.0.0.1"])],
+            "current_host": "127.0.0.1",
+        }
+        return ClusterDescription(document=document, source="the AWS_BATCH_* environment")
+
+    @property
+    def folders(self) -> Folders:
+        """Folders below ``HETERO_WORKSPACE`` or ``/workspace``, a volume of the job definition."""
+        folders = pod_folders(self.environ.get("HETERO_WORKSPACE") or "/workspace")
+        return dataclasses.replace(folders, failure=folders.output / "failure")
+
+    def job_name(self) -> str:
+        """Return the id of the job, without the number of the node, with the number of its attempt."""
+        job = self.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
+        attempt = self.environ.get("AWS_BATCH_JOB_ATTEMPT", "")
+        return "-".join(part for part in (job, attempt) if part) if job else ""
+
+    def _groups(self, number: int) -> list[StatedGroup]:
+        groups = stated_groups(self.environ) or [StatedGroup(name=_ONLY_GROUP, instance_type="", count=number)]
+        stated = sum(group.count for group in groups)
+        if stated != number:
+            raise self._error(
+                f"{GROUPS_VARIABLE} has {stated} hosts, and the job has {number} nodes",
+                "one host for each node",
+                f"correct {GROUPS_VARIABLE} in the job definition",
+            )
+        return groups
+
+    def _group(self, index: int, number: int) -> StatedGroup:
+        """Return the group of a node."""
+        first = 0
+        for group in self._groups(number):
+            first += group.count
+            if index < first:
+                return group
+        raise AssertionError("the groups have as many hosts as the job has nodes")
+
+    def _number(self, variable: str) -> int:
+        text = self.environ.get(variable, "")
+        if not (text.isascii() and text.isdigit() and len(text) < 6):
+            found = f"{variable} is {text!r:.40}" if text else f"{variable} is not set"
+            raise self._error(found, "a number", "run the job as a multi-node parallel job of AWS Batch")
+        return int(text)
+
+    @staticmethod
+    def _error(found: str, expected: str, to_do: str = "") -> ClusterError:
+        return environment_error("AWS_BATCH_*", found, expected, to_do)

@@ -1,0 +1,254 @@
+"""How a data host joins a running job: what it asks a trainer host, and what it is answered."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hetero.wire import channels  # before grpc, because channels sets grpc's environment
+
+import grpc  # isort: skip
+
+from hetero.cluster import ClusterSpec, Role
+from hetero.control import security
+from hetero.control.joined import JoinedHost, joined_from_proto, joined_to_proto
+from hetero.control.peers import differences
+from hetero.control.status import CONTROL_PROTOCOL, HostStatus, check_options
+from hetero.errors import (
+    AuthenticationError,
+    ClusterError,
+    ConfigError,
+    DisagreementError,
+    ExitCode,
+    HeteroError,
+    ProtocolError,
+)
+from hetero.wire.messages import parse
+from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.tls import Tls, diagnose
+
+__all__ = ["Admission", "JoinRequest", "Reception", "ask_to_join", "request_from_proto"]
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_GROUP = "data"
+_MAX_REPLY_CHARS = 4 << 20
+_CALL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    """What a host says about itself."""
+
+    host: JoinedHost
+    version: str
+    """Version of hetero."""
+    script_digest: str
+    options: Mapping[str, str]
+    """Options that must be the same on every host that states them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What an admitted host learns about its job."""
+
+    job_id: str
+    document: Mapping[str, object]
+    """Description of the cluster, in which the new host is the current host."""
+    roles: tuple[str, ...]
+    """``GROUP=ROLE`` for each group."""
+
+
+class Reception:
+    """What the first trainer host needs to answer hosts that want to join.
+
+    Args:
+        cluster: The cluster as it was described at the start.
+        job_id: Id of the job.
+        obstacle: Why no host can join this job at any time. Empty if hosts can join.
+        read_again: Reads the description of the cluster again. None if it cannot change. It may raise `HeteroError`.
+        clock: Monotonic seconds.
+    """
+
+    READ_INTERVAL_S = 1.0
+    """Least time between two readings of the description."""
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        job_id: str,
+        *,
+        obstacle: str = "",
+        read_again: Callable[[], ClusterSpec] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._read_again = read_again
+        self._clock = clock
+        self._next_read_s = float("-inf")
+        self._lock = threading.Lock()
+        self._job_id = job_id
+        self._obstacle = obstacle
+
+    def refusal(self, request: JoinRequest, own: HostStatus) -> tuple[str, ExitCode] | None:
+        """Return why a host can never join as it is, and its exit code. None if it can."""
+        if self._obstacle:
+            return self._obstacle, ExitCode.USAGE
+        theirs = HostStatus(
+            host=request.host.host,
+            incarnation="",
+            version=request.version,
+            script_digest=request.script_digest,
+            options=request.options,
+        )
+        different = "; ".join(differences(theirs, own))
+        if different:
+            return different, ExitCode.DISAGREEMENT
+        group = next((group for group in self._cluster.groups if group.name == request.host.group), None)
+        if group is not None and group.role is Role.TRAINER:
+            return f"group {group.name!r} trains, and only data hosts can join", ExitCode.USAGE
+        if group is not None and request.host.instance_type not in ("", group.instance_type):
+            found = f"group {group.name!r} has instances of {group.instance_type}, not of {request.host.instance_type}"
+            return f"{found}; give this host another group with --join-group", ExitCode.USAGE
+        return None
+
+    def described(self, host: str) -> JoinedHost | None:
+        """Return a data host that the description has now, although it did not have it at the start. Else None."""
+        if self._read_again is None or self._obstacle:
+            return None
+        with self._lock:
+            if self._clock() < self._next_read_s:
+                return None
+            self._next_read_s = self._clock() + self.READ_INTERVAL_S
+            try:
+                cluster = self._read_again()
+            except HeteroError as error:
+                logger.warning("cannot read the description of the cluster again: %s", error)
+                return None
+        found = next((known for known in cluster.data_hosts if known.name == host), None)
+        if found is None:
+            return None
+        return JoinedHost(host=host, address="", group=found.group, instance_type=found.instance_type)
+
+    def placed(self, host: JoinedHost) -> JoinedHost:
+        """Return a host with its group and instance type. The default is the first data group of the job."""
+        data = [group for group in self._cluster.groups if group.role is Role.DATA]
+        name = host.group or (data[0].name if data else _DEFAULT_GROUP)
+        known = next((group for group in data if group.name == name), None)
+        instance_type = host.instance_type if known is None else known.instance_type
+        return JoinedHost(host=host.host, address=host.address, group=name, instance_type=instance_type)
+
+    def reply(self, joined: JoinedHost) -> pb.JoinReply:
+        """Return the answer to a host that was admitted."""
+        groups = [
+            {"instance_group_name": group.name, "instance_type": group.instance_type, "hosts": list(group.hosts)}
+            for group in self._cluster.groups
+        ]
+        roles = {group.name: group.role.value for group in self._cluster.groups}
+        own = next((group for group in groups if group["instance_group_name"] == joined.group), None)
+        if own is None:
+            own = {"instance_group_name": joined.group, "instance_type": joined.instance_type, "hosts": []}
+            groups.append(own)
+            roles[joined.group] = Role.DATA.value
+        hosts = own["hosts"]
+        assert isinstance(hosts, list)
+        if joined.host not in hosts:
+            hosts.append(joined.host)
+        described = [{name: value for name, value in group.items() if value} for group in groups]
+        document = {
+            "current_host": joined.host,
+            "instance_groups": described,
+            "network_interface_name": self._cluster.network_interface_name,
+        }
+        return pb.JoinReply(
+            job_id=self._job_id,
+            cluster_json=json.dumps(document),
+            roles=[f"{name}={role}" for name, role in roles.items()],
+        )
+
+
+def request_from_proto(message: pb.JoinRequest) -> JoinRequest:
+    """Return the request in ``message``.
+
+    Raises:
+        ProtocolError: If the protocol differs or a part exceeds its limit.
+    """
+    if message.protocol != CONTROL_PROTOCOL:
+        raise ProtocolError(
+            f"a host that wants to join speaks control protocol {message.protocol}, this host speaks {CONTROL_PROTOCOL}"
+        )
+    check_options(message.options)
+    host = joined_from_proto(message.host)
+    if not host.host or not host.address:
+        raise ProtocolError("a host that wants to join did not state its name and address")
+    return JoinRequest(
+        host=host, version=message.version, script_digest=message.script_digest, options=dict(message.options)
+    )
+
+
+def ask_to_join(
+    name: str, address: str, request: JoinRequest, *, token: security.Token | None, tls: Tls | None
+) -> Admission | None:
+    """Ask a host for admission to its job, once. Return None if the job is about to end.
+
+    Args:
+        name: Name of any host of the job, which its certificate must have.
+        address: ``address:port`` of its launcher.
+        request: What this host says about itself.
+        token: The job's token, if it has one.
+        tls: TLS settings of this host. None for a job in plaintext.
+
+    Raises:
+        AuthenticationError: If the launcher does not accept the token or the certificate.
+        ClusterError: If the launcher cannot be reached, or is none. Another attempt may succeed.
+        ConfigError: If the job does not admit this host because of its name or group.
+        DisagreementError: If this host and the job differ in version, script or options.
+    """
+    with channels.open_channel(address, name=name, tls=tls) as channel:
+        call = channel.unary_unary(
+            "/hetero.v1.Control/Join",
+            request_serializer=pb.JoinRequest.SerializeToString,
+            response_deserializer=lambda data: data,
+        )
+        message = pb.JoinRequest(
+            protocol=CONTROL_PROTOCOL,
+            host=joined_to_proto(request.host),
+            version=request.version,
+            script_digest=request.script_digest,
+            options=request.options,
+        )
+        try:
+            data = call(message, timeout=_CALL_TIMEOUT_S, metadata=security.call_metadata(token, ""))
+        except grpc.RpcError as error:
+            raise _failed(f"{name} ({address})", error) from error
+    reply = parse(pb.JoinReply, data)
+    if reply.admitter and reply.admitter != name:
+        return ask_to_join(reply.admitter, reply.admitter_address, request, token=token, tls=tls)
+    if reply.refusal and reply.exit_code == ExitCode.OK:
+        return None
+    if reply.refusal:
+        text = f"the job of {name} does not admit this host: {reply.refusal}"
+        if reply.exit_code == ExitCode.DISAGREEMENT:
+            raise DisagreementError(text)
+        raise ConfigError(text)
+    if not reply.cluster_json:
+        raise ClusterError(f"{name} waits for the other hosts of the job")
+    if len(reply.cluster_json) > _MAX_REPLY_CHARS:
+        raise ProtocolError(f"{name} described a cluster in {len(reply.cluster_json)} characters, which is too long")
+    return Admission(job_id=reply.job_id, document=json.loads(reply.cluster_json), roles=tuple(reply.roles))
+
+
+def _failed(target: str, error: grpc.RpcError) -> HeteroError:
+    code = error.code()
+    found = diagnose(error.details() or "")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return AuthenticationError(f"{target} refuses this host's token; give this host the token of the job")
+    if found is not None and found.is_certificate:
+        return AuthenticationError(f"{target}: TLS: {found.text}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ClusterError(f"{target} answers but is not a hetero launcher: does another program use the port?")
+    return ClusterError(f"cannot reach the launcher at {target}: {code.name.lower()}, {channels.short_details(error)}")

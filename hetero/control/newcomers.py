@@ -1,0 +1,70 @@
+"""The data hosts that have joined a running job, as one host knows them. Pure.
+
+The first trainer host admits newcomers and lists them in its status. The other trainer hosts adopt that list. Only the
+first one decides that a newcomer has gone. The others follow when it is no longer listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hetero.control.joined import MAX_JOINED, JoinedHost
+from hetero.control.status import HostStatus
+
+__all__ = ["MAX_DEPARTED", "DepartedHost", "Newcomers"]
+
+MAX_DEPARTED = 1000
+"""Maximum number of newcomers that have gone and are still in the job's report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepartedHost:
+    """A newcomer that has left the job, or was lost."""
+
+    joined: JoinedHost
+    status: HostStatus | None
+    """Its last status. None if it was never heard."""
+    present_s: float
+    """Seconds from its admission until it was last heard."""
+
+
+class Newcomers:
+    """The hosts that have joined, and those that have left again."""
+
+    def __init__(self) -> None:
+        self.present: dict[str, JoinedHost] = {}
+        """The hosts that have joined and not left, by name."""
+        self.departed: list[DepartedHost] = []
+        self.num_departed = 0
+        """Number of hosts that have left. It may be more than the length of `departed`."""
+        self._admitted_s: dict[str, float] = {}
+
+    def add(self, joined: JoinedHost, now_s: float) -> None:
+        """Record that a host has joined. A host that has joined before keeps its time."""
+        self.present[joined.host] = joined
+        self._admitted_s.setdefault(joined.host, now_s)
+
+    def remove(self, host: str, status: HostStatus | None, last_heard_s: float) -> None:
+        """Record that a host has left."""
+        joined = self.present.pop(host)
+        admitted_s = self._admitted_s.pop(host)
+        self.num_departed += 1
+        if len(self.departed) < MAX_DEPARTED:
+            present_s = max(0.0, last_heard_s - admitted_s)
+            self.departed.append(DepartedHost(joined=joined, status=status, present_s=present_s))
+
+    def present_s(self, host: str, now_s: float) -> float:
+        """Return the seconds since a host has joined."""
+        return now_s - self._admitted_s[host]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more hosts can join now."""
+        return len(self.present) >= MAX_JOINED
+
+    def changes(self, listed: Iterable[JoinedHost]) -> tuple[list[JoinedHost], list[str]]:
+        """Return the hosts to add and the names to remove because of the list of the first trainer host."""
+        named = {joined.host: joined for joined in listed}
+        new = [joined for host, joined in named.items() if self.present.get(host) != joined]
+        return new, [host for host in self.present if host not in named]

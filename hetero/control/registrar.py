@@ -1,0 +1,172 @@
+"""Collects the hosts of a job on platforms that tell a host only the address of the main host.
+
+Every other host asks the main host to join, again and again. As soon as the expected number is there, the list is
+fixed, and each host gets the description of the cluster. Then the launcher of the main host takes the port over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from hetero.wire import channels  # before grpc, because channels sets grpc's environment
+
+import grpc  # isort: skip
+
+from hetero.cluster import natural_key
+from hetero.control import security
+from hetero.control.joined import JoinedHost
+from hetero.control.joining import request_from_proto
+from hetero.errors import ClusterError, ExitCode, HeteroError
+from hetero.wire.messages import parse
+from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.tls import Tls
+
+__all__ = ["Registrar", "document_of"]
+
+logger = logging.getLogger(__name__)
+
+_SERVICE = "hetero.v1.Control"
+_JOIN, _HEARTBEAT = f"/{_SERVICE}/Join", f"/{_SERVICE}/Heartbeat"
+_NUM_THREADS = 32
+_FETCH_S = 10.0
+"""Longest time that the main host waits until every other host has fetched the description."""
+
+
+class Registrar:
+    """The registrar of a job, on its main host.
+
+    Args:
+        own: The main host itself.
+        num_hosts: Number of hosts of the job, with the main host.
+        groups: Names of the groups in order.
+        token: The job's token. None for a job without one.
+        tls: TLS settings of this host.
+        job_id: Id of the job.
+    """
+
+    def __init__(
+        self,
+        own: JoinedHost,
+        *,
+        num_hosts: int,
+        groups: Sequence[str],
+        token: security.Token | None,
+        tls: Tls | None,
+        job_id: str,
+    ) -> None:
+        self._own = own
+        self._num_hosts = num_hosts
+        self._groups = groups
+        self._token = token
+        self._tls = tls
+        self._job_id = job_id
+        self._changed = threading.Condition()
+        self._hosts = {own.host: own}
+        self._fetched: set[str] = set()
+
+    def collect(self, address: str, port: int, timeout_s: float, show: Callable[[str], object]) -> dict[str, object]:
+        """Wait for all hosts and return the description of the cluster.
+
+        Args:
+            address: Numeric address of this host.
+            port: Port of the launcher.
+            timeout_s: Longest time to wait.
+            show: Called about once a second with what is missing.
+
+        Raises:
+            ClusterError: If hosts are missing at the end of this time.
+            PortError: If the port cannot be bound.
+        """
+        policies = dict.fromkeys((_JOIN, _HEARTBEAT), security.Policy.NEWCOMER)
+        interceptor = security.ServerInterceptor(self._token, job_id=self._job_id, policies=policies)
+        server = grpc.server(
+            ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="registrar"),
+            interceptors=[interceptor],
+            options=channels.server_options(max_streams=_NUM_THREADS),
+            maximum_concurrent_rpcs=_NUM_THREADS,
+        )
+        handlers = {
+            "Join": grpc.unary_unary_rpc_method_handler(
+                self._on_join, response_serializer=lambda reply: reply.SerializeToString()
+            ),
+            "Heartbeat": grpc.unary_unary_rpc_method_handler(_on_heartbeat),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        channels.bind(server, address, port, tls=self._tls)
+        server.start()
+        try:
+            self._wait(lambda: len(self._hosts) == self._num_hosts, timeout_s, show, self._missing)
+            if len(self._hosts) < self._num_hosts:
+                raise ClusterError(f"still missing after {timeout_s:.0f} s: {self._missing()}")
+            self._wait(lambda: len(self._fetched) == self._num_hosts - 1, _FETCH_S, show, self._unfetched)
+        finally:
+            server.stop(0.5).wait(2.0)
+        return document_of(self._hosts.values(), self._groups)
+
+    def _wait(
+        self,
+        is_done: Callable[[], bool],
+        timeout_s: float,
+        show: Callable[[str], object],
+        words: Callable[[], str],
+    ) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._changed.wait_for(is_done, 1.0) and time.monotonic() < deadline_s:
+                show(words())
+
+    def _missing(self) -> str:
+        return f"{self._num_hosts - len(self._hosts)} of {self._num_hosts} hosts have not registered yet"
+
+    def _unfetched(self) -> str:
+        return f"{self._num_hosts - 1 - len(self._fetched)} hosts have not fetched the list of hosts yet"
+
+    def _on_join(self, data: bytes, context: grpc.ServicerContext) -> pb.JoinReply:
+        try:
+            request = request_from_proto(parse(pb.JoinRequest, data))
+        except HeteroError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from error
+        host = request.host
+        with self._changed:
+            known = self._hosts.get(host.host)
+            if known is None and len(self._hosts) < self._num_hosts:
+                self._hosts[host.host] = host
+                logger.info("host %s of group %s has registered", host.host, host.group)
+            elif known != host:
+                refusal = f"the job has {self._num_hosts} hosts, and all have registered"
+                return pb.JoinReply(refusal=refusal, exit_code=int(ExitCode.USAGE))
+            is_complete = len(self._hosts) == self._num_hosts
+            if is_complete:
+                self._fetched.add(host.host)
+            self._changed.notify_all()
+            if not is_complete:
+                return pb.JoinReply(job_id=self._job_id)
+            document = document_of(self._hosts.values(), self._groups) | {"current_host": host.host}
+            return pb.JoinReply(job_id=self._job_id, cluster_json=json.dumps(document))
+
+
+def _on_heartbeat(_data: bytes, context: grpc.ServicerContext) -> bytes:
+    """Tell a host that has fetched the description before others to wait."""
+    context.abort(grpc.StatusCode.UNAVAILABLE, "the main host waits until all hosts have the list of hosts")
+    raise AssertionError("abort raises")
+
+
+def document_of(hosts: Iterable[JoinedHost], groups: Sequence[str]) -> dict[str, object]:
+    """Return the description of a cluster in the schema of ``resourceconfig.json``, without a current host."""
+    found = []
+    known = list(hosts)
+    for name in groups:
+        members = sorted((host for host in known if host.group == name), key=lambda host: natural_key(host.host))
+        if not members:
+            continue
+        group: dict[str, object] = {"instance_group_name": name, "hosts": [host.host for host in members]}
+        if members[0].instance_type:
+            group["instance_type"] = members[0].instance_type
+        found.append(group)
+    return {"instance_groups": found}

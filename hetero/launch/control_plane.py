@@ -1,0 +1,133 @@
+"""The control plane of one host: which hosts it exchanges statuses with, and what these must agree on."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from hetero import __version__
+from hetero.cluster import ClusterSpec, Role
+from hetero.config import LaunchOptions
+from hetero.control import security
+from hetero.control.hub import Hub
+from hetero.control.joining import Reception
+from hetero.control.membership import Member, Membership
+from hetero.control.status import HostStatus, SessionOptions
+from hetero.launch.placement import Placement
+from hetero.system.scripts import find_script
+from hetero.wire.limits import PROTOCOL
+from hetero.wire.tls import Tls
+
+if TYPE_CHECKING:
+    from hetero.launch.host import LaunchedHost
+
+__all__ = ["make_hub", "script_digest", "shared_options"]
+
+
+def make_hub(host: LaunchedHost, token: security.Token | None, tls: Tls | None, *, started_s: float) -> Hub:
+    """Return the hub of a host, which is not started.
+
+    Args:
+        host: The host, which knows its name, address and placement.
+        token: The job's token.
+        tls: TLS settings of this host.
+        started_s: Monotonic time of this launcher's start.
+    """
+    cluster, options, placement, timings = host.cluster, host.options, host.placement, host.timings
+    members = members_of(cluster, options, needs_all=placement.servers.dispatcher_host != "" or options.profile)
+    own = HostStatus(
+        host=host.name,
+        incarnation=secrets.token_hex(8),
+        version=__version__,
+        script_digest=script_digest(options),
+        options=shared_options(options, placement, num_made=host.starter.num_made),
+    )
+    session_options = SessionOptions(
+        data_timeout_s=timings.data_timeout_s,
+        prepare_timeout_s=timings.prepare_timeout_s,
+        emulate_step_s=options.emulate_step_s,
+        purity_checks=options.purity_checks,
+        warmup_steps=options.warmup_steps,
+        max_batch_bytes=options.max_batch_bytes,
+        stop_grace_s=timings.stop_grace_s,
+        data_service=placement.data_service,
+        wants_step_times=host.is_first_trainer and placement.servers.num_at_start is not None,
+        profile=options.profile,
+    )
+    reception = Reception(cluster, host.job_id, obstacle=_obstacle(options, placement), read_again=host.read_again)
+    return Hub(
+        Membership(members, own, timings=timings, clock=time.monotonic, max_restarts=options.job_restarts),
+        address=host.address,
+        port=options.port,
+        resolve=host.launcher_of,
+        peers=tuple(member.host for member in members if member.host != host.name),
+        token=token,
+        job_id=host.job_id,
+        remote=placement.remote,
+        session_options=session_options,
+        heartbeat_s=timings.heartbeat_s,
+        num_ranks=placement.num_ranks,
+        started_s=started_s,
+        tls=tls,
+        reception=reception if host.is_first_trainer else None,
+    )
+
+
+def members_of(cluster: ClusterSpec, options: LaunchOptions, *, needs_all: bool) -> list[Member]:
+    """Return the hosts that this host exchanges statuses with, and itself.
+
+    Data hosts do not need one another, so the number of connections grows with the hosts and not with their square.
+
+    Args:
+        cluster: The cluster.
+        options: The job's options.
+        needs_all: Whether data hosts need one another.
+    """
+    data_hosts = [
+        host
+        for host in cluster.data_hosts
+        if needs_all or cluster.role is Role.TRAINER or host.name == cluster.current_host
+    ]
+    return [
+        *(Member(host=host.name, role=Role.TRAINER) for host in cluster.trainer_hosts),
+        *(
+            Member(host=host.name, role=Role.DATA, is_optional=options.spot_usd(host.group) is not None)
+            for host in data_hosts
+        ),
+    ]
+
+
+def script_digest(options: LaunchOptions) -> str:
+    """Return the digest of the training script, which must be the same on all hosts."""
+    script = find_script(options.script, is_module=options.module)
+    return hashlib.sha256(script.read_bytes()).hexdigest()[:16]
+
+
+def shared_options(options: LaunchOptions, placement: Placement | None, *, num_made: int = 0) -> dict[str, str]:
+    """Return the options that must be equal on all hosts. A host may lack an option that does not apply to it.
+
+    Args:
+        options: The options of this host.
+        placement: What runs on this host. None for a data host.
+        num_made: Number of ranks that mpirun has made on this host.
+    """
+    shared = {**options.shared(), "data plane protocol": str(PROTOCOL)}
+    if placement is not None and placement.num_ranks:
+        shared["ranks per trainer host"] = "set by mpirun" if num_made else str(placement.num_ranks)
+    return shared
+
+
+def _obstacle(options: LaunchOptions, placement: Placement) -> str:
+    """Return why no data host can join this job. Empty if data hosts can join."""
+    if options.data_service == "tf":
+        return "its data hosts run tf.data.service, whose workers cannot be added; give the job more hosts at the start"
+    if options.profile:
+        return "it is a profile run, which measures the hosts that it began with"
+    if not placement.remote:
+        return (
+            "it has neither data hosts nor endpoints, so its ranks load their own data; start it with a data group, or "
+            "with --trainer-endpoints 1"
+        )
+    return ""

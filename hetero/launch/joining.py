@@ -1,0 +1,206 @@
+"""How this host joins a running job as a data host, or registers with the main host of its job."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hetero import __version__
+from hetero.cluster import ClusterSpec, Platform, resolve_address
+from hetero.cluster.platforms.joined import Joined
+from hetero.cluster.platforms.platform import Registration
+from hetero.config import LaunchOptions, Timings
+from hetero.control.joined import JoinedHost
+from hetero.control.joining import Admission, JoinRequest, ask_to_join
+from hetero.control.registrar import Registrar
+from hetero.control.security import token_from_environment
+from hetero.errors import ClusterError
+from hetero.launch.control_plane import script_digest, shared_options
+from hetero.launch.staged import staged_token
+from hetero.system import logs
+from hetero.wire.channels import join_address
+from hetero.wire.tls import Tls
+
+__all__ = ["join_job", "own_address", "register"]
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 0.5
+_ANY_ADDRESS = "192.0.2.1"
+"""An address for documentation, behind the default route of every host. Nothing is sent to it."""
+
+
+def join_job(
+    options: LaunchOptions, platform: Platform, environ: Mapping[str, str]
+) -> tuple[Platform, ClusterSpec] | None:
+    """Join the job at ``options.join``. Return its platform and cluster, or None if the job is about to end.
+
+    Wait until the launcher at that address answers, at most for the start timeout.
+
+    Raises:
+        AuthenticationError: If the launcher does not accept the token or the certificate of this host.
+        ClusterError: If the launcher cannot be reached within the start timeout.
+        ConfigError: If the job does not admit this host because of its name or group.
+        DisagreementError: If this host and the job differ in version, script or options.
+    """
+    assert options.join is not None
+    peer, _, port = options.join.rpartition(":")
+    name = options.host or socket.gethostname()
+    group, _, instance_type = (options.join_group or "").partition("=")
+    newcomer = _Newcomer(options, environ, name=name, group=group, instance_type=instance_type)
+    admission = newcomer.ask(peer.strip("[]"), int(port))
+    if admission is None:
+        return None
+    joined = Joined(
+        platform,
+        admission.document,
+        source=f"the launcher at {options.join}",
+        roles=admission.roles,
+        job=admission.job_id,
+        own_address=newcomer.address,
+    )
+    return joined, joined.read_cluster()
+
+
+def register(
+    registration: Registration, options: LaunchOptions, platform: Platform, environ: Mapping[str, str]
+) -> Platform:
+    """Register this host with the main host of its job, or collect the others if this is the main host.
+
+    Returns:
+        A platform that describes all hosts.
+
+    Raises:
+        AuthenticationError: If the main host does not accept the token or the certificate of this host.
+        ClusterError: If hosts are missing after the start timeout.
+        PortError: If the main host cannot bind the port of its launcher.
+    """
+    main = registration.main_address
+    own = own_address(options.host or "", main or _ANY_ADDRESS, options.port, environ)
+    name = options.host or own
+    newcomer = _Newcomer(
+        options, environ, name=name, group=registration.group, instance_type=registration.instance_type
+    )
+    newcomer.address = own
+    if main:
+        admission = newcomer.ask(main, options.port)
+        if admission is None:
+            raise ClusterError(f"the job of the main host {main} is about to end")
+        document = admission.document
+    else:
+        registrar = Registrar(
+            JoinedHost(
+                host=name,
+                address=join_address(own, options.port),
+                group=registration.group,
+                instance_type=registration.instance_type,
+            ),
+            num_hosts=registration.num_hosts,
+            groups=registration.groups,
+            token=newcomer.token,
+            tls=newcomer.tls,
+            job_id=platform.job_name(),
+        )
+        document = registrar.collect(own, options.port, newcomer.timings.start_timeout_s, newcomer.show)
+        document |= {"current_host": name}
+    return Joined(
+        platform,
+        document,
+        source=f"the registrar on {main or own}",
+        roles=options.roles,
+        job=platform.job_name(),
+        own_address=own,
+    )
+
+
+class _Newcomer:
+    """This host, which asks another one for the description of its job.
+
+    Args:
+        options: Options of this host.
+        environ: Environment of this process.
+        name: Name of this host.
+        group: Its group. Empty: a data group of the job.
+        instance_type: Its type. Empty: that of the group.
+    """
+
+    def __init__(
+        self, options: LaunchOptions, environ: Mapping[str, str], *, name: str, group: str, instance_type: str
+    ) -> None:
+        logs.setup_logging(group=group or "joining", host=name, role="new", level=options.log_level)
+        self.timings = Timings.from_options(options, environ)
+        self.token = token_from_environment(environ) or staged_token(Path.cwd())
+        self.tls = None if options.tls_dir is None else Tls(options.tls_dir, name)
+        self.address = ""
+        """Numeric address of this host, once it is known."""
+        self._options = options
+        self._environ = environ
+        self._name = name
+        self._group = group
+        self._instance_type = instance_type
+        self._next_words_s = time.monotonic() + self.timings.patience_s
+
+    def ask(self, peer: str, port: int) -> Admission | None:
+        """Ask until the peer answers. Return None if its job is about to end."""
+        deadline_s = time.monotonic() + self.timings.start_timeout_s
+        while True:
+            try:
+                address = resolve_address(peer)
+                own = self.address or own_address(self._name, address, port, self._environ)
+                host = JoinedHost(
+                    host=self._name,
+                    address=join_address(own, self._options.port),
+                    group=self._group,
+                    instance_type=self._instance_type,
+                )
+                request = JoinRequest(
+                    host=host,
+                    version=__version__,
+                    script_digest=script_digest(self._options),
+                    options=shared_options(self._options, None),
+                )
+                found = ask_to_join(peer, join_address(address, port), request, token=self.token, tls=self.tls)
+                self.address = own
+                return found
+            except ClusterError as error:
+                if time.monotonic() > deadline_s:
+                    waited = f"{self.timings.start_timeout_s:.0f} s"
+                    raise ClusterError(f"could not join the job at {peer} within {waited}: {error}") from error
+                self.show(f"the job at {join_address(peer, port)}: {error}")
+                time.sleep(_INTERVAL_S)
+
+    def show(self, what: str) -> None:
+        """Log what this host waits for, about every ten seconds."""
+        if time.monotonic() > self._next_words_s:
+            self._next_words_s = time.monotonic() + self.timings.patience_s
+            logger.info("waiting for %s", what)
+
+
+def own_address(name: str, peer: str, port: int, environ: Mapping[str, str] | None = None) -> str:
+    """Return the numeric address at which a peer can reach this host.
+
+    It is the address of the name if the name is an address, or if a file lists the hosts. Otherwise it is the one from
+    which this host reaches the peer, because a machine's own name often means its loopback address.
+
+    Args:
+        name: Name of this host.
+        peer: Numeric address of the peer.
+        port: Any port of the peer. Nothing is sent.
+        environ: Environment of this process, which may name a file that lists the hosts.
+
+    Raises:
+        ClusterError: If this host has no route to the peer.
+    """
+    is_listed = bool(name and (environ or {}).get("HETERO_HOSTS_FILE"))
+    if is_listed or name.replace(".", "").isdigit() or ":" in name:
+        return resolve_address(name)
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((peer, port))
+        except OSError as error:
+            raise ClusterError(f"this host has no route to {peer}: {error}") from error
+        return str(probe.getsockname()[0])

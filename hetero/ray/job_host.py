@@ -1,0 +1,109 @@
+"""One host of a job that Ray places: an actor whose child process is a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.control.security import TOKEN_FILE_VARIABLE, Token, token_memfd
+from hetero.metrics.lines import METRIC_MARK
+from hetero.system.logs import write_line
+from hetero.system.process import PARENT_VARIABLE
+
+__all__ = ["JobHost", "JobHostOrder"]
+
+_MAX_FILE_BYTES = 64 << 20
+_RESULTS = ("report.json", "report.md", "metrics.json", "profile.json")
+_WANTED = re.compile(rf"{METRIC_MARK} (wanted_data_hosts(?:_low|_high)?)=([0-9]+)")
+JobHostOrder = dict[str, Any]
+"""What a host gets from the driver: ``arguments`` of `hetero launch`, ``options``, ``cluster``, ``hosts``, ``token``
+and ``variables``. Ray sends it, so it has plain values only."""
+
+
+class JobHost:
+    """Runs the launcher of one host. The driver makes it a Ray actor with several threads."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="hetero-ray-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wanted: dict[str, int] = {}
+        self._token: int | None = None
+
+    def address(self) -> str:
+        """Return the address of this node."""
+        from ray.util import get_node_ip_address
+
+        return str(get_node_ip_address())  # type: ignore[no-untyped-call]
+
+    def start(self, order: JobHostOrder) -> None:
+        """Start the launcher."""
+        files: Mapping[str, object] = {"options.json": order["options"], "cluster.json": order["cluster"]}
+        for name, content in files.items():
+            (self._folder / name).write_text(json.dumps(content), encoding="utf-8")
+        hosts = self._folder / "hosts"
+        hosts.write_text("".join(f"{address} {name}\n" for name, address in order["hosts"].items()), encoding="utf-8")
+        self._token, token_path = token_memfd(Token(order["token"]))
+        environ = {
+            **os.environ,
+            **order["variables"],
+            TOKEN_FILE_VARIABLE: token_path,
+            "HETERO_HOSTS_FILE": str(hosts),
+            PARENT_VARIABLE: str(os.getpid()),
+            "PYTHONUNBUFFERED": "1",
+        }
+        arguments: Sequence[str] = [text.replace("{folder}", str(self._folder)) for text in order["arguments"]]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hetero.cli", *arguments],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._relay, args=(self._process,), name="relay", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Return the exit code of the launcher, or None if it still runs after this time."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> None:
+        """Ask the launcher to stop. Does not wait."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def wanted(self) -> dict[str, int]:
+        """Return the number of data hosts that the job could use, with its interval. Empty if it is not known."""
+        return dict(self._wanted)
+
+    def results(self) -> dict[str, bytes]:
+        """Return the files that the launcher has written, without those that are too large, and end this host."""
+        found = {}
+        for name in _RESULTS:
+            path = self._folder / "output" / name
+            if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
+                found[name] = path.read_bytes()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return found
+
+    def _relay(self, process: subprocess.Popen[bytes]) -> None:
+        """Print the launcher's lines, which Ray sends to the driver, and read its figures."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            text = line.decode("utf-8", "replace").rstrip("\n")
+            match = _WANTED.search(text)
+            if match:
+                self._wanted[match[1]] = int(match[2])
+            write_line(text)

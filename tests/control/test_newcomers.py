@@ -1,0 +1,204 @@
+"""Data hosts that join a running job and leave it, as the state machine sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from clocks import Clock
+from members import MEMBERS, cause, endpoint, status, view
+
+from hetero.cluster import Role
+from hetero.config import Timings
+from hetero.control.joined import MAX_JOINED, JoinedHost
+from hetero.control.membership import Member, Membership
+from hetero.control.newcomers import MAX_DEPARTED, Newcomers
+from hetero.control.status import HostState
+
+NEW = JoinedHost(host="new", address="10.0.0.9:17170", group="data", instance_type="ml.c5.xlarge")
+
+
+def hosts(membership: Membership) -> list[str]:
+    return membership.hosts(Role.DATA)
+
+
+def serving(host: str = "new", **changes: object) -> object:
+    return status(host, HostState.SERVING, endpoints=(endpoint(host),), **changes)
+
+
+def test_newcomer_serves_as_soon_as_it_is_heard(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    assert membership.obstacle_to(NEW) == ""
+    before = membership.news
+    membership.admit(NEW)
+    assert membership.news != before  # the other hosts are told at once
+    assert hosts(membership) == ["algo-1", "algo-2", "new"]
+    membership.observe(serving())  # type: ignore[arg-type]
+    assert [record.host for record in membership.endpoints()] == ["new"]
+
+
+def test_other_trainers_follow_the_list_of_the_first_one(clock: Clock) -> None:
+    first, second, data = view("algo-3", clock), view("algo-4", clock), view("algo-1", clock)
+    first.admit(NEW)
+    for other in (second, data):
+        other.observe(dataclasses.replace(first.own, state=HostState.TRAINING))
+    assert hosts(second) == ["algo-1", "algo-2", "new"]
+    assert hosts(data) == ["algo-1", "algo-2"]  # data hosts need no others
+    first.observe(serving())  # type: ignore[arg-type]
+    first.observe(status("new", HostState.DONE, revision=2))
+    first.tick()
+    second.observe(first.own)
+    assert hosts(first) == hosts(second) == ["algo-1", "algo-2"]
+
+
+def test_list_of_another_trainer_is_not_followed(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-4", joined=(NEW,)))
+    assert hosts(membership) == ["algo-1", "algo-2"]
+
+
+def test_reply_waits_until_every_living_trainer_knows_the_newcomer(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-4"))
+    membership.admit(NEW)
+    assert not membership.knows_newcomer(NEW)
+    membership.delivered("algo-4", membership.own)
+    assert membership.knows_newcomer(NEW)
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "obstacle"),
+    [
+        ("algo-1", "10.0.0.9:1", "already has a host 'algo-1'"),
+        ("algo-3", "10.0.0.9:1", "already has a host 'algo-3'"),
+        ("new", "10.0.0.8:1", "has joined from 10.0.0.9:17170"),
+        ("new", NEW.address, ""),  # a restarted launcher
+        ("other", "10.0.0.8:1", ""),
+    ],
+)
+def test_name_belongs_to_one_host(clock: Clock, host: str, address: str, obstacle: str) -> None:
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    membership.observe(serving())  # type: ignore[arg-type]
+    found = membership.obstacle_to(dataclasses.replace(NEW, host=host, address=address))
+    assert obstacle in found
+    assert bool(found) is bool(obstacle)
+
+
+def test_lost_host_may_come_back_from_another_address(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    membership.observe(serving())  # type: ignore[arg-type]
+    clock.now_s += Timings().lease_s + 1
+    again = dataclasses.replace(NEW, address="10.0.0.8:17170")
+    assert membership.obstacle_to(again) == ""
+    membership.admit(again)
+    assert membership.newcomers.present["new"] == again
+    assert membership.own.joined == (again,)
+
+
+@pytest.mark.parametrize("why", ["decided", "stop", "done"])
+def test_job_that_is_about_to_end_admits_nobody(clock: Clock, why: str) -> None:
+    membership = view("algo-3", clock)
+    if why == "decided":
+        membership.update(decided=cause("algo-3"))
+    elif why == "stop":
+        membership.observe(status("algo-4", stop_requested=True))
+    else:
+        membership.update(state=HostState.DONE)
+        membership.observe(status("algo-4", HostState.DONE))
+    assert membership.obstacle_to(NEW) == "the job is about to end"
+    assert membership.is_ending
+
+
+def test_number_of_newcomers_is_limited(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    for number in range(MAX_JOINED):
+        membership.admit(dataclasses.replace(NEW, host=f"new-{number}"))
+    assert "which is the limit" in membership.obstacle_to(NEW)
+
+
+@pytest.mark.parametrize("state", [HostState.DONE, HostState.FAILED])
+def test_newcomer_that_ends_leaves_the_job_and_stays_in_its_report(clock: Clock, state: HostState) -> None:
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    clock.now_s += 10
+    last = status("new", state, counters={"batches computed": 7})
+    membership.observe(last)
+    membership.tick()
+    assert hosts(membership) == ["algo-1", "algo-2"]
+    (gone,) = membership.newcomers.departed
+    assert (gone.joined, gone.status, gone.present_s) == (NEW, last, 10.0)
+    assert membership.own.failure is None
+
+
+def test_newcomer_that_is_lost_leaves_long_after_its_lease(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    membership.observe(serving())  # type: ignore[arg-type]
+    clock.now_s += 2 * Timings().orphan_s - 1
+    membership.tick()
+    assert "new" in hosts(membership)  # it may only be cut off
+    assert membership.endpoints() == ()
+    clock.now_s += 2
+    membership.tick()
+    assert "new" not in hosts(membership)
+
+
+def test_newcomer_that_never_comes_is_forgotten(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    clock.now_s += Timings().start_timeout_s + 1
+    membership.tick()
+    assert "new" not in hosts(membership)
+    assert membership.newcomers.departed[0].status is None
+
+
+@pytest.mark.parametrize("changes", [{"script_digest": "other"}, {"failure": cause("new")}])
+def test_unusable_newcomer_does_not_fail_the_job(clock: Clock, changes: dict[str, object]) -> None:
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    membership.observe(status("new", **changes))
+    clock.now_s += Membership.SETTLE_S + 1
+    membership.tick()
+    assert (membership.own.failure, membership.own.decided) == (None, None)
+
+
+def test_start_waits_for_no_newcomer(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    for host in ("algo-1", "algo-2"):
+        membership.observe(status(host, HostState.SERVING))
+    membership.admit(NEW)
+    assert membership.missing(Role.DATA, at_least=HostState.SERVING) == []
+
+
+def test_start_waits_for_one_of_the_hosts_that_may_be_taken_away(clock: Clock) -> None:
+    members = [dataclasses.replace(member, is_optional=member.role is Role.DATA) for member in MEMBERS]
+    membership = Membership(members, status("algo-3"), timings=Timings(), clock=clock)
+    missing = membership.missing(Role.DATA, at_least=HostState.SERVING)
+    assert [host for host, _ in missing] == ["algo-1", "algo-2"]
+    membership.observe(status("algo-2", HostState.SERVING))
+    assert membership.missing(Role.DATA, at_least=HostState.SERVING) == []
+
+
+def test_host_of_the_description_is_never_removed(clock: Clock) -> None:
+    membership = view("algo-4", clock)
+    listed = JoinedHost(host="algo-1", address="10.0.0.9:1", group="data", instance_type="")
+    membership.observe(status("algo-3", joined=(listed,)))
+    membership.observe(status("algo-3", joined=(), revision=1))
+    assert hosts(membership) == ["algo-1", "algo-2"]
+
+
+def test_number_of_departed_hosts_in_the_report_is_limited() -> None:
+    newcomers = Newcomers()
+    for number in range(MAX_DEPARTED + 5):
+        joined = dataclasses.replace(NEW, host=f"new-{number}")
+        newcomers.add(joined, 1.0)
+        newcomers.remove(joined.host, None, 3.0)
+    assert len(newcomers.departed) == MAX_DEPARTED
+    assert newcomers.num_departed == MAX_DEPARTED + 5
+    assert newcomers.departed[0].present_s == 2.0
+
+
+def test_member_is_needed_unless_it_says_otherwise() -> None:
+    assert not Member(host="a", role=Role.DATA).is_optional
