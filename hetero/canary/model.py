@@ -25,9 +25,9 @@ SCHEMA_VERSION = 1
 CANARY_FILE_NAME = "canary.json"
 RULES = (
     *("failed", "too-few", "curved", "no-growth", "noise", "early-stop", "fixed-steps", "unreached", "passes"),
-    *("short-passes", "cache", "loaders"),
+    *("short-passes", "cache", "cpu-cache", "loaders"),
 )
-"""Names of the reasons to refuse a forecast. `hetero canary --accept RULE` turns one off."""
+"""Names of the reasons to refuse a forecast. `hetero canary --accept RULE` turns one off, except `too-few`."""
 _MAX_FILE_BYTES = 64 << 20
 _COMPUTED_FROM = {
     "cost": "time",
@@ -70,6 +70,9 @@ class Refusal:
     """Name of the figure. Empty for all figures."""
     reason: str
     """One sentence, with the numbers that show it."""
+
+    def __post_init__(self) -> None:
+        assert self.rule in RULES, f"rule {self.rule!r} is not in RULES, so canary.json could not be read"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
