@@ -137,7 +137,9 @@ class LaunchedHost:
         self._platform = platform
         self._num_signals = 0
         self._num_ticks = 0
-        self._addresses = Addresses(options.port, self.timings, self._check_stop)
+        # A host that joins may listen at another port than the launchers of the job.
+        port = options.port if options.join is None else int(options.join.rpartition(":")[2])
+        self._addresses = Addresses(port, self.timings, self._check_stop)
         if platform.own_address:
             self._addresses.set(self.name, platform.own_address)
         self._started_epoch_s = time.time()

@@ -1,0 +1,40 @@
+"""A data service for Ray Train: the batches of a training job are computed by data hosts that Ray places.
+
+::
+
+    driver              DataService                service.py
+      |  makes          Coordinator (actor)        actors.py     child: the hub, coordinator.py
+      |                   |  owns, adds, removes                   (scaling.py decides)
+      |                 DataHost (actors)          actors.py     child: hetero launch --join
+    workers of Ray Train    connect                worker.py     become the ranks of the hub
+
+child.py     starts the process of an actor, and watches it
+job.py       ``hetero launch --platform ray``, which needs no Ray Train. job_host.py is one host of it
+
+Ray places, restarts and counts. Batches and heartbeats never go through Ray: they use hetero's own connections, whose
+gRPC runs in the child processes and in the workers. Nothing here imports Ray before a `DataService` is made.
+"""
+
+from __future__ import annotations
+
+from hetero.ray.service import DataService
+
+__all__ = ["DataService", "connect"]
+
+
+def connect(service: DataService) -> None:
+    """Connect this worker of Ray Train to the data service of its job.
+
+    Call it in ``train_loop_per_worker``, before the first loader is made. Afterwards `hetero.torch.DataLoader` gets its
+    batches from the service. If the service fails or is shut down, loaders raise `DataPlaneError` within seconds. A
+    second call does nothing.
+
+    Args:
+        service: The service, which the driver has made.
+
+    Raises:
+        AuthenticationError: If the service refuses this worker.
+        ConfigError: If this process is no worker of Ray Train, or the script is missing or registers no data set.
+        DataPlaneError: If the service has ended or failed.
+    """
+    service.connect()

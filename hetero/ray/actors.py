@@ -1,0 +1,366 @@
+"""The actors of a data service. Each has a child process that does the work, so hetero's gRPC never runs beside Ray's.
+
+`Coordinator` runs the hub (`hetero.ray.coordinator`), and owns the actors of the data hosts. If the coordinator is
+lost, Ray ends them too. `DataHost` runs a launcher that joins the job. If that process ends unexpectedly, the actor's
+process ends too, and Ray starts the actor again, perhaps on another node.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hetero.control.security import Token
+from hetero.errors import ConfigError, ExitCode
+from hetero.ray.child import Child
+from hetero.ray.scaling import Bounds, Scaler
+from hetero.system.logs import write_line
+from hetero.system.process import describe_exit_status
+from hetero.system.scripts import find_script, script_words
+from hetero.wire.channels import join_address
+
+__all__ = ["Admission", "Coordinator", "DataHost", "ServiceOrder", "node_address", "script_folder"]
+
+logger = logging.getLogger(__name__)
+
+_GROUP = "data"
+_START_S = 120.0
+"""Longest time until the hub listens. A node that is busy may import Python's modules for seconds."""
+_END_S = 20.0
+"""Longest time for a data host to drain and end after SIGTERM."""
+_SHORT_LIFE_S = 30.0
+_PAUSE_S = 1.0
+"""A launcher that ends within `_SHORT_LIFE_S` is started again after this pause, so it does not load the node."""
+_TICK_S = 0.5
+_FINAL = (ExitCode.USAGE, ExitCode.DISAGREEMENT, ExitCode.AUTHENTICATION, ExitCode.SCRIPT_FAILED, ExitCode.INTERNAL)
+"""Exit codes of a launcher that another start would repeat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOrder:
+    """What the driver asks for. Ray sends it to the actors and workers."""
+
+    script: str
+    script_args: tuple[str, ...]
+    is_module: bool
+    flags: tuple[str, ...]
+    """Flags of `hetero launch` that are the same on every host."""
+    driver_folder: str
+    """Current folder of the driver. Used on a node if it exists there and has the script."""
+    num_hosts: int
+    """Data hosts at the start."""
+    cpus_per_host: float
+    label_selector: dict[str, str] | None
+    bounds: Bounds | None
+    """Bounds of the number of data hosts. None if the number is fixed."""
+
+
+class Admission(TypedDict):
+    """What a worker or data host needs to know about its job. Ray sends it only to the processes that ask."""
+
+    launcher: str
+    """``address:port`` of the hub."""
+    job_id: str
+    token: str
+    host: str
+    """Name of a data host. Empty for a worker."""
+
+
+class Coordinator:
+    """The actor that runs the hub and owns the data hosts. Several threads call it.
+
+    Args:
+        order: What the driver asks for.
+        placement: Placement group of the first data hosts.
+    """
+
+    def __init__(self, order: ServiceOrder, placement: Any) -> None:
+        self._order = order
+        self._placement = placement
+        self._token = Token.generate()
+        self._job_id = f"ray-{secrets.token_hex(4)}"
+        self._address = node_address()
+        self._changed = threading.Condition()
+        self._port = 0
+        self._failure = ""
+        self._serving: list[str] = []
+        self._wanted: dict[str, int] | None = None
+        self._is_closing = False
+        self._hosts: dict[int, Any] = {}
+        """The actors of the data hosts, by number."""
+        self._num_started = 0
+        self._incarnations: dict[int, int] = {}
+        """Number of times that each data host was started."""
+        self._child: Child | None = None
+        try:
+            folder = script_folder(order)
+        except ConfigError as error:
+            self._failure = str(error)
+            return
+        command = ["-m", "hetero.ray.coordinator", self._address, self._job_id, *order.flags]
+        self._child = Child(
+            [*command, *script_words(order.script, is_module=order.is_module), "--", *order.script_args],
+            token=self._token,
+            folder=folder,
+            variables={},
+            on_line=self._on_line,
+            on_end=self._on_end,
+        )
+
+    def start(self) -> str:
+        """Wait for the hub, then start the data hosts. Return the reason if the hub does not start, else nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._port or self._failure, _START_S)
+            if not self._port:
+                return self._failure or f"the hub did not start within {_START_S:.0f} s"
+        for _ in range(self._order.num_hosts):
+            self._add()
+        threading.Thread(target=self._scale, name="scale", daemon=True).start()
+        return ""
+
+    def admission(self) -> Admission:
+        """Return what a worker needs to connect."""
+        return {
+            "launcher": join_address(self._address, self._port),
+            "job_id": self._job_id,
+            "token": self._token.reveal(),
+            "host": "",
+        }
+
+    def host_admission(self, number: int) -> Admission:
+        """Return what a data host needs to join. Its name is new for each start, because the old one may still count.
+
+        Args:
+            number: Number of the data host.
+        """
+        with self._changed:
+            count = self._incarnations[number] = self._incarnations.get(number, 0) + 1
+        name = f"data-{number}" if count == 1 else f"data-{number}-start{count}"
+        return {**self.admission(), "host": name}
+
+    def host_failed(self, reason: str) -> None:
+        """Record that a data host cannot run, and would fail again. The service then fails as a whole.
+
+        Args:
+            reason: Why it failed, with its last lines.
+        """
+        self._fail(reason)
+
+    def failure(self) -> str:
+        """Return why the service has failed. Empty if it has not."""
+        return self._failure
+
+    def serving(self) -> list[str]:
+        """Return the names of the data hosts that serve now."""
+        return list(self._serving)
+
+    def processes(self) -> dict[str, list[int]]:
+        """Return the process ids of the actors and of their children, by ``coordinator`` or the number of a host."""
+        found = {"coordinator": _own_processes(self._child)}
+        for number, host in list(self._hosts.items()):
+            try:
+                found[str(number)] = ray.get(host.processes.remote(), timeout=_TICK_S)
+            except RayError:
+                continue  # it is pending, or starts again
+        return found
+
+    def shutdown(self) -> None:
+        """Let the hub and the data hosts end, and wait for them. Idempotent."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._child is not None:
+            self._child.stop()
+            self._child.wait(_END_S)
+        self._end(list(self._hosts))
+
+    def _on_line(self, line: str) -> None:
+        """Read what the hub's process has written, see `hetero.ray.coordinator`."""
+        fact = json.loads(line)
+        with self._changed:
+            self._port = fact.get("port", self._port)
+            self._serving = fact.get("hosts", self._serving)
+            self._wanted = fact.get("wanted", self._wanted)
+            self._changed.notify_all()
+
+    def _on_end(self, child: Child) -> None:
+        if not child.was_asked_to_stop:
+            self._fail(_explained("the coordinator of the data service", child))
+
+    def _fail(self, reason: str) -> None:
+        with self._changed:
+            if self._failure or self._is_closing:
+                return
+            self._failure = reason
+            self._changed.notify_all()
+        write_line(f"the data service has failed: {reason}")
+
+    def _add(self) -> None:
+        """Ask Ray for another data host. Does not wait for it."""
+        order, number = self._order, self._num_started
+        self._num_started += 1
+        options: dict[str, Any] = {"num_cpus": order.cpus_per_host, "max_restarts": -1, "max_concurrency": 4}
+        if number < order.num_hosts:
+            where = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=number)
+            options["scheduling_strategy"] = where
+        else:
+            options["scheduling_strategy"] = "SPREAD"
+            if order.label_selector is not None:
+                options["label_selector"] = order.label_selector
+        own = ray.get_runtime_context().current_actor
+        self._hosts[number] = ray.remote(DataHost).options(**options).remote(order, own, number)
+
+    def _end(self, numbers: list[int]) -> None:
+        """Ask data hosts to drain, wait for them together, and remove their actors."""
+        hosts = [self._hosts.pop(number) for number in numbers]
+        answers = [host.stop.remote() for host in hosts]
+        if answers:
+            ray.wait(answers, num_returns=len(answers), timeout=_END_S)
+        for host in hosts:
+            ray.kill(host)
+
+    def _scale(self) -> None:
+        """Follow the number of data hosts that the job could use, and end all data hosts if the service fails."""
+        scaler = None if self._order.bounds is None else Scaler(self._order.bounds)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._failure or self._is_closing)
+                wanted, self._wanted = self._wanted, None
+                has_failed, is_closing = bool(self._failure), self._is_closing
+            if is_closing:
+                return
+            if has_failed:
+                if self._child is not None:
+                    self._child.stop()
+                self._end(list(self._hosts))
+                return
+            if scaler is None or wanted is None:
+                continue
+            target = scaler.target(low=wanted["low"], high=wanted["high"], present=len(self._hosts))
+            if target != len(self._hosts):
+                write_line(
+                    f"the job could use {wanted['hosts']} data hosts ({wanted['low']} to {wanted['high']}); "
+                    f"changing their number from {len(self._hosts)} to {target}"
+                )
+            while len(self._hosts) < target:
+                self._add()
+            if len(self._hosts) > target:
+                self._end([max(self._hosts)])
+
+
+class DataHost:
+    """The actor of a data host.
+
+    Args:
+        order: What the driver asks for.
+        coordinator: The coordinator's actor.
+        number: Number of this data host.
+    """
+
+    def __init__(self, order: ServiceOrder, coordinator: Any, number: int) -> None:
+        self._coordinator = coordinator
+        self._child: Child | None = None
+        self._started_s = time.monotonic()
+        try:
+            folder = script_folder(order)
+        except ConfigError as error:
+            self._report(str(error))
+            return
+        admission: Admission = ray.get(coordinator.host_admission.remote(number))
+        self._name = admission["host"]
+        own = [f"--join={admission['launcher']}", f"--host={self._name}", f"--join-group={_GROUP}"]
+        self._child = Child(
+            [
+                *("-m", "hetero.cli", "launch", *order.flags, *own, f"--port={_free_port(node_address())}"),
+                *(*script_words(order.script, is_module=order.is_module), "--", *order.script_args),
+            ],
+            token=Token(admission["token"]),
+            folder=folder,
+            variables={"HETERO_JOB_ID": admission["job_id"]},
+            on_end=self._on_end,
+        )
+
+    def stop(self) -> None:
+        """Ask the launcher to stop, and wait until it has drained and ended."""
+        if self._child is not None:
+            self._child.stop()
+            self._child.wait(_END_S)
+
+    def processes(self) -> list[int]:
+        """Return the process ids of this actor and its launcher."""
+        return _own_processes(self._child)
+
+    def _on_end(self, child: Child) -> None:
+        if child.was_asked_to_stop or child.exit_code == ExitCode.OK:  # 0: the service was shut down
+            return
+        reason = _explained(f"data host {self._name}", child)
+        if child.exit_code in _FINAL:
+            self._report(reason)
+            return
+        write_line(f"{reason}\nstarting it again")
+        if time.monotonic() - self._started_s < _SHORT_LIFE_S:
+            time.sleep(_PAUSE_S)
+        os._exit(1)  # Ray starts the actor again
+
+    def _report(self, reason: str) -> None:
+        self._coordinator.host_failed.remote(reason)
+
+
+def node_address() -> str:
+    """Return the address of this node."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def script_folder(order: ServiceOrder) -> str:
+    """Return the folder in which the script is found on this node: the current one, or else that of the driver.
+
+    Raises:
+        ConfigError: If neither has it.
+    """
+    own, driver = Path.cwd(), Path(order.driver_folder)
+    names = order.script.split(".")
+    for folder in (own, driver):
+        if (folder / order.script).is_file() if not order.is_module else _has_module(folder, names[0]):
+            return str(folder)
+    if order.is_module:
+        find_script(order.script, is_module=True)  # a module that is installed
+        return str(own)
+    raise ConfigError(
+        f"the script {order.script!r} is not on node {node_address()}\n"
+        f"  found: neither {own / order.script} nor {driver / order.script}\n"
+        "  to do: ray.init(runtime_env={'working_dir': '.'}), or give a path that every node has"
+    )
+
+
+def _has_module(folder: Path, name: str) -> bool:
+    return (folder / name).is_dir() or (folder / f"{name}.py").is_file()
+
+
+def _own_processes(child: Child | None) -> list[int]:
+    return [os.getpid(), *([] if child is None else [child.pid])]
+
+
+def _explained(name: str, child: Child) -> str:
+    """Return how a process has ended, with its last lines."""
+    assert child.exit_code is not None
+    lines = "".join(f"\n    {line}" for line in child.last_lines)
+    return f"{name} {describe_exit_status(child.exit_code)}{lines}"
+
+
+def _free_port(address: str) -> int:
+    """Return a port that is free now. If another process takes it first, the launcher fails and is started again."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,123 @@
+"""The child process of an actor: a launcher, or the process that runs the hub. It never outlives the actor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+from hetero.control.security import TOKEN_FILE_VARIABLE, Token, token_memfd
+from hetero.system.logs import write_line
+from hetero.system.process import PARENT_VARIABLE
+
+__all__ = ["Child"]
+
+_MAX_LINES = 20
+_LAST_OUTPUT_S = 2.0
+
+
+class Child:
+    """A process that this actor starts. Thread-safe.
+
+    A thread of its own starts the process and waits for its end. The kernel kills a process with a parent-death signal
+    when the thread that started it ends, and Ray may end the threads that run an actor's methods.
+
+    Args:
+        command: Arguments after the Python interpreter.
+        token: The token of the job. The process reads it from anonymous memory of this process.
+        folder: Current folder of the process.
+        variables: Environment variables to add.
+        on_line: Called with each line of the process's standard output. None: the line is printed.
+        on_end: Called once, on the child's thread, with this object after the process has ended.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        token: Token,
+        folder: str,
+        variables: Mapping[str, str],
+        on_line: Callable[[str], object] | None = None,
+        on_end: Callable[[Child], object],
+    ) -> None:
+        self._command = [sys.executable, *command]
+        self._folder = folder
+        self._on_line = write_line if on_line is None else on_line
+        self._on_end = on_end
+        self._token_descriptor, token_path = token_memfd(token)
+        self._environ = {
+            **os.environ,
+            **variables,
+            TOKEN_FILE_VARIABLE: token_path,
+            PARENT_VARIABLE: str(os.getpid()),
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._ended = threading.Event()
+        self.exit_code: int | None = None
+        """Exit code as `subprocess` returns it. None while the process runs."""
+        self.was_asked_to_stop = False
+        self._thread = threading.Thread(target=self._run, name="child", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id. 0 if the process has not started."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines that the process has written to standard error."""
+        return tuple(self._lines)
+
+    def stop(self) -> None:
+        """Send SIGTERM. Does not wait. Idempotent."""
+        with self._lock:
+            self.was_asked_to_stop = True
+            if self._process is not None and self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the process, at most ``timeout_s`` seconds. Return whether it has ended."""
+        return self._ended.wait(timeout_s)
+
+    def _run(self) -> None:
+        with self._lock:
+            if not self.was_asked_to_stop:
+                self._process = subprocess.Popen(
+                    self._command,
+                    cwd=self._folder,
+                    env=self._environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    encoding="utf-8",
+                    errors="replace",
+                    start_new_session=True,
+                )
+        if self._process is not None:
+            assert self._process.stdout is not None
+            assert self._process.stderr is not None
+            errors = threading.Thread(target=self._relay, args=(self._process.stderr,), name="relay", daemon=True)
+            errors.start()
+            for line in self._process.stdout:
+                self._on_line(line.rstrip("\n"))
+            self.exit_code = self._process.wait()
+            errors.join(_LAST_OUTPUT_S)  # a process that the child has left behind may keep the pipe open
+        os.close(self._token_descriptor)
+        self._ended.set()
+        self._on_end(self)
+
+    def _relay(self, stream: IO[str]) -> None:
+        """Print the lines of standard error, which Ray sends to the driver."""
+        for line in stream:
+            self._lines.append(line.rstrip("\n"))
+            write_line(line.rstrip("\n"))

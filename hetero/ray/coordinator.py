@@ -1,0 +1,204 @@
+"""The process that runs the hub of a data service.
+
+::
+
+    python -m hetero.ray.coordinator ADDRESS JOB FLAGS SCRIPT -- ARGUMENTS
+
+It is the only trainer host of its job, without ranks of its own. The workers of Ray Train register with it as its
+ranks, and data hosts join through it. It ends after SIGTERM, and the data hosts end with it. A worker that fails does
+not end it, because Ray restarts workers.
+
+It writes one JSON object per line to standard output, for the actor that started it::
+
+    {"port": 40123}                             the hub listens
+    {"hosts": ["data-0", "data-1"]}             the data hosts that serve now, after each change
+    {"wanted": {"hosts": 3, "low": 2, "high": 4}}   the number of data hosts that the job could use
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hetero import __version__, config
+from hetero.cluster import ClusterSpec, Role
+from hetero.cluster.spec import InstanceGroup
+from hetero.config import LaunchOptions, Timings
+from hetero.control.hub import Hub
+from hetero.control.joining import Reception
+from hetero.control.membership import Member, Membership
+from hetero.control.security import token_from_environment
+from hetero.control.status import HostState, HostStatus, RankReport, SessionOptions
+from hetero.errors import ClusterError, HeteroError
+from hetero.launch.control_plane import script_digest, shared_options
+from hetero.launch.metric_lines import log_metrics, progress_metrics
+from hetero.launch.progress import interval_s
+from hetero.launch.wanted_hosts import WantedHosts, window_of
+from hetero.system import logs
+from hetero.system.process import SignalWaiter, allow_descriptors, bind_to_parent
+
+__all__ = ["MAX_RANKS", "LivingRanks", "main"]
+
+logger = logging.getLogger(__name__)
+
+MAX_RANKS = 1000
+"""Maximum number of workers of a training run."""
+_GROUP = "ray-train"
+_FAREWELL_S = 15.0
+"""Longest time that the data hosts have to end after the service was shut down."""
+
+
+class LivingRanks:
+    """Drops the reports of ranks that have ended, for example after Ray has restarted them with fewer workers. Pure.
+
+    Args:
+        patience_s: A rank that has not reported for this time has ended.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._seen: dict[int, tuple[RankReport, float]] = {}
+
+    def of(self, reports: Sequence[RankReport], now_s: float) -> tuple[RankReport, ...]:
+        """Return the reports of ranks that still report.
+
+        Args:
+            reports: The last report of each rank.
+            now_s: Monotonic seconds.
+        """
+        for report in reports:
+            seen = self._seen.get(report.rank)
+            if seen is None or seen[0] is not report:
+                self._seen[report.rank] = report, now_s
+        return tuple(report for report in reports if now_s - self._seen[report.rank][1] <= self._patience_s)
+
+
+class _Coordinator:
+    """The hub and what follows it."""
+
+    def __init__(self, options: LaunchOptions, *, address: str, job_id: str) -> None:
+        self._timings = timings = Timings.from_options(options, os.environ)
+        self._address = address
+        self._wanted = WantedHosts()
+        self._interval_s = interval_s(os.environ)
+        self._next_estimate_s = time.monotonic() + self._interval_s
+        self._living = LivingRanks(timings.lease_s)
+        self._hosts: list[str] = []
+        own = HostStatus(
+            host=address,
+            incarnation=secrets.token_hex(8),
+            version=__version__,
+            script_digest=script_digest(options),
+            options=shared_options(options, None),
+            state=HostState.TRAINING,
+        )
+        group = InstanceGroup(name=_GROUP, instance_type="", hosts=(address,), role=Role.TRAINER)
+        self.hub = Hub(
+            Membership([Member(host=address, role=Role.TRAINER)], own, timings=timings, clock=time.monotonic),
+            address=address,
+            port=0,
+            resolve=_no_address,
+            peers=(),
+            token=token_from_environment(os.environ),
+            job_id=job_id,
+            remote=True,
+            session_options=SessionOptions(
+                data_timeout_s=timings.data_timeout_s,
+                prepare_timeout_s=timings.prepare_timeout_s,
+                emulate_step_s=options.emulate_step_s,
+                purity_checks=options.purity_checks,
+                warmup_steps=options.warmup_steps,
+                max_batch_bytes=options.max_batch_bytes,
+                stop_grace_s=timings.stop_grace_s,
+                data_service=options.data_service,
+            ),
+            heartbeat_s=timings.heartbeat_s,
+            num_ranks=MAX_RANKS,
+            reception=Reception(ClusterSpec(current_host=address, groups=(group,), source="Ray"), job_id),
+        )
+
+    def run(self) -> None:
+        """Serve until SIGTERM, then let the data hosts end."""
+        with self.hub, SignalWaiter((signal.SIGTERM, signal.SIGINT)) as waiter:
+            _tell({"port": self.hub.port})
+            ticks = 0
+            while not waiter.wait(min(0.5, self._timings.heartbeat_s / 2)):
+                ticks += 1
+                self.hub.update(ticks=ticks)
+                self._follow()
+            logger.info("the data service was shut down, so its data hosts end")
+            self.hub.update(state=HostState.DONE)
+            deadline_s = time.monotonic() + _FAREWELL_S
+            while self._has_hosts() and time.monotonic() < deadline_s:
+                self.hub.wait(0.1)
+
+    def _has_hosts(self) -> bool:
+        with self.hub.membership() as membership:
+            return bool(membership.newcomers.present)
+
+    def _follow(self) -> None:
+        """Report the data hosts that serve, and from time to time how many the job could use."""
+        now_s = time.monotonic()
+        with self.hub.membership() as membership:
+            ranks = self._living.of(membership.own.ranks, now_s)
+            if len(ranks) < len(membership.own.ranks):
+                membership.update(ranks=ranks)
+            own, endpoints = membership.own, membership.endpoints()
+            others = membership.statuses(Role.DATA)
+            others += [gone.status for gone in membership.newcomers.departed if gone.status is not None]
+        hosts = sorted({record.host for record in endpoints})
+        if hosts != self._hosts:
+            self._hosts = hosts
+            _tell({"hosts": hosts})
+        if now_s < self._next_estimate_s or not own.ranks:
+            return
+        self._next_estimate_s = now_s + self._interval_s
+        estimate = self._wanted.observe(window_of([own], others, endpoints))
+        log_metrics(progress_metrics([own], num_endpoints=len(endpoints), wanted=estimate))
+        if estimate is not None:
+            _tell({"wanted": {"hosts": estimate.hosts, "low": estimate.low, "high": estimate.high}})
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the coordinator and return its exit code.
+
+    Args:
+        arguments: Address to bind, id of the job, flags of `hetero launch`, the script, ``--`` and its arguments.
+    """
+    bind_to_parent()
+    address, job_id, *words = arguments
+    end = words.index("--")
+    parser = argparse.ArgumentParser(prog="hetero.ray.coordinator", allow_abbrev=False)
+    config.add_launch_arguments(parser)
+    try:
+        namespace = config.parse(parser, words[:end])
+        namespace.script_args = words[end + 1 :]
+        options = config.resolve_options(namespace, os.environ, None)
+        logs.setup_logging(group=_GROUP, host=address, role="coordinator", level=options.log_level)
+        allow_descriptors()
+        _Coordinator(options, address=address, job_id=job_id).run()
+    except HeteroError as error:
+        logs.write_line(f"hetero: error HET-{int(error.exit_code):02d}: {error}")
+        return int(error.exit_code)
+    return 0
+
+
+def _tell(fact: object) -> None:
+    sys.stdout.write(json.dumps(fact) + "\n")
+    sys.stdout.flush()
+
+
+def _no_address(host: str) -> NoReturn:
+    raise ClusterError(f"host {host!r} did not state its address when it joined")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

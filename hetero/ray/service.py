@@ -1,0 +1,314 @@
+"""`DataService`: the data service of a Ray Train job, as its driver and its workers see it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetero.config import LaunchOptions, to_flags
+from hetero.errors import CapacityError, ConfigError, DataPlaneError, HeteroError
+from hetero.ray.scaling import Bounds
+
+if TYPE_CHECKING:
+    from hetero.ray.actors import ServiceOrder
+
+__all__ = ["DataService"]
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 10.0
+_CALL_S = 30.0
+_SHUTDOWN_S = 60.0
+_REFUSED = ("data_service", "tls_dir", "profile", "plan", "audit", "join", "join_group", "host", "port", "platform")
+
+
+class DataService:
+    """Data hosts that compute the batches of a Ray Train job. Make it in the driver, and pass it to the workers.
+
+    The constructor waits until Ray has placed the first data hosts. It does not wait until they serve: the first batch
+    does. Use it as a context manager, or call `shutdown`. If the driver ends without either, Ray ends the service.
+
+    Pickling it gives a reference to the same service, with which a worker can connect.
+
+    Args:
+        script: Path of the script that registers the data sets with ``@hetero.dataset``, usually the training script
+            itself. Data hosts import it. Every node needs it, at this path, or below Ray's ``working_dir``.
+        num_hosts: Data hosts at the start, at least 1. Ray spreads them over the nodes.
+        cpus_per_host: CPUs that Ray reserves for each data host, at least 1.
+        endpoints_per_host: Endpoints of each data host. Default: one per reserved CPU.
+        label_selector: Labels of the nodes that data hosts may use, as in Ray.
+        min_hosts: Smallest number of data hosts. With ``min_hosts`` or ``max_hosts``, the number follows what the job
+            could use. Default: ``num_hosts``, if ``max_hosts`` is given.
+        max_hosts: Largest number of data hosts. Default: ``num_hosts``, if ``min_hosts`` is given.
+        script_args: Arguments of the script, for data hosts.
+        is_module: Whether ``script`` is the name of a module.
+        start_timeout_s: Longest time that Ray has to place the first data hosts, in seconds.
+        options: Further options of `hetero launch` by name, for example ``data_timeout_s=60``.
+
+    Raises:
+        CapacityError: If Ray cannot place the data hosts within ``start_timeout_s``.
+        ConfigError: If an argument is out of range, the script does not exist, or Ray is not installed or not
+            connected.
+        HeteroError: If the hub does not start.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        *,
+        num_hosts: int = 1,
+        cpus_per_host: float = 1,
+        endpoints_per_host: int | None = None,
+        label_selector: Mapping[str, str] | None = None,
+        min_hosts: int | None = None,
+        max_hosts: int | None = None,
+        script_args: Sequence[str] = (),
+        is_module: bool = False,
+        start_timeout_s: float = 900.0,
+        **options: Any,
+    ) -> None:
+        self._order = _make_order(
+            script,
+            num_hosts=num_hosts,
+            cpus_per_host=cpus_per_host,
+            endpoints_per_host=endpoints_per_host,
+            label_selector=label_selector,
+            bounds=_bounds(num_hosts, min_hosts, max_hosts),
+            script_args=script_args,
+            is_module=is_module,
+            start_timeout_s=start_timeout_s,
+            options=options,
+        )
+        ray = _ray()
+        if not ray.is_initialized():
+            raise ConfigError("this process is not connected to Ray; call ray.init() before you make a DataService")
+        from hetero.ray.actors import Coordinator
+
+        self._coordinator: Any = None
+        self._placement: Any = None
+        self._is_owner = True
+        try:
+            self._placement = _place(ray, self._order, start_timeout_s)
+            # Workers and data hosts call it at the same time, and `start` and `shutdown` take a thread for seconds.
+            self._coordinator = (
+                ray.remote(Coordinator).options(num_cpus=0, max_concurrency=16).remote(self._order, self._placement)
+            )
+            reason = ray.get(self._coordinator.start.remote())
+        except BaseException as error:
+            self.shutdown()
+            if isinstance(error, ray.exceptions.RayError):
+                raise _translated(error) from error
+            raise
+        if reason:
+            self.shutdown()
+            raise HeteroError(f"the data service did not start: {reason}")
+
+    def connect(self) -> None:
+        """Connect this worker to the service. See `hetero.ray.connect`."""
+        from hetero.ray.worker import connect
+
+        connect(self)
+
+    def serving(self) -> list[str]:
+        """Return the names of the data hosts that serve now. Blocks for one call of Ray.
+
+        Raises:
+            DataPlaneError: If the service has ended or failed.
+        """
+        found: list[str] = self.call("serving")
+        return found
+
+    def wait_serving(self, num_hosts: int | None = None, *, timeout_s: float = 300.0) -> None:
+        """Wait until data hosts serve. A job need not do it, because the first batch waits for the first of them.
+
+        Args:
+            num_hosts: Number of hosts to wait for. Default: those that the service began with.
+            timeout_s: Longest time to wait, in seconds.
+
+        Raises:
+            DataPlaneError: If the service fails, or fewer hosts serve at the end of this time.
+        """
+        wanted = self._order.num_hosts if num_hosts is None else num_hosts
+        deadline_s = time.monotonic() + timeout_s
+        while len(found := self.serving()) < wanted:
+            if failure := self.call("failure"):
+                raise DataPlaneError(f"the data service has failed: {failure}")
+            if time.monotonic() > deadline_s:
+                raise DataPlaneError(
+                    f"the data service has {len(found)} of {wanted} data hosts after {timeout_s:.0f} s\n"
+                    f"  found: {', '.join(found) or 'none'}\n"
+                    "  to do: read the log of the actors named DataHost, and see `ray status` for missing CPUs"
+                )
+            time.sleep(0.2)
+
+    def call(self, method: str, *, timeout_s: float = _CALL_S) -> Any:
+        """Call the coordinator's actor and return its answer.
+
+        Args:
+            method: Name of a method without arguments.
+            timeout_s: Longest time to wait, in seconds.
+
+        Raises:
+            DataPlaneError: If the actor has ended, or does not answer in time.
+        """
+        ray = _ray()
+        if self._coordinator is None:
+            raise DataPlaneError("the data service was shut down; make another DataService")
+        try:
+            return ray.get(getattr(self._coordinator, method).remote(), timeout=timeout_s)
+        except ray.exceptions.RayError as error:
+            raise _translated(error) from error
+
+    @property
+    def order(self) -> ServiceOrder:
+        """What the driver asked for."""
+        return self._order
+
+    def shutdown(self) -> None:
+        """End the data hosts and the coordinator, and give their CPUs back to Ray. Idempotent.
+
+        Blocks until the processes have ended, usually a few seconds, at most a minute.
+
+        Raises:
+            ConfigError: If another process has made the service.
+        """
+        if not self._is_owner:
+            raise ConfigError("only the process that made the DataService can shut it down")
+        ray = _ray()
+        coordinator, self._coordinator = self._coordinator, None
+        placement, self._placement = self._placement, None
+        if not ray.is_initialized():
+            return  # Ray has ended everything with the connection
+        if coordinator is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(coordinator.shutdown.remote(), timeout=_SHUTDOWN_S)
+            ray.kill(coordinator)
+        if placement is not None:
+            ray.util.remove_placement_group(placement)
+
+    def __enter__(self) -> DataService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_order": self._order, "_coordinator": self._coordinator, "_placement": None, "_is_owner": False}
+
+
+def _make_order(
+    script: str,
+    *,
+    num_hosts: int,
+    cpus_per_host: float,
+    endpoints_per_host: int | None,
+    label_selector: Mapping[str, str] | None,
+    bounds: Bounds | None,
+    script_args: Sequence[str],
+    is_module: bool,
+    start_timeout_s: float,
+    options: Mapping[str, Any],
+) -> ServiceOrder:
+    """Check the arguments and return the order."""
+    if num_hosts < 1:
+        raise ConfigError(f"num_hosts is {num_hosts}; expected at least 1")
+    if cpus_per_host < 1:
+        raise ConfigError(f"cpus_per_host is {cpus_per_host}; expected at least 1")
+    known = {field.name for field in dataclasses.fields(LaunchOptions)}
+    for name in options:
+        if name in _REFUSED:
+            raise ConfigError(f"DataService does not support the option {name!r}; leave it out")
+        if name not in known:
+            raise ConfigError(f"DataService has no option {name!r:.80}; see `hetero launch --help` for the options")
+    launch = LaunchOptions(
+        script=script,
+        script_args=tuple(script_args),
+        module=is_module,
+        endpoints_per_host=endpoints_per_host or max(1, int(cpus_per_host)),
+        start_timeout_s=start_timeout_s,
+        **options,
+    )
+    _ray()
+    from hetero.ray.actors import ServiceOrder
+
+    return ServiceOrder(
+        script=script,
+        script_args=launch.script_args,
+        is_module=is_module,
+        flags=tuple(to_flags(launch)),
+        driver_folder=str(Path.cwd()),
+        num_hosts=num_hosts,
+        cpus_per_host=cpus_per_host,
+        label_selector=None if label_selector is None else dict(label_selector),
+        bounds=bounds,
+    )
+
+
+def _bounds(num_hosts: int, min_hosts: int | None, max_hosts: int | None) -> Bounds | None:
+    if min_hosts is None and max_hosts is None:
+        return None
+    bounds = Bounds(
+        min_hosts=num_hosts if min_hosts is None else min_hosts,
+        max_hosts=num_hosts if max_hosts is None else max_hosts,
+    )
+    if not bounds.min_hosts <= num_hosts <= bounds.max_hosts:
+        raise ConfigError(
+            f"num_hosts is {num_hosts}; expected at least min_hosts ({bounds.min_hosts}) and at most max_hosts "
+            f"({bounds.max_hosts})"
+        )
+    return bounds
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.util
+    except ImportError as error:
+        raise ConfigError("hetero.ray needs Ray, which is not installed; pip install 'hetero[ray]'") from error
+    return ray
+
+
+def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
+    """Return a placement group for the first data hosts, when Ray has placed it."""
+    selector = (
+        {} if order.label_selector is None else {"bundle_label_selector": [order.label_selector] * order.num_hosts}
+    )
+    bundles = [{"CPU": order.cpus_per_host}] * order.num_hosts
+    placement = ray.util.placement_group(bundles, strategy="SPREAD", **selector)
+    begin_s = shown_s = time.monotonic()
+    needed = f"{order.num_hosts} data hosts with {order.cpus_per_host:g} CPUs each"
+    if order.label_selector is not None:
+        needed += f", on nodes with the labels {order.label_selector}"
+    while not placement.wait(1):
+        now_s = time.monotonic()
+        free = ray.available_resources().get("CPU", 0.0)
+        if now_s - begin_s > timeout_s:
+            ray.util.remove_placement_group(placement)
+            raise CapacityError(
+                f"Ray has not placed the data service within {timeout_s:.0f} s\n"
+                f"  needed: {needed}\n"
+                f"  found: {free:g} free CPUs in the whole cluster\n"
+                "  to do: ask for fewer hosts or CPUs, or add nodes"
+            )
+        if now_s - shown_s > _PATIENCE_S:
+            shown_s = now_s
+            logger.warning("waiting for Ray to place %s; %g CPUs are free", needed, free)
+    return placement
+
+
+def _translated(error: Exception) -> HeteroError:
+    """Return the error for a failure of a call to the coordinator's actor."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, HeteroError):
+        return cause
+    what = next(iter(str(error).splitlines()), type(error).__name__)
+    return DataPlaneError(
+        f"the data service is gone: its coordinator does not answer ({type(error).__name__})\n"
+        f"  found: {what:.200}\n"
+        "  to do: keep the DataService open in the driver until the training has ended, and read the coordinator's log"
+    )

@@ -1,0 +1,160 @@
+"""Connects a worker of Ray Train to the data service of its job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetero.batches.structure.conversion import set_script_module
+from hetero.control.rank import session as sessions
+from hetero.control.rank.session import LAUNCHER_VARIABLE, RankSession
+from hetero.control.security import TOKEN_FILE_VARIABLE, Token, token_memfd
+from hetero.dataplane.endpoint.script import load_script
+from hetero.datasets import get_factory, registered
+from hetero.errors import ConfigError, DataPlaneError, HeteroError
+from hetero.loaders.remote import fleet_for
+from hetero.ray.coordinator import MAX_RANKS
+from hetero.system import logs
+
+if TYPE_CHECKING:
+    from hetero.ray.actors import Admission, ServiceOrder
+    from hetero.ray.service import DataService
+
+__all__ = ["connect"]
+
+logger = logging.getLogger(__name__)
+
+_CHECK_INTERVAL_S = 2.0
+_lock = threading.Lock()
+_connected: tuple[str, RankSession] | None = None
+
+
+def connect(service: DataService) -> None:
+    """Connect this worker to the service. Afterwards `hetero.torch.DataLoader` gets its batches from it.
+
+    Call it in ``train_loop_per_worker``, before the first loader is made. It imports the script of the service, unless
+    the script's data sets are registered already. A second call does nothing.
+
+    If the service fails or is shut down, loaders of this worker raise `DataPlaneError` within a few seconds.
+
+    Args:
+        service: The service, which the driver has made.
+
+    Raises:
+        AuthenticationError: If the service refuses this worker.
+        ConfigError: If this process is no worker of Ray Train, or the script is missing or registers no data set.
+        DataPlaneError: If the service has ended or failed.
+    """
+    global _connected
+    rank, world_size = _rank_and_world_size()
+    with _lock:
+        admission: Admission = service.call("admission")
+        if failure := service.call("failure"):
+            raise DataPlaneError(f"the data service has failed: {failure}")
+        if _connected is not None and _connected[0] == admission["job_id"] and sessions.current() is _connected[1]:
+            return
+        if os.environ.get(LAUNCHER_VARIABLE) or (sessions.current() is not None and _connected is None):
+            raise ConfigError("hetero launch has started this process; expected a worker that Ray Train has started")
+        _register_datasets(service.order)
+        logs.setup_logging_of_script()
+        if _connected is not None:
+            _connected[1].close()
+        session = _open_session(admission, rank, world_size)
+        _connected = admission["job_id"], session
+        watcher = threading.Thread(target=_watch, args=(service, session), name="hetero-ray-watch", daemon=True)
+        watcher.start()
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    import ray.train
+
+    try:
+        context = ray.train.get_context()
+        rank, world_size = context.get_world_rank(), context.get_world_size()
+    except RuntimeError as error:
+        raise ConfigError(
+            "this process has no rank, because Ray Train has not started it\n"
+            "  to do: call hetero.ray.connect in train_loop_per_worker, not in the driver"
+        ) from error
+    if world_size > MAX_RANKS:
+        raise ConfigError(f"the training has {world_size} workers; a DataService serves at most {MAX_RANKS}")
+    return rank, world_size
+
+
+def _open_session(admission: Admission, rank: int, world_size: int) -> RankSession:
+    descriptor, token_path = token_memfd(Token(admission["token"]))
+    try:
+        session = sessions.connect(
+            {
+                LAUNCHER_VARIABLE: admission["launcher"],
+                TOKEN_FILE_VARIABLE: token_path,
+                "HETERO_JOB_ID": admission["job_id"],
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+            }
+        )
+    finally:
+        os.close(descriptor)
+    assert session is not None
+    return session
+
+
+def _watch(service: DataService, session: RankSession) -> None:
+    """Make loaders raise if the service fails or ends. Without this they would wait for the data timeout."""
+    closed = threading.Event()
+    while not closed.wait(_CHECK_INTERVAL_S) and sessions.current() is session:
+        try:
+            failure: Any = service.call("failure")
+            error: HeteroError = DataPlaneError(f"the data service has failed: {failure}")
+        except HeteroError as gone:
+            failure, error = True, gone
+        except Exception as unexpected:  # noqa: BLE001 - Ray raises various errors while this process ends
+            logger.debug("no longer following the data service: %r", unexpected)
+            return
+        if failure:
+            fleet = fleet_for(session)
+            with fleet.lock:
+                fleet.fail(error)
+            return
+
+
+def _register_datasets(order: ServiceOrder) -> None:
+    """Import the script, unless a module of this process is the script and has registered data sets."""
+    from hetero.ray.actors import script_folder
+
+    folder = script_folder(order)
+    before = list(sys.path)
+    if order.is_module:
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        module = _imported(order.script)
+        set_script_module(module)
+        return
+    path = (Path(folder) / order.script).resolve()
+    if any(get_factory(name).place.rpartition(":")[0] == str(path) for name in registered()):
+        for name, known in list(sys.modules.items()):
+            if name != "__main__" and Path(getattr(known, "__file__", None) or "/").resolve() == path:
+                set_script_module(name)
+        return
+    arguments = list(sys.argv)
+    sys.path.insert(0, "")  # load_script replaces the first entry, and Ray's must stay
+    try:
+        load_script(str(path), order.script_args, host="a worker of Ray Train")
+    except BaseException:
+        sys.path[:] = before
+        raise
+    finally:
+        sys.argv[:] = arguments
+
+
+def _imported(name: str) -> str:
+    import importlib
+
+    try:
+        return importlib.import_module(name).__name__  # allowed: the user's own module
+    except ImportError as error:
+        raise ConfigError(f"the module {name!r} cannot be imported in a worker of Ray Train: {error}") from error
