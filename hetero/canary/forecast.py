@@ -41,6 +41,7 @@ from hetero.canary.refusals import (
     check_figure,
     check_line,
     check_script,
+    cpu_cache_fraction,
     is_fixed_loader,
     ran_out_of_memory,
 )
@@ -152,11 +153,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     figures += model.memory()
     refusals += model.refusals
     if not model.has_steps:  # a step works on one batch, which is as large in the canaries as in the whole
-        refusals += check_cpu_cache(
-            held_bytes=model.held_bytes,
-            fraction=max(point.fraction for point in finished),
-            cache_bytes=candidate.cache_bytes,
-        )
+        refusals += check_cpu_cache(finished, held_bytes=model.held_bytes, cache_bytes=candidate.cache_bytes)
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
@@ -176,7 +173,10 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         return (high - low) / 2 / float(np.median(draws))
 
     about_time = [refusal for refusal in refusals if refusal.figure in ("", "time")]
-    advice = suggestion(finished, figures[0].half_width, about_time, width_with)
+    cache_fraction = None
+    if candidate.cache_bytes is not None and any(refusal.rule == "cpu-cache" for refusal in about_time):
+        cache_fraction = cpu_cache_fraction(model.held_bytes, candidate.cache_bytes)
+    advice = suggestion(finished, figures[0].half_width, about_time, width_with, cache_fraction=cache_fraction)
     shown = _shown(candidate, figures, refusals, out_of_memory, canary_s, time_s, advice)
     return Forecast(shown, time_s, usd)
 

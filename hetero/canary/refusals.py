@@ -20,6 +20,7 @@ __all__ = [
     "check_figure",
     "check_line",
     "check_script",
+    "cpu_cache_fraction",
     "is_fixed_loader",
     "ran_out_of_memory",
 ]
@@ -31,8 +32,16 @@ MIN_GROWTH = 5.0
 MAX_P_VALUE = 0.003
 _BENT = 0.12
 """Distance of the exponent's whole 98 % interval from 1 that bends the forecast more than its interval allows for."""
-_HELD = 4.0
-"""Memory that grows with the data over the data that the inner loops use: copies, tables, temporary arrays."""
+_FAST_TO = 2.0
+"""Memory that grows with the data / level 2 caches, up to which memory is fast. Not all of it is used by inner loops,
+because it includes copies and temporary arrays."""
+_SLOW_FROM = 32.0
+"""The same, from which on memory hardly becomes slower. Random reads of rows of 400 bytes took 36 ns in 2 MB, 50 ns in
+10 MB, 98 ns in 48 MB and 131 ns in 240 MB, on a machine with 4 MB of level 2 caches."""
+_CACHE_RATIO = 2.0
+"""Memory of the whole / memory of the largest canary within this span, above which the forecast is refused."""
+_MOSTLY_WAITING_PERCENT = 20.0
+"""Use of one CPU below which a run mostly waits. Arithmetic that takes 2.7 times as long adds a third to it."""
 _EQUAL = 0.02
 _OUT_OF_MEMORY = ("out of memory", "memoryerror")
 """Words in the cause of a run that failed: Python's exception, and the messages of PyTorch, CUDA and SageMaker."""
@@ -113,26 +122,41 @@ def check_cache(
     return [Refusal(rule="cache", figure="", reason=reason)]
 
 
-def check_cpu_cache(*, held_bytes: float, fraction: float, cache_bytes: float | None) -> list[Refusal]:
-    """Return whether what the script holds in memory fits into the fast cache of the CPUs in the canaries only.
+def check_cpu_cache(points: Sequence[CanaryPoint], *, held_bytes: float, cache_bytes: float | None) -> list[Refusal]:
+    """Return whether the whole reads memory more slowly than the canaries, because it holds much more of it.
 
-    Arithmetic on data that has left the cache takes 1.3 to 2.5 times as long per byte, and no canary shows it.
+    The time of an access grows gradually while the data grows from the size of the CPUs' level 2 caches to many times
+    that size. The rule compares the part of this span that lies between the largest canary and the whole. Runs that
+    mostly sleep or wait are not affected.
 
     Args:
+        points: The finished runs.
         held_bytes: Growth of the memory from no data to the whole.
-        fraction: Largest fraction of the canaries.
         cache_bytes: Level 2 caches of all CPUs together. None if unknown.
     """
-    if cache_bytes is None or not fraction * held_bytes < _HELD * cache_bytes < held_bytes:
+    if cache_bytes is None or held_bytes <= 0:
         return []
-    share = _HELD * cache_bytes / held_bytes
+    cpu_percents = [point.resources.cpu_percent_mean for point in points]
+    if statistics.median(100.0 if value is None else value for value in cpu_percents) < _MOSTLY_WAITING_PERCENT:
+        return []
+    largest = max(point.fraction for point in points)
+    slowest_bytes = min(held_bytes, _SLOW_FROM * cache_bytes)
+    canary_bytes = max(largest * held_bytes, _FAST_TO * cache_bytes)
+    if slowest_bytes <= _CACHE_RATIO * canary_bytes:
+        return []
     reason = (
-        f"the data that the script holds in memory ({held_bytes / 1e6:,.0f} MB in the whole job, "
-        f"{fraction * held_bytes / 1e6:,.1f} MB in the largest canary) fits into the cache of the CPUs "
-        f"({cache_bytes / 1e6:,.0f} MB) in the canaries only, so the whole takes longer per byte. Fractions above "
-        f"{percent(share)} would show it"
+        f"the script holds {held_bytes / 1e6:,.0f} MB of data in memory in the whole job and "
+        f"{largest * held_bytes / 1e6:,.1f} MB in the largest canary. Between {_FAST_TO * cache_bytes / 1e6:,.0f} and "
+        f"{_SLOW_FROM * cache_bytes / 1e6:,.0f} MB, reading memory becomes slower on this machine (its level 2 caches "
+        f"have {cache_bytes / 1e6:,.0f} MB), so the whole may take up to 2.7 times as long per byte. Runs on "
+        f"{percent(cpu_cache_fraction(held_bytes, cache_bytes))} of the data would show it"
     )
     return [Refusal(rule="cpu-cache", figure="time", reason=reason)]
+
+
+def cpu_cache_fraction(held_bytes: float, cache_bytes: float) -> float:
+    """Return the fraction of the data from which on `check_cpu_cache` does not refuse. It is at most one half."""
+    return min(held_bytes, _SLOW_FROM * cache_bytes) / _CACHE_RATIO / held_bytes
 
 
 def ran_out_of_memory(point: CanaryPoint) -> bool:

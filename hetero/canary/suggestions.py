@@ -28,6 +28,8 @@ def suggestion(
     half_width: float,
     refusals: Sequence[Refusal],
     width_with: Callable[[Sequence[CanaryPoint]], float],
+    *,
+    cache_fraction: float | None = None,
 ) -> str:
     """Return what ten more minutes of canaries would tell.
 
@@ -36,6 +38,7 @@ def suggestion(
         half_width: Half of the width of the interval of the time, as a share of the time.
         refusals: The reasons against the forecast of the time.
         width_with: Returns the half-width with further runs.
+        cache_fraction: Fraction from which on the rule ``cpu-cache`` does not refuse. None if it did not refuse.
     """
     rules = {refusal.rule for refusal in refusals}
     if rules & set(_BY_VALUES):
@@ -68,6 +71,10 @@ def suggestion(
         return text + "They count further, and may reach the condition."
     if "short-passes" in rules:
         return text + "Their passes have more batches."
+    if cache_fraction is not None and "cpu-cache" in rules:
+        if fraction < cache_fraction:
+            return text + f"The rule cpu-cache needs {percent(cache_fraction)} of the data."
+        return text + "They would show how much slower the memory of a larger job is."
     width = width_with([_on_the_line(points, fraction * share) for share in _STEPS])
     if width > _NARROWER * half_width:
         return text + f"They would not make the interval of the time much narrower than {half_width:.0%} to each side."

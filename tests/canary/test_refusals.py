@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from canary_points import job, work
+from canary_points import job, memory, work
 
+from hetero.canary.conducting import write_report
+from hetero.canary.design import MAX_FRACTION
 from hetero.canary.forecast import Candidate, forecast
-from hetero.canary.model import RULES, CandidateForecast
+from hetero.canary.model import RULES, CanaryReport, CandidateForecast, Refusal, load_canary
 from hetero.canary.points import CanaryPoint, LeftLoop, PeriodicCondition
 from hetero.canary.refusals import check_cache
 
@@ -155,5 +160,58 @@ def test_cache_that_holds_the_canaries_but_not_the_whole_is_refused(
     assert bool(found) == is_refused
 
 
-def test_every_refusal_is_a_known_rule() -> None:
+def holding(growth: float, *, cpu_percent: float = 150.0) -> Callable[[float], dict[str, Any]]:
+    return lambda f: {"resources": replace(memory(3e8, growth, f), cpu_percent_mean=cpu_percent)}
+
+
+@pytest.mark.parametrize(
+    ("growth_mb", "cache_mb", "is_refused"),
+    [
+        (65, 4, True),  # a forest whose canaries fit into the cache: 61 % too low
+        (718, 4, True),  # logistic regression whose largest canary has 21.5 MB: 40 % too low
+        (1850, 4, True),  # trees with 55.5 MB: 33 % too low
+        (2503, 4, False),  # joins with 75 MB: 9 % too low
+        (3943, 4, False),
+        (12, 4, False),  # the whole stays in the cache too
+        (718, None, False),
+    ],
+)
+def test_memory_that_becomes_slower_beyond_the_canaries_is_refused(
+    growth_mb: float, cache_mb: float | None, is_refused: bool
+) -> None:
+    points = job(line, more=holding(growth_mb * 1e6))
+    found = shown(points, cache_bytes=None if cache_mb is None else cache_mb * 2**20)
+    assert [refusal.rule for refusal in found.refusals] == (["cpu-cache"] if is_refused else [])
+
+
+def test_job_that_mostly_waits_does_not_depend_on_the_speed_of_memory() -> None:
+    points = job(line, more=holding(718e6, cpu_percent=10.0))
+    assert shown(points, cache_bytes=4e6).refusals == ()
+
+
+@pytest.mark.parametrize(("growth", "share"), [(100e6, "50 %"), (640e6, "10 %")])
+def test_fraction_that_would_show_slow_memory_is_one_that_canaries_may_have(growth: float, share: str) -> None:
+    found = shown(job(line, noise=0.005, more=holding(growth)), cache_bytes=4e6)
+    (refusal,) = found.refusals
+    stated = float(refusal.reason.partition("Runs on ")[2].partition(" %")[0]) / 100
+    assert stated == pytest.approx(float(share[:-2]) / 100, rel=0.1)
+    assert stated <= MAX_FRACTION
+    larger = job(line, noise=0.005, fractions=(0.01, 0.02, 1.05 * stated), more=holding(growth))
+    assert "cpu-cache" not in {each.rule for each in shown(larger, cache_bytes=4e6).refusals}
+
+
+def test_suggestion_for_slow_memory_is_about_it() -> None:
+    cheap = shown(job(line, more=holding(718e6)), cache_bytes=4e6)
+    assert "would show how much slower the memory of a larger job is" in cheap.more_canaries
+    slow = shown(job(lambda fraction: 4000 * fraction, more=holding(100e6)), cache_bytes=4e6)
+    assert re.search(r"The rule cpu-cache needs \d+.* % of the data", slow.more_canaries)
+
+
+def test_every_rule_survives_the_file_and_others_cannot_be_made(tmp_path: Path) -> None:
+    found = shown(job(line, more=holding(718e6)), cache_bytes=4e6)
+    report = CanaryReport(schema_version=1, command="t", how="", candidates=(found,))
+    write_report(report, tmp_path)
+    assert load_canary(tmp_path) == report
     assert len(set(RULES)) == len(RULES)
+    with pytest.raises(AssertionError, match="is not in RULES"):
+        Refusal(rule="unknown", figure="", reason="")
