@@ -53,7 +53,10 @@ def add(commands: Subparsers) -> None:
     )
     platforms = parser.add_subparsers(title="platforms", dest="rendered", required=True, metavar="PLATFORM")
     for name, about in _PLATFORMS.items():
-        own = platforms.add_parser(name, allow_abbrev=False, help=about, description=f"Writes {about}.")
+        # The --spot of this command replaces that of hetero launch, which needs a price.
+        own = platforms.add_parser(
+            name, allow_abbrev=False, conflict_handler="resolve", help=about, description=f"Writes {about}."
+        )
         _add_arguments(own, name)
         own.set_defaults(run=_run)
 
@@ -80,12 +83,23 @@ def _add_arguments(parser: argparse.ArgumentParser, platform: str) -> None:
         form = "VALUE" if name in _OF_THE_JOB else "[GROUP:]VALUE"
         parser.add_argument(f"--{name}", action="append", default=[], metavar=form, help=f"{about.capitalize()}.")
     config.add_launch_arguments(parser, makes_cluster=True)
+    parser.add_argument(
+        "--spot",
+        dest="spot_groups",
+        action="append",
+        default=[],
+        metavar="GROUP[=USD]",
+        help="Group of data hosts on spot capacity, which the platform may take away. With the price of one of them in "
+        "USD per hour, the job starts as soon as one data host serves. Repeat for each group.",
+    )
 
 
 def _run(namespace: argparse.Namespace) -> int:
     from hetero.cluster.groups import parse_stated_group
     from hetero.render import RENDERERS, make_request, render_slurm
 
+    unpriced = [text for text in namespace.spot_groups if "=" not in text]
+    namespace.spot_groups = [text for text in namespace.spot_groups if "=" in text]
     options = config.resolve_options(namespace, {}, None)  # this shell's variables are not those of the job
     groups = [parse_stated_group(text) for text in namespace.group]
     if namespace.hours is not None and not 0 < namespace.hours <= 10_000:
@@ -101,6 +115,7 @@ def _run(namespace: argparse.Namespace) -> int:
         flags=tuple(config.stated_flags(_changed(options))),
         image=getattr(namespace, "image", ""),
         hours=namespace.hours,
+        spot=_spot([*unpriced, *options.spot_groups], groups),
         settings={
             name: _setting(name, getattr(namespace, name.replace("-", "_")), groups)
             for name in _SETTINGS[namespace.rendered]
@@ -130,6 +145,20 @@ def _changed(options: config.LaunchOptions) -> dict[str, object]:
         if field.name not in ("script", "script_args", "module")
         and getattr(options, field.name) != getattr(defaults, field.name)
     }
+
+
+def _spot(texts: Sequence[str], groups: Sequence[StatedGroup]) -> tuple[str, ...]:
+    """Return the names of the spot groups."""
+    names = [group.name for group in groups]
+    found: list[str] = []
+    for text in texts:
+        name = text.partition("=")[0]
+        if name not in names:
+            raise ConfigError(f"--spot {text!r:.80}: no group has that name; expected one of {', '.join(names)}")
+        if name in found:
+            raise ConfigError(f"--spot {text!r:.80}: {name} is given twice")
+        found.append(name)
+    return tuple(found)
 
 
 def _setting(name: str, texts: Sequence[str], groups: Sequence[StatedGroup]) -> dict[str, str]:

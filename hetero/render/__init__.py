@@ -7,6 +7,7 @@ jobset.py      a JobSet
 trainjob.py    a TrainJob of Kubeflow, with its runtime
 volcano.py     a job of Volcano
 vertex.py      a custom job of Vertex AI
+spot.py        what they say for capacity that the platform may take back
 
 All are pure: a request becomes a text. `hetero.cluster.platforms` reads in each host what the text has told it.
 `hetero.sagemaker` does the same for SageMaker, whose jobs are made with its SDK.

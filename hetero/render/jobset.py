@@ -6,11 +6,16 @@ from hetero.cluster.groups import StatedGroup
 from hetero.cluster.spec import Role
 from hetero.render.kubernetes import DOWNWARD, head, indented, pod, text
 from hetero.render.request import RenderRequest
+from hetero.render.spot import check_data_groups
 
 __all__ = ["DATA_RESTARTS", "render_jobset", "replicated_job", "time_limit"]
 
 DATA_RESTARTS = 100
 """Restarts of data pods until the job fails. A data host that restarts joins the job again."""
+_SPOT_FAILURES = [
+    "      podFailurePolicy:  # a pod that is moved from a spot node does not count; it needs restartPolicy Never",
+    '        rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget, status: "True"}]}]',
+]
 
 
 def render_jobset(request: RenderRequest) -> str:
@@ -21,6 +26,7 @@ def render_jobset(request: RenderRequest) -> str:
     """
     request.check_image()
     request.check_dns_names("a JobSet or of its jobs")
+    check_data_groups(request)
     trainers = [group.name for group in request.members(Role.TRAINER)]
     lines = [
         *head(request, "JobSet"),
@@ -42,7 +48,7 @@ def render_jobset(request: RenderRequest) -> str:
 
 def replicated_job(request: RenderRequest, group: StatedGroup, role: Role) -> list[str]:
     """Return the replicated job of a group, with one pod per host."""
-    is_data = role is Role.DATA
+    is_data, is_spot = role is Role.DATA, request.is_spot(group)
     return [
         f"- name: {text(group.name)}  # {group.instance_type}",
         "  replicas: 1",
@@ -56,10 +62,13 @@ def replicated_job(request: RenderRequest, group: StatedGroup, role: Role) -> li
             if is_data
             else ["      backoffLimit: 0  # a trainer that fails ends the job"]
         ),
+        *(_SPOT_FAILURES if is_spot else []),
         *indented(time_limit(request), 6),
         "      template:",
         "        spec:",
-        *indented(pod(request, group, restart_policy="OnFailure" if is_data else "Never", labels=DOWNWARD), 10),
+        *indented(
+            pod(request, group, restart_policy="OnFailure" if is_data and not is_spot else "Never", labels=DOWNWARD), 10
+        ),
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from hetero.cluster.groups import StatedGroup
 from hetero.render.request import GRACE_S, PORT, RenderRequest, machine_of, resources_of
+from hetero.render.spot import node_label, notes, tolerations
 
 __all__ = ["DOWNWARD", "head", "indented", "pod", "text"]
 
@@ -48,6 +49,7 @@ def head(request: RenderRequest, kind: str, *, note: str = "") -> list[str]:
         f"#      {secret}",
         "# 2. Submit the job:  kubectl apply -f FILE",
         *([f"# {note}"] if note else []),
+        *notes(request),
     ]
 
 
@@ -77,6 +79,8 @@ def pod(
         f"restartPolicy: {restart_policy}",
         f"terminationGracePeriodSeconds: {GRACE_S}  # to save a checkpoint",
         *([f"nodeSelector: {text(node_labels)}"] if node_labels else []),
+        *(["tolerations:  # spot nodes of GKE and AKS"] if request.is_spot(group) else []),
+        *([f"- {text(each)}" for each in tolerations()] if request.is_spot(group) else []),
         "containers:",
         f"- name: {container}",
         f"  image: {text(request.image)}",
@@ -112,10 +116,18 @@ def _environment(request: RenderRequest, labels: Mapping[str, str]) -> list[str]
 
 
 def _node_labels(request: RenderRequest, group: StatedGroup) -> dict[str, str]:
-    """Return the labels that the nodes of a group must have."""
+    """Return the labels that the nodes of a group must have.
+
+    A selector of the user replaces the label of spot nodes, because other services than GKE and AKS have other labels.
+    """
     labels = {} if machine_of(group) is None else {_INSTANCE_TYPE: group.instance_type.partition("+")[0]}
     key, equals, value = request.setting("node-selector", group).partition("=")
-    return labels | ({key: value} if equals else {})
+    if equals:
+        labels[key] = value
+    elif request.is_spot(group):
+        key, value = node_label(group)
+        labels[key] = value
+    return labels
 
 
 def _resources(group: StatedGroup) -> list[str]:

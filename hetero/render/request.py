@@ -50,6 +50,8 @@ class RenderRequest:
     """Container image with the script and hetero. Empty on Slurm."""
     hours: float | None = None
     """Time limit. None for the platform's default."""
+    spot: tuple[str, ...] = ()
+    """Names of the groups on capacity that the platform may take back."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What only one platform knows, by the name of the setting and of the group: ``{"partition": {"data": "cpu"}}``."""
 
@@ -77,6 +79,10 @@ class RenderRequest:
     def members(self, role: Role) -> list[StatedGroup]:
         """Return the groups of a role."""
         return [group for group, own in zip(self.groups, self.roles, strict=True) if own is role]
+
+    def is_spot(self, group: StatedGroup) -> bool:
+        """Return whether a group is on capacity that the platform may take back."""
+        return group.name in self.spot
 
     def setting(self, name: str, group: StatedGroup) -> str:
         """Return a setting of a group, which the empty group name gives to all. Empty if there is none."""

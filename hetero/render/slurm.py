@@ -7,6 +7,7 @@ import shlex
 from hetero.cluster.groups import StatedGroup
 from hetero.errors import ConfigError
 from hetero.render.request import GRACE_S, RenderRequest, resources_of
+from hetero.render.spot import check_data_groups, notes
 
 __all__ = ["render_slurm"]
 
@@ -29,7 +30,9 @@ def render_slurm(request: RenderRequest, *, separate_steps: bool = False) -> str
         f"# hetero render slurm: {len(request.groups)} groups. Submit it with: sbatch FILE",
         "#",
         "# The folder from which you submit must be on a file system that all nodes share.",
+        *notes(request),
     ]
+    check_data_groups(request)
     for number, group in enumerate(request.groups):
         lines += [*(["#SBATCH hetjob"] if number else []), *_component(request, group)]
     lines += [
@@ -57,7 +60,12 @@ def _component(request: RenderRequest, group: StatedGroup) -> list[str]:
         raise ConfigError(
             f"--group {group.text}: Slurm does not know the type {group.instance_type!r:.60}\n"
             f"  to do: state what a node has, for example {group.name}=GPU:8:{group.count} or "
-            f"{group.name}=CPU:32:{group.count}, or give --partition {group.name}=PARTITION"
+            f"{group.name}=CPU:32:{group.count}, or give --partition {group.name}:PARTITION"
+        )
+    if request.is_spot(group) and not (partition or constraint):
+        raise ConfigError(
+            f"--spot {group.name}: Slurm has no common way to ask for spot nodes\n  to do: name the nodes that your "
+            f"site has for it, with --partition {group.name}:PARTITION or --constraint {group.name}:FEATURE"
         )
     found = {
         "job-name": request.name,

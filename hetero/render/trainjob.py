@@ -11,6 +11,7 @@ from hetero.errors import ConfigError
 from hetero.render.jobset import replicated_job, time_limit
 from hetero.render.kubernetes import DOWNWARD, head, indented, pod, text
 from hetero.render.request import RenderRequest
+from hetero.render.spot import check_data_groups
 
 __all__ = ["render_trainjob"]
 
@@ -25,6 +26,7 @@ def render_trainjob(request: RenderRequest) -> str:
     """
     request.check_image()
     request.check_dns_names("a TrainJob or of its jobs")
+    check_data_groups(request)
     trainers = request.members(Role.TRAINER)
     if len(trainers) != 1 or trainers[0].name != _TRAINER:
         raise ConfigError(

@@ -14,6 +14,7 @@ from hetero.cluster.spec import Role
 from hetero.errors import ConfigError
 from hetero.render.kubernetes import indented, text
 from hetero.render.request import RenderRequest, machine_of
+from hetero.render.spot import notes
 
 __all__ = ["render_vertex"]
 
@@ -43,6 +44,11 @@ def render_vertex(request: RenderRequest) -> str:
             f"and for at most {_MAX_DATA_POOLS}"
         )
     (trainer,) = trainers
+    if request.spot and (missing := [group.name for group in request.groups if not request.is_spot(group)]):
+        raise ConfigError(
+            f"--spot {request.spot[0]}: Vertex AI has spot capacity only for all pools of a job; --spot is missing for "
+            f"{', '.join(missing)}\n  to do: give --spot for every group, or for none"
+        )
     token = request.settings.get("token", {}).get("", "")
     if not token.startswith("gs://"):
         raise ConfigError(
@@ -57,7 +63,7 @@ def render_vertex(request: RenderRequest) -> str:
         "#",
         "# Vertex AI does not document which ports are open between replicas. hetero uses port 17170 on each of them,",
         "# and ports that endpoints choose. If hosts do not reach each other, give the job a network (network: below).",
-        *([] if request.hours is None else [f"scheduling: {{timeout: {round(3600 * request.hours)}s}}"]),
+        *_scheduling(request),
         "workerPoolSpecs:",
         *_pool(request, trainer, 1, token, "pool 0: the first host that trains. Its end is the end of the job"),
     ]
@@ -68,6 +74,20 @@ def render_vertex(request: RenderRequest) -> str:
     for number, group in enumerate(data, start=2):
         lines += _pool(request, group, group.count, token, f"pool {number}: {group.name}")
     return "\n".join(lines) + "\n"
+
+
+def _scheduling(request: RenderRequest) -> list[str]:
+    """Return the time limit and the provisioning strategy, which are those of all pools."""
+    values = [] if request.hours is None else [f"timeout: {round(3600 * request.hours)}s"]
+    if not request.spot:
+        return [f"scheduling: {{{', '.join(values)}}}"] if values else []
+    return [
+        "#",
+        "# Spot capacity for all pools. A trainer that is taken back ends this attempt of the job: save checkpoints in",
+        "# Cloud Storage. A data host that is taken back does not.",
+        *notes(request),
+        f"scheduling: {{{', '.join([*values, 'strategy: SPOT'])}}}",
+    ]
 
 
 def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, comment: str) -> list[str]:

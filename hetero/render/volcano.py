@@ -7,6 +7,7 @@ from hetero.cluster.spec import Role
 from hetero.render.jobset import DATA_RESTARTS, time_limit
 from hetero.render.kubernetes import head, indented, pod, text
 from hetero.render.request import RenderRequest
+from hetero.render.spot import check_data_groups
 
 __all__ = ["render_volcano"]
 
@@ -19,6 +20,7 @@ def render_volcano(request: RenderRequest) -> str:
     """
     request.check_image()
     request.check_dns_names("a Volcano job or of its tasks")
+    check_data_groups(request)
     queue = request.settings.get("queue", {}).get("", "")
     total = sum(group.count for group in request.groups)
     lines = [

@@ -116,7 +116,7 @@ def parent_of(manifest: Any, path: Path_) -> Any:
 
 
 def full_manifests(capsys: pytest.CaptureFixture[str], platform: str) -> list[dict[str, Any]]:
-    options = itertools.chain(*OPTIONS.values())
+    options = [*itertools.chain(*OPTIONS.values()), "--spot", "data=0.2"]
     return rendered(capsys, platform, "data", *options, *(["--queue", "research"] if platform == "volcano" else []))
 
 
@@ -125,6 +125,15 @@ def full_manifests(capsys: pytest.CaptureFixture[str], platform: str) -> list[di
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_manifest_is_valid(capsys: pytest.CaptureFixture[str], platform: str, groups: str, options: str) -> None:
     for manifest in rendered(capsys, platform, groups, *OPTIONS[options]):
+        assert problems(manifest) == []
+
+
+@pytest.mark.parametrize("options", [["--spot", "data-a"], ["--spot", "data-a=0.2", "--spot", "data-b"]])
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_manifest_with_spot_groups_is_valid(
+    capsys: pytest.CaptureFixture[str], platform: str, options: list[str]
+) -> None:
+    for manifest in rendered(capsys, platform, "data-twice", *options):
         assert problems(manifest) == []
 
 

@@ -1,0 +1,53 @@
+"""Spot capacity, which a platform may take back: what a rendered job says for it. Pure.
+
+Kubernetes has no label of its own for spot nodes. The managed services have one each, and the taint of the same name:
+
+- GKE: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
+- AKS: https://learn.microsoft.com/en-us/azure/aks/spot-node-pool
+"""
+
+from __future__ import annotations
+
+from hetero.cluster.groups import StatedGroup
+from hetero.cluster.spec import Role
+from hetero.errors import ConfigError
+from hetero.render.request import RenderRequest
+
+__all__ = ["check_data_groups", "node_label", "notes", "tolerations"]
+
+_GKE = ("cloud.google.com/gke-spot", "true")
+_AKS = ("kubernetes.azure.com/scalesetpriority", "spot")
+
+
+def check_data_groups(request: RenderRequest) -> None:
+    """Raise `ConfigError` if a spot group trains."""
+    for group in request.members(Role.TRAINER):
+        if request.is_spot(group):
+            names = ", ".join(each.name for each in request.members(Role.DATA))
+            raise ConfigError(
+                f"--spot {group.name}: this group trains, and the job ends if the platform takes a trainer host back\n"
+                f"  expected: a group of data hosts{f', here {names}' if names else ', of which there is none'}"
+            )
+
+
+def node_label(group: StatedGroup) -> tuple[str, str]:
+    """Return the label of spot nodes and its value: that of AKS for types of Azure, else that of GKE."""
+    return _AKS if group.instance_type.startswith("Standard_") else _GKE
+
+
+def tolerations() -> list[dict[str, str]]:
+    """Return the tolerations of a pod that may run on spot nodes. A node of another service has no such taint."""
+    return [{"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in (_GKE, _AKS)]
+
+
+def notes(request: RenderRequest) -> list[str]:
+    """Return a comment about each spot group without a price. Empty if there is none."""
+    priced = {flag.removeprefix("--spot=").partition("=")[0] for flag in request.flags if flag.startswith("--spot=")}
+    lines: list[str] = []
+    for group in request.members(Role.DATA):
+        if request.is_spot(group) and group.name not in priced:
+            lines += [
+                f"# --spot {group.name} has no price, so the job waits for all hosts of {group.name} at the start.",
+                f"# With --spot {group.name}=USD it starts as soon as one data host serves, and goes on when they go.",
+            ]
+    return lines
