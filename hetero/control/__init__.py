@@ -10,6 +10,7 @@ It carries no batches. The launcher of each host takes part in it with a `Hub`, 
 
 hub.py              launcher: the gRPC server, and the membership behind a lock
 membership.py       launcher: the state machine of the job's hosts, without threads
+roster.py           launcher: the hosts of the job and what each has reported, without decisions
 peers.py            launcher: what it knows about another host
 joining.py          launcher: how a data host joins a running job
 newcomers.py        launcher: the hosts that have joined and left

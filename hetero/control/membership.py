@@ -11,18 +11,16 @@ heartbeat interval. Failures are ordered by arrival, because clocks of different
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.causes import is_restartable, root_of
-from hetero.control.directory import EndpointRecord
-from hetero.control.joined import MAX_JOINED, JoinedHost
-from hetero.control.newcomers import Newcomers
+from hetero.control.joined import JoinedHost
 from hetero.control.past_ranks import PastRanks
 from hetero.control.peers import Member, Peer, differences
+from hetero.control.roster import ENDED, LEAVING, Roster
 from hetero.control.status import Cause, HostState, HostStatus, RankReport
 from hetero.control.stop_points import stop_point
 from hetero.errors import ExitCode
@@ -31,11 +29,8 @@ __all__ = ["Member", "Membership"]
 
 logger = logging.getLogger(__name__)
 
-_ENDED = (HostState.DONE, HostState.FAILED)
-_LEAVING = (HostState.DRAINING, *_ENDED)
 
-
-class Membership:
+class Membership(Roster):
     """What one host knows about every host of its job.
 
     Args:
@@ -46,6 +41,8 @@ class Membership:
         max_restarts: Maximum number of restarts of the trainer group after failures of its ranks.
     """
 
+    CHECK_S = 0.1
+    """Least time between two checks of the leases."""
     SETTLE_S = 1.0
     """Seconds that the arbiter collects failures before it decides. The report of a killed rank arrives a moment after
     the exceptions that its death raises in other ranks."""
@@ -62,22 +59,14 @@ class Membership:
         clock: Callable[[], float],
         max_restarts: int = 0,
     ) -> None:
-        self.own = own
-        self._members = {member.host: member for member in members}
-        self._peers = {host: Peer(member) for host, member in self._members.items() if host != own.host}
-        self._timings = timings
-        self._clock = clock
+        super().__init__(members, own, timings=timings, clock=clock)
         self._started_s = clock()
+        self._check_s = self._started_s
         self._max_restarts = max_restarts
         self._failures: list[tuple[float, Cause]] = []
         self.past_ranks = PastRanks()
-        self.newcomers = Newcomers()
 
     # Inputs
-
-    def update(self, **changes: object) -> None:
-        """Replace fields of this host's own status."""
-        self.own = dataclasses.replace(self.own, revision=self.own.revision + 1, **changes)  # type: ignore[arg-type]
 
     def fail(self, cause: Cause, *, generation: int | None = None) -> None:
         """Record a failure of this host, or one that another host reported. Ignore repeats.
@@ -106,6 +95,9 @@ class Membership:
         if is_same and before is not None and status.revision < before.revision:
             return  # a newer status has overtaken it, because heartbeats and answers travel separately
         now_s = self._clock()
+        is_alive = before is not None and now_s - peer.last_heard_s <= self._timings.lease_s
+        if not is_alive or peer.has_left or before is None or _visible(status) != _visible(before):
+            self._local_news = None
         # If the ticks have not changed, the peer counts as silent, because a stuck launcher still answers.
         if not is_same or before is None or status.ticks == 0 or status.ticks != before.ticks:
             peer.last_heard_s = now_s
@@ -154,7 +146,9 @@ class Membership:
         if (peer := self._peers.get(host)) is None:
             return  # it has left the job meanwhile
         peer.last_state = why
-        peer.has_left = peer.status is not None and peer.status.state in _LEAVING
+        has_left = peer.status is not None and peer.status.state in LEAVING
+        if has_left != peer.has_left:
+            peer.has_left, self._local_news = has_left, None
 
     def do_without(self, host: str, why: str) -> bool:
         """If the job can continue without ``host``, record and log once why ``host`` cannot be used.
@@ -176,161 +170,22 @@ class Membership:
         """Record that ``host`` has received this host's ``status``."""
         if host in self._peers:
             self._peers[host].delivered = status
+        if status.state is HostState.DONE or status.decided is not None or status.failure is not None:
+            self._local_news = None
 
     def tick(self) -> None:
         """Check leases. Decide the root cause and where ranks stop, if the messages so far suffice."""
         now = self._clock()
-        self._check_leases(now)
+        if now >= self._check_s:  # the hub ticks after each message of each host
+            self._check_s = now + self.CHECK_S
+            self._check_leases(now)
         self._dismiss_newcomers(now)
         if self.own.decided is None:
             self._decide_cause(now)
         if self.own.stop_at is None:
             self._decide_stop()
 
-    @property
-    def news(self) -> tuple[object, ...]:
-        """Values whose changes the hub sends to other hosts at once, not only with the next heartbeat."""
-        own = self.own
-        votes = tuple((report.rank, report.stop_vote, report.finished) for report in own.ranks)
-        decisions = own.failure, own.decided, own.stop_requested, own.stop_at, own.generation
-        return own.state, own.endpoints, own.rendezvous_port, own.trainer_endpoints, own.joined, decisions, votes
-
-    @property
-    def local_news(self) -> tuple[object, ...]:
-        """Values whose changes wake the waiting threads of this host."""
-        finals = tuple((peer.has_our_final, peer.has_left) for peer in self._peers.values())
-        states = tuple(self._state(host) for host in self._members)
-        directory = self.endpoints(), self.hosts_in_service()
-        return self.failure_delivered, finals, states, self.stop_requested, self.own.generation, directory
-
-    @property
-    def arbiter(self) -> str | None:
-        """The lowest-ranked living trainer host, or None if no trainer host is known to live."""
-        for host, member in self._members.items():
-            if member.role is Role.TRAINER and (host == self.own.host or self._lives(host)):
-                return host
-        return None
-
-    @property
-    def trainers_done(self) -> bool:
-        """Whether every trainer host has reported that it is done."""
-        return all(self._state(host) is HostState.DONE for host in self.hosts(Role.TRAINER))
-
-    @property
-    def final_delivered(self) -> bool:
-        """Whether every living peer that waits for this host's final status has received it."""
-        role = self._members[self.own.host].role
-        return not any(self._lives(host) and peer.awaits_final_of(role) for host, peer in self._peers.items())
-
-    @property
-    def failure_delivered(self) -> bool:
-        """Whether the arbiter has received this host's failure. True without a failure, or if the cause is decided."""
-        arbiter = self._peers.get(self.arbiter or "")
-        if self.own.failure is None or self.own.decided is not None or arbiter is None:
-            return True
-        return arbiter.delivered is not None and arbiter.delivered.failure is not None
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether any trainer host was asked to stop."""
-        return any(status.stop_requested for status in self.statuses(Role.TRAINER))
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the job has ended or is about to."""
-        return self.own.decided is not None or self.stop_requested or self.trainers_done
-
-    @property
-    def reporter(self) -> str:
-        """The first trainer host, which writes the job's report and admits newcomers."""
-        return next(iter(self.hosts(Role.TRAINER)), "")
-
-    def was_asked_to_stop(self, host: str) -> bool:
-        """Return whether a host has reported that it was asked to stop."""
-        return any(status.host == host and status.stop_requested for status in self.statuses())
-
-    def hosts(self, role: Role) -> list[str]:
-        """Return the hosts of ``role``, in rank order."""
-        return [host for host, member in self._members.items() if member.role is role]
-
-    def statuses(self, role: Role | None = None) -> list[HostStatus]:
-        """Return the last status of each host that was heard, including this host."""
-        found = []
-        for host, member in self._members.items():
-            if role is None or member.role is role:
-                status = self.own if host == self.own.host else self._peers[host].status
-                if status is not None:
-                    found.append(status)
-        return found
-
-    def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
-        """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``.
-
-        A host that the job can do without counts only if all hosts of the role are such hosts, and all are missing.
-        """
-        others = [host for host in self.hosts(role) if host != self.own.host]
-        missing = [host for host in others if self._state(host).value < at_least.value]
-        if len(missing) < len(others) or not all(self._members[host].is_optional for host in others):
-            missing = [host for host in missing if not self._members[host].is_optional]
-        return [(host, self._peers[host].last_state) for host in missing]
-
-    def endpoints(self) -> tuple[EndpointRecord, ...]:
-        """Return the endpoints of all hosts that live and serve."""
-        return tuple(record for status in self._in_service() for record in status.endpoints)
-
-    def hosts_in_service(self) -> tuple[str, ...]:
-        """Return the hosts that live and have begun their work. A restarted launcher has lost its endpoints."""
-        return tuple(
-            status.host for status in self._in_service() if status.endpoints or status.state is not HostState.INIT
-        )
-
-    def has(self, host: str) -> bool:
-        """Return whether a host belongs to the job."""
-        return host in self._members
-
-    def obstacle_to(self, joined: JoinedHost) -> str:
-        """Return why a host cannot join now. Empty if it can."""
-        if self.is_ending:
-            return "the job is about to end"
-        known = self.newcomers.present.get(joined.host)
-        if known is None and self.has(joined.host):
-            return f"the job already has a host {joined.host!r}; give this host another name with --host"
-        if known is not None and known.address != joined.address and self._lives(joined.host):
-            return f"{joined.host!r} has joined from {known.address}; give this host another name with --host"
-        return f"{MAX_JOINED} hosts have joined, which is the limit" if self.newcomers.is_full else ""
-
-    def knows_newcomer(self, joined: JoinedHost) -> bool:
-        """Return whether every living trainer host has received a status of this host that lists a newcomer."""
-        return all(
-            peer.delivered is not None and joined in peer.delivered.joined
-            for host, peer in self._peers.items()
-            if peer.member.role is Role.TRAINER and self._lives(host)
-        )
-
     # Rules
-
-    def _add(self, joined: JoinedHost) -> None:
-        if joined.host in self._members and joined.host not in self.newcomers.present:
-            return  # the description of the cluster has it
-        self.newcomers.add(joined, self._clock())
-        if joined.host not in self._members:
-            member = Member(host=joined.host, role=Role.DATA, is_optional=True)
-            self._members[joined.host] = member
-            self._peers[joined.host] = Peer(member)
-            logger.info("data host %s has joined the job, in group %s", joined.host, joined.group)
-
-    def _follow_list(self, status: HostStatus) -> None:
-        if status.host == self.reporter and self._members[self.own.host].role is Role.TRAINER:
-            new, gone = self.newcomers.changes(status.joined)
-            for joined in new:
-                self._add(joined)
-            for host in gone:
-                self._remove(host)
-
-    def _remove(self, host: str) -> None:
-        peer, _ = self._peers.pop(host), self._members.pop(host)
-        self.newcomers.remove(host, peer.status, peer.last_heard_s)
-        logger.info("data host %s has left the job (%s)", host, peer.last_state)
 
     def _dismiss_newcomers(self, now: float) -> None:
         """Remove newcomers that this host has admitted and that have ended or are lost."""
@@ -338,30 +193,9 @@ class Membership:
             peer = self._peers[joined.host]
             limit_s = self._timings.start_timeout_s if peer.status is None else 2 * self._timings.orphan_s
             silent_s = min(now - peer.last_heard_s, self.newcomers.present_s(joined.host, now))
-            if self._state(joined.host) in _ENDED or silent_s > limit_s:
+            if self._state(joined.host) in ENDED or silent_s > limit_s:
                 self._remove(joined.host)
                 self.update(joined=tuple(known for known in self.own.joined if known is not joined))
-
-    def _state(self, host: str) -> HostState:
-        if host == self.own.host:
-            return self.own.state
-        status = self._peers[host].status
-        if status is None:
-            return HostState.INIT
-        is_behind = self._members[host].role is Role.TRAINER and status.generation < self.own.generation
-        return HostState.INIT if is_behind else status.state
-
-    def _in_service(self) -> Iterator[HostStatus]:
-        for status in self.statuses():
-            is_of_use = status.host == self.own.host or (
-                self._lives(status.host) and not self._peers[status.host].objection
-            )
-            if is_of_use and status.state not in _LEAVING:
-                yield status
-
-    def _lives(self, host: str) -> bool:
-        peer = self._peers[host]
-        return peer.status is not None and self._clock() - peer.last_heard_s <= self._timings.lease_s
 
     def _may_do_without(self, peer: Peer, *, has_served: bool) -> bool:
         # The job can continue without a data host that has served, for example if its replacement is unusable. If a
@@ -391,7 +225,7 @@ class Membership:
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.DISAGREEMENT))
 
     def _restarted(self, peer: Peer, before: HostStatus) -> None:
-        if peer.member.role is Role.TRAINER and before.state not in _ENDED:
+        if peer.member.role is Role.TRAINER and before.state not in ENDED:
             summary = f"the launcher of trainer host {peer.member.host} was restarted while the job ran"
             self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
 
@@ -408,7 +242,7 @@ class Membership:
         self._log_silence(Role.DATA, now)
         for host in self.hosts(Role.TRAINER):
             peer = self._peers.get(host)
-            if peer is None or peer.status is None or self._state(host) in _ENDED or self._lives(host):
+            if peer is None or peer.status is None or self._state(host) in ENDED or self._lives(host):
                 continue
             what = "stood still" if peer.is_stuck else "fell silent"
             summary = (
@@ -423,7 +257,7 @@ class Membership:
         """Log once if a host of ``role`` has been silent for a lease, and once if it is heard again."""
         for host in self.hosts(role):
             peer = self._peers[host]
-            is_silent = peer.status is not None and self._state(host) not in _ENDED and not self._lives(host)
+            is_silent = peer.status is not None and self._state(host) not in ENDED and not self._lives(host)
             if is_silent == peer.is_silent:
                 continue
             peer.is_silent = is_silent
@@ -467,7 +301,7 @@ class Membership:
         """Return whether a trainer host has missed heartbeats. If it is lost, echoes come before its lease ends."""
         missed_s = max(self.SETTLE_S, 1.5 * self._timings.heartbeat_s)
         return any(
-            self._lives(host) and self._state(host) not in _ENDED and now - self._peers[host].last_heard_s > missed_s
+            self._lives(host) and self._state(host) not in ENDED and now - self._peers[host].last_heard_s > missed_s
             for host in self.hosts(Role.TRAINER)
             if host != self.own.host
         )
@@ -498,3 +332,8 @@ class Membership:
         running = [report for report in reports if not report.finished]
         if all(report.stop_vote for report in running):
             self.update(stop_at=stop_point(running))
+
+
+def _visible(status: HostStatus) -> tuple[object, ...]:
+    """Return the part of another host's status on which `Roster.local_news` depends."""
+    return status.state, status.endpoints, status.generation, status.stop_requested, status.incarnation

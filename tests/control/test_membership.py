@@ -119,6 +119,7 @@ def test_data_host_silent_for_a_lease_is_dropped_and_comes_back(clock: Clock, ca
         assert membership.endpoints() == ()
         assert membership.own.failure is None
         membership.observe(serving)
+        clock.now_s += Membership.CHECK_S
         membership.tick()
     assert [record.host for record in membership.endpoints()] == ["algo-1"]
     assert caplog.messages == [
@@ -137,6 +138,7 @@ def test_data_host_says_which_trainer_host_it_does_not_hear(clock: Clock, caplog
         membership.tick()  # algo-4 is done, and has left
         assert membership.own.failure is None  # it serves on: only the trainer hosts may end the job
         membership.observe(status("algo-3", HostState.TRAINING, revision=1))
+        clock.now_s += Membership.CHECK_S
         membership.tick()
     assert caplog.messages == [
         "trainer host algo-3 fell silent for 16 s (heard, training)",

@@ -1,0 +1,237 @@
+"""The hosts of a job, and what each has reported, as one host knows them. Pure.
+
+`hetero.control.membership` feeds it with messages and decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from hetero.cluster import Role
+from hetero.config import Timings
+from hetero.control.directory import EndpointRecord
+from hetero.control.joined import MAX_JOINED, JoinedHost
+from hetero.control.newcomers import Newcomers
+from hetero.control.peers import Member, Peer
+from hetero.control.status import HostState, HostStatus
+
+__all__ = ["ENDED", "LEAVING", "Roster"]
+
+logger = logging.getLogger(__name__)
+
+ENDED = (HostState.DONE, HostState.FAILED)
+LEAVING = (HostState.DRAINING, *ENDED)
+_QUIET = frozenset(("ranks", "usage_json", "counters", "ticks", "profile_json"))
+"""Fields of the own status whose changes wake no thread of this host."""
+
+
+class Roster:
+    """What one host knows about every host of its job.
+
+    Args:
+        members: Every host, trainer hosts in rank order.
+        own: Status of this host at the start.
+        timings: Leases and intervals, seconds.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, members: Sequence[Member], own: HostStatus, *, timings: Timings, clock: Callable[[], float]
+    ) -> None:
+        self.own = own
+        self._members = {member.host: member for member in members}
+        self._peers = {host: Peer(member) for host, member in self._members.items() if host != own.host}
+        self._timings = timings
+        self._clock = clock
+        self.newcomers = Newcomers()
+        self._hosts_of: dict[Role, list[str]] = {role: [] for role in Role}
+        for member in members:
+            self._hosts_of[member.role].append(member.host)
+        self._local_news: tuple[object, ...] | None = None
+        """The last `local_news`. None if something has changed since."""
+        self._news_valid_until_s = math.inf
+        """Time when the first lease may end, and with it `local_news` change."""
+
+    def update(self, **changes: object) -> None:
+        """Replace fields of this host's own status."""
+        self.own = dataclasses.replace(self.own, revision=self.own.revision + 1, **changes)  # type: ignore[arg-type]
+        if not changes.keys() <= _QUIET:
+            self._local_news = None
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """Values whose changes the hub sends to other hosts at once, not only with the next heartbeat."""
+        own = self.own
+        votes = tuple((report.rank, report.stop_vote, report.finished) for report in own.ranks)
+        decisions = own.failure, own.decided, own.stop_requested, own.stop_at, own.generation
+        return own.state, own.endpoints, own.rendezvous_port, own.trainer_endpoints, own.joined, decisions, votes
+
+    @property
+    def local_news(self) -> tuple[object, ...]:
+        """Values whose changes wake the waiting threads of this host.
+
+        They are computed again only after a change and when a lease may have ended. Otherwise a host would work on the
+        statuses of all hosts for the message of each, and its CPU time would grow with the square of their number.
+        """
+        now_s = self._clock()
+        if self._local_news is not None and now_s <= self._news_valid_until_s:
+            return self._local_news
+        ends_s = (peer.last_heard_s + self._timings.lease_s for peer in self._peers.values() if peer.status is not None)
+        self._news_valid_until_s = min((end_s for end_s in ends_s if end_s >= now_s), default=math.inf)
+        finals = tuple((peer.has_our_final, peer.has_left) for peer in self._peers.values())
+        states = tuple(self._state(host) for host in self._members)
+        directory = self.endpoints(), self.hosts_in_service()
+        common = self.stop_requested, self.own.generation
+        self._local_news = self.failure_delivered, finals, states, common, directory
+        return self._local_news
+
+    @property
+    def arbiter(self) -> str | None:
+        """The lowest-ranked living trainer host, or None if no trainer host is known to live."""
+        trainers = self._hosts_of[Role.TRAINER]
+        return next((host for host in trainers if host == self.own.host or self._lives(host)), None)
+
+    @property
+    def trainers_done(self) -> bool:
+        """Whether every trainer host has reported that it is done."""
+        return all(self._state(host) is HostState.DONE for host in self._hosts_of[Role.TRAINER])
+
+    @property
+    def final_delivered(self) -> bool:
+        """Whether every living peer that waits for this host's final status has received it."""
+        role = self._members[self.own.host].role
+        return not any(self._lives(host) and peer.awaits_final_of(role) for host, peer in self._peers.items())
+
+    @property
+    def failure_delivered(self) -> bool:
+        """Whether the arbiter has received this host's failure. True without a failure, or if the cause is decided."""
+        arbiter = self._peers.get(self.arbiter or "")
+        if self.own.failure is None or self.own.decided is not None or arbiter is None:
+            return True
+        return arbiter.delivered is not None and arbiter.delivered.failure is not None
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether any trainer host was asked to stop."""
+        return any(status.stop_requested for status in self.statuses(Role.TRAINER))
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the job has ended or is about to."""
+        return self.own.decided is not None or self.stop_requested or self.trainers_done
+
+    @property
+    def reporter(self) -> str:
+        """The first trainer host, which writes the job's report and admits newcomers."""
+        return next(iter(self._hosts_of[Role.TRAINER]), "")
+
+    def was_asked_to_stop(self, host: str) -> bool:
+        """Return whether a host has reported that it was asked to stop."""
+        return any(status.host == host and status.stop_requested for status in self.statuses())
+
+    def hosts(self, role: Role) -> list[str]:
+        """Return the hosts of ``role``, in rank order."""
+        return list(self._hosts_of[role])
+
+    def statuses(self, role: Role | None = None) -> list[HostStatus]:
+        """Return the last status of each host that was heard, including this host."""
+        hosts = self._members if role is None else self._hosts_of[role]
+        found = (self.own if host == self.own.host else self._peers[host].status for host in hosts)
+        return [status for status in found if status is not None]
+
+    def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
+        """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``.
+
+        A host that the job can do without counts only if all hosts of the role are such hosts, and all are missing.
+        """
+        others = [host for host in self.hosts(role) if host != self.own.host]
+        missing = [host for host in others if self._state(host).value < at_least.value]
+        if len(missing) < len(others) or not all(self._members[host].is_optional for host in others):
+            missing = [host for host in missing if not self._members[host].is_optional]
+        return [(host, self._peers[host].last_state) for host in missing]
+
+    def endpoints(self) -> tuple[EndpointRecord, ...]:
+        """Return the endpoints of all hosts that live and serve."""
+        return tuple(record for status in self._in_service() for record in status.endpoints)
+
+    def hosts_in_service(self) -> tuple[str, ...]:
+        """Return the hosts that live and have begun their work. A restarted launcher has lost its endpoints."""
+        return tuple(
+            status.host for status in self._in_service() if status.endpoints or status.state is not HostState.INIT
+        )
+
+    def has(self, host: str) -> bool:
+        """Return whether a host belongs to the job."""
+        return host in self._members
+
+    def obstacle_to(self, joined: JoinedHost) -> str:
+        """Return why a host cannot join now. Empty if it can."""
+        if self.is_ending:
+            return "the job is about to end"
+        known = self.newcomers.present.get(joined.host)
+        if known is None and self.has(joined.host):
+            return f"the job already has a host {joined.host!r}; give this host another name with --host"
+        if known is not None and known.address != joined.address and self._lives(joined.host):
+            return f"{joined.host!r} has joined from {known.address}; give this host another name with --host"
+        return f"{MAX_JOINED} hosts have joined, which is the limit" if self.newcomers.is_full else ""
+
+    def knows_newcomer(self, joined: JoinedHost) -> bool:
+        """Return whether every living trainer host has received a status of this host that lists a newcomer."""
+        return all(
+            peer.delivered is not None and joined in peer.delivered.joined
+            for host, peer in self._peers.items()
+            if peer.member.role is Role.TRAINER and self._lives(host)
+        )
+
+    # Rules
+
+    def _add(self, joined: JoinedHost) -> None:
+        if joined.host in self._members and joined.host not in self.newcomers.present:
+            return  # the description of the cluster has it
+        self.newcomers.add(joined, self._clock())
+        if joined.host not in self._members:
+            member = Member(host=joined.host, role=Role.DATA, is_optional=True)
+            self._members[joined.host] = member
+            self._peers[joined.host] = Peer(member)
+            self._hosts_of[Role.DATA].append(joined.host)
+            self._local_news = None
+            logger.info("data host %s has joined the job, in group %s", joined.host, joined.group)
+
+    def _follow_list(self, status: HostStatus) -> None:
+        if status.host == self.reporter and self._members[self.own.host].role is Role.TRAINER:
+            new, gone = self.newcomers.changes(status.joined)
+            for joined in new:
+                self._add(joined)
+            for host in gone:
+                self._remove(host)
+
+    def _remove(self, host: str) -> None:
+        peer, _ = self._peers.pop(host), self._members.pop(host)
+        self._hosts_of[Role.DATA].remove(host)
+        self._local_news = None
+        self.newcomers.remove(host, peer.status, peer.last_heard_s)
+        logger.info("data host %s has left the job (%s)", host, peer.last_state)
+
+    def _state(self, host: str) -> HostState:
+        if host == self.own.host:
+            return self.own.state
+        status = self._peers[host].status
+        if status is None:
+            return HostState.INIT
+        is_behind = self._members[host].role is Role.TRAINER and status.generation < self.own.generation
+        return HostState.INIT if is_behind else status.state
+
+    def _in_service(self) -> Iterator[HostStatus]:
+        for status in self.statuses():
+            is_of_use = status.host == self.own.host or (
+                self._lives(status.host) and not self._peers[status.host].objection
+            )
+            if is_of_use and status.state not in LEAVING:
+                yield status
+
+    def _lives(self, host: str) -> bool:
+        peer = self._peers[host]
+        return peer.status is not None and self._clock() - peer.last_heard_s <= self._timings.lease_s
