@@ -11,6 +11,7 @@ conducting.py    executes the runs through `hetero.studies`, and writes the resu
 observations.py  a run's report, and what its ranks observed, as a point
 points.py        one run as the forecast sees it
 line.py          fits a line through the points, and draws what it predicts for the whole
+square.py        the longest time that the points do not exclude
 forecast.py      time as a sum of parts, cost, utilisation, memory
 refusals.py      the reasons to refuse a forecast
 suggestions.py   what more canaries would tell
@@ -20,7 +21,7 @@ text.py          the result as text
 page.py          the result as a page
 plots.py         its plots, drawn by matplotlib
 
-`line`, `forecast`, `refusals`, `suggestions` and `comparison` are pure. They know points, not hetero's jobs, so
-`hetero.sagemaker.canary` uses them for jobs of any algorithm. `hetero.launch.ranks.observed` observes the script, and
-`hetero.loaders.parts` shortens the loaders.
+`line`, `square`, `forecast`, `refusals`, `suggestions` and `comparison` are pure. They know points, not hetero's jobs.
+`hetero.sagemaker.canary` therefore uses them for jobs of any algorithm. `hetero.launch.ranks.observed` observes the
+script, and `hetero.loaders.parts` shortens the loaders.
 """

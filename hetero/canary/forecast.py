@@ -45,6 +45,7 @@ from hetero.canary.refusals import (
     is_fixed_loader,
     ran_out_of_memory,
 )
+from hetero.canary.square import square_bound, square_notes
 from hetero.canary.suggestions import suggestion
 from hetero.errors import ConfigError
 from hetero.pricing import cost
@@ -177,7 +178,8 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     if candidate.cache_bytes is not None and any(refusal.rule == "cpu-cache" for refusal in about_time):
         cache_fraction = cpu_cache_fraction(model.held_bytes, candidate.cache_bytes)
     advice = suggestion(finished, figures[0].half_width, about_time, width_with, cache_fraction=cache_fraction)
-    shown = _shown(candidate, figures, refusals, out_of_memory, canary_s, time_s, advice)
+    notes = [] if about_time else square_notes(model.longest_s(), figures[0].high, max(model.fractions))
+    shown = _shown(candidate, figures, refusals, out_of_memory, canary_s, time_s, advice, notes)
     return Forecast(shown, time_s, usd)
 
 
@@ -189,6 +191,7 @@ def _shown(
     canary_s: float,
     time_s: Array | None,
     advice: str,
+    notes: Sequence[str] = (),
 ) -> CandidateForecast:
     has_time = time_s is not None and not any(refusal.figure in ("", "time") for refusal in refusals)
     return CandidateForecast(
@@ -198,7 +201,7 @@ def _shown(
         points=candidate.points,
         figures=tuple(figures),
         refusals=tuple(dict.fromkeys(refusals)),
-        notes=candidate.notes,
+        notes=(*notes, *candidate.notes),
         memory_limit_bytes=candidate.memory_limit_bytes,
         out_of_memory=out_of_memory,
         canary_s=canary_s,
@@ -213,14 +216,18 @@ class _Model:
     def __init__(self, candidate: Candidate, points: Sequence[CanaryPoint], options: ForecastOptions) -> None:
         self._points = points
         self._options = options
-        self._fractions = [point.fraction for point in points]
+        self.fractions = [point.fraction for point in points]
         self._random = np.random.default_rng((options.seed, len(points)))
         self.refusals: list[Refusal] = []
         self.fixed_s = 0.0
         """Time of the whole that does not grow with the data: the median of its draws, after `time`."""
         self._outside_fixed_s = np.zeros(0)
+        self._line_s: list[float] = []
+        """Time of each run that is on a line: the script without the steps of its loaders."""
         self._growing_s = np.zeros(0)
         self._memory_peak = np.zeros(0)
+        self.time_s = np.zeros(0)
+        """Draws of the time, after `time`."""
         self.has_steps = False
         """Whether steps of hetero's loaders were measured, after `time`."""
         self.held_bytes = 0.0
@@ -252,10 +259,11 @@ class _Model:
         loaders = self._step_loaders()
         self.has_steps = bool(loaders)
         works = {name: [_work_of(point, name) for point in self._points] for name in loaders}
-        grows = any(not is_fixed_loader(each, self._fractions) for each in works.values())
+        grows = any(not is_fixed_loader(each, self.fractions) for each in works.values())
         self.refusals += check_line("time", whole_line, self._points, must_grow=not grows)
         outside_s = self._outside()
         self._growing_s, fixed_s = whole_line.single, whole_line.fixed
+        self._line_s = growing_s
         if loaders:
             rest_s = list(growing_s)
             steps_s, fixed_s = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
@@ -263,8 +271,9 @@ class _Model:
                 rest_s = [rest - work.measured_s for rest, work in zip(rest_s, own, strict=True)]
                 own_s = self._steps(name, own)
                 steps_s = steps_s + own_s
-                fixed_s = fixed_s + (own_s if is_fixed_loader(own, self._fractions) else 0.0)
-            rest = self._line([max(0.0, value) for value in rest_s], _TIME, self._options.curvature)
+                fixed_s = fixed_s + (own_s if is_fixed_loader(own, self.fractions) else 0.0)
+            self._line_s = [max(0.0, value) for value in rest_s]
+            rest = self._line(self._line_s, _TIME, self._options.curvature)
             self._growing_s, fixed_s = steps_s + rest.single, fixed_s + rest.fixed
             if np.median(rest.expected - rest.fixed) > _MATTERS * np.median(self._growing_s):
                 what = "time of the script outside of its loaders"
@@ -273,7 +282,19 @@ class _Model:
         self._growing_s = self._growing_s * drift
         time_s = outside_s + self._growing_s
         self.fixed_s = min(float(np.median(self._outside_fixed_s + fixed_s)), float(np.median(time_s)))
-        return np.asarray(time_s)
+        self.time_s = np.asarray(time_s)
+        return self.time_s
+
+    def longest_s(self) -> float | None:
+        """Return the longest time that the runs do not exclude, after `time`, or None if no parabola fits.
+
+        A step works on one batch, so only the rest of the script may grow with the square of the data.
+        """
+        longest_s = square_bound(self.fractions, self._line_s, self._random, noise=_TIME)
+        if longest_s is None:
+            return None
+        expected_s = float(np.median(self._line(self._line_s, _TIME, 0.0).expected))
+        return max(0.0, longest_s - expected_s) + float(np.median(self.time_s))
 
     def _outside(self) -> Array:
         """Return draws of the time of start-up, imports and end. It is constant, unless the runs show that it grows."""
@@ -288,7 +309,7 @@ class _Model:
         return self._outside_fixed_s
 
     def _line(self, values: Sequence[float], noise: Noise, curvature: float) -> Line:
-        return fit_line(self._fractions, values, self._random, noise=noise, curvature=curvature)
+        return fit_line(self.fractions, values, self._random, noise=noise, curvature=curvature)
 
     def _step_loaders(self) -> list[str]:
         """Return the loaders whose steps were measured in every run. Others are in the rest.
@@ -306,7 +327,7 @@ class _Model:
 
     def _steps(self, name: str, works: Sequence[LoaderWork]) -> Array:
         """Return draws of the time of a loader's measured steps in the whole."""
-        if is_fixed_loader(works, self._fractions):
+        if is_fixed_loader(works, self.fractions):
             return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS, num_draws=NUM_DRAWS)
         steps, samples = self._shares(works)
         # The last batch of a pass may be small. Does its step cost as much as others, or in proportion to its samples?
@@ -332,7 +353,7 @@ class _Model:
         """Return the measured steps of each run as a share of those of the whole, and the same for samples."""
         size = max(work.batch_samples for work in works)
         samples = statistics.fmean(
-            work.num_samples / fraction for work, fraction in zip(works, self._fractions, strict=True)
+            work.num_samples / fraction for work, fraction in zip(works, self.fractions, strict=True)
         )
         num_excluded = statistics.median(work.num_steps - work.num_steps_measured for work in works)
         num_steps = max(1.0, samples / max(1, size) - num_excluded)
@@ -411,7 +432,7 @@ class _Model:
     def _peak(self, figure: str, values: Sequence[float]) -> tuple[Array, float]:
         """Return draws of the peak, and the part of it that does not grow."""
         line = fit_line(
-            self._fractions,
+            self.fractions,
             values,
             self._random,
             noise=_MEMORY,
