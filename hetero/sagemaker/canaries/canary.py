@@ -374,7 +374,7 @@ class _Study:
                 began=began,
                 ended=began + dt.timedelta(seconds=result.wall_s),
                 memory_bytes=hosts.memory_bytes,
-                gpu_memory_bytes=hosts.gpu_memory_bytes,
+                one_gpu_bytes=hosts.one_gpu_bytes,
             )
         except Exception as error:  # noqa: BLE001  botocore's errors, or a response of another form
             logger.warning("CloudWatch has no figures of run %s: %s", result.run_id, error)
@@ -390,8 +390,8 @@ class _Hosts:
     """Groups that train: all whose role is not data, also if hetero does not know the roles."""
     memory_bytes: float | None
     """None if it is unknown, or the groups that train have different amounts."""
-    gpu_memory_bytes: float | None
-    """Memory of all GPUs of a host, or None as above."""
+    one_gpu_bytes: float | None
+    """Memory of one GPU of a host, or None as above."""
 
     @classmethod
     def of(cls, groups: Sequence[RequestGroup], roles: Mapping[str, Role], catalogue: Catalogue) -> _Hosts:
@@ -399,16 +399,14 @@ class _Hosts:
         infos = [catalogue.find(group.instance_type) for group in trainers]
         memory = {None if info is None or info.memory_gib is None else info.memory_gib * _GIB for info in infos}
         gpu_memory = {
-            None
-            if info is None or info.accelerator_memory_gib is None
-            else info.accelerator_memory_gib * (info.num_accelerators or 0) * _GIB
+            None if info is None or info.accelerator_memory_gib is None else info.accelerator_memory_gib * _GIB
             for info in infos
         }
         return cls(
             groups=groups,
             trainers=trainers,
             memory_bytes=memory.pop() if len(memory) == 1 else None,
-            gpu_memory_bytes=gpu_memory.pop() if len(gpu_memory) == 1 else None,
+            one_gpu_bytes=gpu_memory.pop() if len(gpu_memory) == 1 else None,
         )
 
 

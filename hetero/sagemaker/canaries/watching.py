@@ -1,7 +1,8 @@
 """A finished training job as a point of a forecast: its phases, and what CloudWatch has of its instances.
 
 CloudWatch has one value per minute, in percent. A job of less than two minutes may have none. Then the time is
-forecast, and the resources are not.
+forecast, and the resources are not. The percentages of GPUs and of their memory are sums over the GPUs of an instance:
+four GPUs that are half full have 200 %.
 
 Source: https://docs.aws.amazon.com/sagemaker/latest/dg/monitoring-cloudwatch.html
 """
@@ -84,7 +85,7 @@ def resources_of_job(
     began: dt.datetime,
     ended: dt.datetime,
     memory_bytes: float | None,
-    gpu_memory_bytes: float | None,
+    one_gpu_bytes: float | None,
 ) -> Resources:
     """Return the resources of a job's instances, from CloudWatch. CPU and GPU use are those of the mean instance.
 
@@ -95,7 +96,7 @@ def resources_of_job(
         began: Begin of the time to ask for.
         ended: End of that time.
         memory_bytes: Memory of an instance. None leaves out its memory.
-        gpu_memory_bytes: Memory of all GPUs of an instance. None leaves it out.
+        one_gpu_bytes: Memory of one GPU. None leaves out that of the GPUs.
     """
     queries = [
         {
@@ -128,11 +129,11 @@ def resources_of_job(
             if not answer.get("NextToken"):
                 break
             arguments["NextToken"] = answer["NextToken"]
-    return _resources(found, len(hosts), memory_bytes, gpu_memory_bytes)
+    return _resources(found, len(hosts), memory_bytes, one_gpu_bytes)
 
 
 def _resources(
-    found: dict[str, list[float]], num_hosts: int, memory_bytes: float | None, gpu_memory_bytes: float | None
+    found: dict[str, list[float]], num_hosts: int, memory_bytes: float | None, one_gpu_bytes: float | None
 ) -> Resources:
     series = {key: [found.get(f"{key}_{number}", []) for number in range(num_hosts)] for key in _NAMES}
     if not any(series["cpu"]):
@@ -142,7 +143,7 @@ def _resources(
         every = [value for host in series[key] for value in host]
         if every:
             values |= {f"{key}_percent_mean": sum(every) / len(every), f"{key}_percents": tuple(every)}
-    for key, total in (("memory", memory_bytes), ("gpu_memory", gpu_memory_bytes)):
+    for key, total in (("memory", memory_bytes), ("gpu_memory", one_gpu_bytes)):
         most = max(series[key], key=lambda host: max(host, default=0.0))
         if most and total is not None:
             ordered = sorted(most)

@@ -435,7 +435,7 @@ def test_figures_of_several_hosts_are_joined_and_pages_followed() -> None:
             began=START,
             ended=START + dt.timedelta(minutes=5),
             memory_bytes=64e9,
-            gpu_memory_bytes=None,
+            one_gpu_bytes=None,
         )
         stubber.assert_no_pending_responses()
     assert found.cpu_percent_mean == 200.0
