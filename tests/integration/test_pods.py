@@ -1,7 +1,8 @@
 """The pods of a rendered JobSet as processes: each has the environment and the command that its manifest says.
 
 There is no Kubernetes here. `Controller` does what the JobSet and the jobs in it promise: it restarts data pods that
-fail, it ends the JobSet when the trainers have ended, and it then deletes the pods that are left.
+fail, it ends the JobSet when the trainers have ended, and it then deletes the pods that are left. A pod without a node
+is pending and has no process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Pod:
     def __init__(self, name: str, spec: dict[str, Any], environment: dict[str, str], folder: Path) -> None:
         self.name, self.spec, self.environment, self.folder = name, spec, environment, folder
         self.num_starts = 0
+        self.num_failures = 0
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -108,10 +110,11 @@ class Controller:
         (folder / "hosts").write_text("\n".join(hosts) + "\n")
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[Controller]:
+    def running(self, *, pending: Sequence[str] = ()) -> Iterator[Controller]:
         try:
             for pod in self.pods:
-                pod.start()
+                if pod.name not in pending:
+                    pod.start()
             yield self
         finally:
             for pod in self.pods:
@@ -125,17 +128,27 @@ class Controller:
         targets = self.spec["successPolicy"]["targetReplicatedJobs"]
         codes: dict[str, list[int | None]] = {}
         for job in self.spec["replicatedJobs"]:
-            left = job["template"]["spec"]["backoffLimit"]
             for pod in self.of(job["name"]):
-                assert pod.process is not None
-                code = pod.process.poll()
+                code = None if pod.process is None else pod.process.poll()
                 if code:
-                    if pod.spec["restartPolicy"] != "OnFailure" or pod.num_starts > left:
+                    pod.num_failures += 1
+                    if pod.num_failures > job["template"]["spec"]["backoffLimit"]:
                         return "Failed"
-                    pod.start()
+                    pod.start()  # in the same pod or in a new one: both have the same name and environment
                     code = None
                 codes.setdefault(job["name"], []).append(code)
         return "Completed" if all(code == 0 for name in targets for code in codes[name]) else ""
+
+    def take_node(self, pod: Pod) -> int:
+        """Take a spot node back: its pod is asked to end, and a new one is pending. Return the code of the pod."""
+        job = next(job for job in self.spec["replicatedJobs"] if pod in self.of(job["name"]))
+        (rule,) = job["template"]["spec"]["podFailurePolicy"]["rules"]
+        assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+        assert pod.process is not None
+        pod.process.terminate()
+        code = pod.process.wait(60)
+        pod.process = None
+        return code
 
     def wait(self, timeout_s: float = 100.0) -> str:
         deadline_s = time.monotonic() + timeout_s
@@ -153,9 +166,11 @@ class Controller:
             time.sleep(0.1)
 
 
-def jobset(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> Controller:
+def jobset(
+    capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str, options: Sequence[str] = ()
+) -> Controller:
     (folder / "out").mkdir()
-    groups = ["--group", "dnn=GPU:1:1", "--group", "data=CPU:1:2"]
+    groups = ["--group", "dnn=GPU:1:1", "--group", "data=CPU:1:2", *options]
     command = ["render", "jobset", *groups, "--name", "photos", "--image", "x", *OPTIONS, str(CHAIN), "--"]
     assert cli.main([*command, "--output", str(folder / "out"), *arguments]) == ExitCode.OK
     return Controller(yaml.safe_load(capsys.readouterr().out), folder)
@@ -220,3 +235,22 @@ def test_pods_that_are_deleted_stop_as_asked(tmp_path: Path, capsys: pytest.Capt
         codes = {pod.name: pod.process.wait(60) for pod in job.pods if pod.process is not None}
         assert set(codes.values()) == {128 + signal.SIGTERM}
         assert time.monotonic() - begin_s < 60
+
+
+def test_spot_group_starts_without_a_host_and_loses_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--epochs", "24", "--step-s", "0.1"]
+    controller = jobset(capsys, tmp_path, *arguments, options=["--spot", "data=0.1"])
+    (trainer,) = controller.of("dnn")
+    first, late = controller.of("data")
+    with controller.running(pending=[late.name]) as job:
+        job.wait_until(trainer, "epoch 1 step")  # one spot node was there
+        late.start()
+        job.wait_until(late, "serving with")
+        assert job.take_node(first) == 128 + signal.SIGTERM
+        assert job.wait() == "Completed"
+        assert (first.num_starts, late.num_starts, trainer.num_starts) == (1, 1, 1)
+    report = json.loads(next((tmp_path / "workspace").glob("*/output/*/report.json")).read_text())
+    assert {group["name"]: group.get("spot_usd") for group in report["run"]["groups"]} == {"dnn": None, "data": 0.1}
+    assert chains(tmp_path / "out") == chains_alone(tmp_path, "--epochs", "24")
