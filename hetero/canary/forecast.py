@@ -201,7 +201,7 @@ def _shown(
         points=candidate.points,
         figures=tuple(figures),
         refusals=tuple(dict.fromkeys(refusals)),
-        notes=(*notes, *candidate.notes),
+        notes=(*candidate.notes, *notes),
         memory_limit_bytes=candidate.memory_limit_bytes,
         out_of_memory=out_of_memory,
         canary_s=canary_s,
