@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
 import numpy as np
 
@@ -39,13 +38,10 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
     if unknown:
         rest += f" Whether the memory of {', '.join(unknown)} is enough was not forecast."
     if probability < CERTAIN:
-        closest = max(
-            combinations(range(len(able)), 2), key=lambda pair: -abs(float(np.mean(usd[pair[0]] < usd[pair[1]])) - 0.5)
-        )
-        names = " and ".join(able[index].shown.name for index in closest)
+        second = int(np.argsort(shares)[-2])
         sentence = (
             f"Which cluster is the cheapest is not decided: {name} with a probability of {probability:.0%}. "
-            f"The intervals of {names} overlap.{rest}"
+            f"The intervals of {name} and {able[second].shown.name} overlap.{rest}"
         )
         return Decision(cheapest="", probability=probability, sentence=sentence)
     return Decision(

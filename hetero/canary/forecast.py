@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -217,7 +218,9 @@ class _Model:
         self._points = points
         self._options = options
         self.fractions = [point.fraction for point in points]
-        self._random = np.random.default_rng((options.seed, len(points)))
+        # Candidates are compared draw by draw, so each has draws of its own, also if the runs are equal.
+        own = zlib.crc32("\n".join((candidate.name, *candidate.groups)).encode())
+        self._random = np.random.default_rng((options.seed, len(points), own))
         self.refusals: list[Refusal] = []
         self.fixed_s = 0.0
         """Time of the whole that does not grow with the data: the median of its draws, after `time`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from canary_points import job, memory
 
@@ -31,6 +32,23 @@ def test_candidates_of_equal_cost_are_not_decided() -> None:
     assert found.cheapest == ""
     assert "not decided" in found.sentence
     assert "The intervals of one and two overlap" in found.sentence
+
+
+def test_undecided_pair_is_the_one_that_competes() -> None:
+    a, b = made("A", 200, 1.0), made("B", 212, 1.0, seed=1)
+    c, d = made("C", 200, 10.0, seed=2), made("D", 200, 10.0, seed=3)  # closer to each other, and ten times as costly
+    found = decide([a, b, c, d])
+    assert found is not None
+    assert found.cheapest == ""
+    assert "The intervals of A and B overlap" in found.sentence
+
+
+def test_candidates_with_equal_runs_have_independent_draws() -> None:
+    one, two = made("one", 200, 1.0), made("two", 200, 1.01)
+    assert abs(np.corrcoef(one.time_s, two.time_s)[0, 1]) < 0.1
+    found = decide([one, two])
+    assert found is not None
+    assert found.cheapest == ""  # 1 % more is less than what the runs tell
 
 
 def test_candidate_that_runs_out_of_memory_is_left_out() -> None:
