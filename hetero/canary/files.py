@@ -13,13 +13,14 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_FILES", "DataFile", "LinkedFolder", "choose_files", "data_files", "evict", "link_files", "matches"]
+__all__ = ["MAX_FILES", "DataFile", "LinkedFolder", "choose_files", "data_files", "evict", "files_of", "link_files", "matches"]
 
 MAX_FILES = 5_000_000
 _NUM_DRAWS = 40
@@ -63,22 +64,54 @@ def data_files(folder: Path, *, keep: Sequence[str] = ()) -> tuple[list[DataFile
             ``/`` is compared with the last part of a name.
 
     Raises:
-        ConfigError: If the folder has no files to choose from, or more than `MAX_FILES`.
+        ConfigError: If the folder has no files to choose from, more than `MAX_FILES`, or one that cannot be read.
     """
     found: list[DataFile] = []
     kept: list[DataFile] = []
-    for root, _, names in os.walk(folder, followlinks=True):
-        for name in names:
-            path = Path(root, name)
-            with contextlib.suppress(FileNotFoundError):  # a link without a target
-                relative = path.relative_to(folder).as_posix()
-                file = DataFile(relative, path.stat().st_size)
-                (kept if matches(relative, keep) else found).append(file)
-        if len(found) > MAX_FILES:
-            raise ConfigError(f"{folder} has more than {MAX_FILES:,} files; give a canary fewer, larger files")
+    for file in files_of(folder):
+        (kept if matches(file.name, keep) else found).append(file)
     if not found:
         raise ConfigError(f"{folder} contains no files to divide; give another --channel folder")
     return sorted(found), sorted(kept)
+
+
+def files_of(folder: Path) -> Iterator[DataFile]:
+    """Yield the files of a folder. Links are followed, except for those without a target and to a folder around them.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        ConfigError: If a file or folder cannot be read, or there are more than `MAX_FILES` files.
+    """
+    count = 0
+    pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    while pending:
+        name, around = pending.pop()
+        path = folder / name
+        try:
+            here = path.stat()
+            identity = (here.st_dev, here.st_ino)
+            if identity in around:
+                continue
+            for entry in sorted(path.iterdir()):
+                relative = f"{name}/{entry.name}" if name else entry.name
+                path = entry
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:  # a link without a target
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    pending.append((relative, around | {identity}))
+                    continue
+                count += 1
+                if count > MAX_FILES:
+                    raise ConfigError(f"{folder} has more than {MAX_FILES:,} files; give a canary fewer, larger files")
+                yield DataFile(relative, status.st_size)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read {path}: {error.strerror or error}; expected files that a run can read"
+            ) from error
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -103,4 +104,37 @@ def test_pattern_with_a_folder_is_compared_with_the_whole_name(tmp_path: Path) -
 
 def test_folder_without_files_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="contains no files to divide"):
+        data_files(tmp_path)
+
+
+def test_link_to_a_folder_around_it_is_followed_once(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.csv").write_text("1")
+    (tmp_path / "b").symlink_to("a")  # the same folder twice is data twice
+    (tmp_path / "a" / "self").symlink_to(".")
+    (tmp_path / "a" / "up").symlink_to("..")
+    (tmp_path / "a" / "nothing").symlink_to("missing")
+    found, _ = data_files(tmp_path)
+    assert [file.name for file in found] == ["a/x.csv", "b/x.csv"]
+
+
+def test_link_that_leads_to_itself_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("1")
+    (tmp_path / "a").symlink_to("a")
+    with pytest.raises(ConfigError, match=rf"cannot read {tmp_path}/a: Too many levels of symbolic links"):
+        data_files(tmp_path)
+
+
+def test_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "x.csv").write_text("1")
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "secret":  # root may read all, so permissions do not show it
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path)
+
+    original = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(ConfigError, match="secret: Permission denied"):
         data_files(tmp_path)
