@@ -7,6 +7,7 @@
 
 files.py         chooses a fraction of a channel's files, and links them
 design.py        the runs: which fraction of which data each gets
+identity.py      what must be the same if a study goes on
 conducting.py    executes the runs through `hetero.studies`, and writes the result
 observations.py  a run's report, and what its ranks observed, as a point
 points.py        one run as the forecast sees it

@@ -21,6 +21,7 @@ from hetero.canary.design import (
 )
 from hetero.canary.files import evict
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.canary.identity import identity_of
 from hetero.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport, CandidateForecast
 from hetero.canary.observations import point_of, read_observed
 from hetero.canary.page import PAGE_FILE_NAME, canary_page
@@ -32,7 +33,6 @@ from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
 from hetero.studies.conduct import Progress, conduct, read_results
-from hetero.studies.ledger import digest_of_script
 from hetero.studies.runs import FAILED, Billing, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import PRICE_OPTIONS, Budget
 from hetero.system.caches import level_2_bytes
@@ -196,6 +196,7 @@ def run_canaries(
     _check_memory(request, memory_gib or {})
     planned, data_bytes = plan_canaries(request, folder)
     preparing = _PreparingExecutor(executor, planned, request, folder, is_cold=is_cold)
+    identity = identity_of(request, data_bytes, is_cold=is_cold)
     num_runs = len(planned) if enough is None else min(len(planned), MIN_RUNS * len(request.clusters))
     results: list[RunResult] = []
     is_first = True
@@ -206,7 +207,7 @@ def run_canaries(
             folder,
             budget=budget or Budget(),
             on_progress=on_progress,
-            identity=_identity(request, data_bytes),
+            identity=identity,
             accepts_failures="failed" in options.accept,
             retry_failed=is_first,
             fresh=fresh and is_first,
@@ -369,18 +370,3 @@ def write_report(report: CanaryReport, folder: Path) -> None:
         write_text(folder / PAGE_FILE_NAME, canary_page(report))
     except OSError as error:
         raise ConfigError(f"cannot write the forecast to {folder}: {error.strerror or error}") from error
-
-
-def _identity(request: CanaryRequest, data_bytes: float | None) -> dict[str, object]:
-    """Return what must be the same if a killed study goes on."""
-    script = request.script_path
-    return {
-        "script": request.script,
-        "content of the script": None if script is None else digest_of_script(script),
-        "bytes of the channels": data_bytes,
-        "args": list(request.script_args),
-        "clusters": [list(cluster.groups) for cluster in request.clusters],
-        "fractions": list(request.fractions),
-        "channels": {name: str(path.resolve()) for name, path in sorted(request.channels.items())},
-        "seed": request.seed,
-    }

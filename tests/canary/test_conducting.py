@@ -14,6 +14,7 @@ from hetero.canary import conducting, forecast
 from hetero.canary.conducting import execute_canaries, run_canaries
 from hetero.canary.design import MIN_FRACTIONS, MIN_RUNS, CanaryRequest, Cluster
 from hetero.canary.forecast import ForecastOptions
+from hetero.canary.identity import digest_of_modules
 from hetero.canary.model import load_canary
 from hetero.errors import BudgetError, ConfigError
 from hetero.pricing import Catalogue
@@ -303,3 +304,51 @@ def test_files_of_channels_that_stay_whole_are_dropped_from_the_cache_too(
     assert len(dropped) == 2 * 9
     assert [len(each) for each in dropped].count(1) == 9
     assert {"labels.csv"} in dropped
+
+
+def test_runs_with_another_cache_are_not_used(data: Path, tmp_path: Path) -> None:
+    run(Jobs(), data, tmp_path / "out")
+    made = CanaryRequest(script="train.py", clusters=(SMALL,), channels={"training": data})
+    with pytest.raises(ConfigError, match="cache"):
+        run_canaries(made, tmp_path / "out", executor=Jobs(), catalogue=Catalogue.load(), is_cold=True)
+
+
+def test_runs_with_other_files_that_every_run_gets_are_not_used(data: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    (labels / "1.csv").write_text("1")
+    (data / "names.json").write_text("1")
+    channels = {"training": data, "labels": labels}
+    request = {"channels": channels, "whole_channels": frozenset({"labels"}), "keep": ("*.json",)}
+    run(Jobs(), data, tmp_path / "out", request=request)
+    run(Jobs(), data, tmp_path / "out", request=request)
+    (labels / "2.csv").write_text("1")
+    with pytest.raises(ConfigError, match="bytes of files that every run gets"):
+        run(Jobs(), data, tmp_path / "out", request=request)
+    (labels / "2.csv").unlink()
+    (data / "names.json").write_text("12345")
+    with pytest.raises(ConfigError, match="bytes of files that every run gets"):
+        run(Jobs(), data, tmp_path / "out", request=request)
+
+
+def test_runs_with_another_module_of_the_script_are_not_used(data: Path, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    (code / "parts").mkdir(parents=True)
+    script = code / "train.py"
+    script.write_text("import json\nimport settings\nfrom parts import model\n")
+    (code / "settings.py").write_text("PER = 10\n")
+    (code / "parts" / "__init__.py").write_text("")
+    (code / "parts" / "model.py").write_text("from .layers import Layer\n")
+    (code / "parts" / "layers.py").write_text("Layer = 1\n")
+    (code / "other.py").write_text("not imported\n")
+    first = digest_of_modules(script)
+    (code / "other.py").write_text("import still_not\n")
+    assert digest_of_modules(script) == first
+    (code / "parts" / "layers.py").write_text("Layer = 2\n")
+    second = digest_of_modules(script)
+    assert second != first
+    request = {"script_path": script}
+    run(Jobs(), data, tmp_path / "out", request=request)
+    (code / "settings.py").write_text("PER = 100\n")
+    with pytest.raises(ConfigError, match="content of its modules"):
+        run(Jobs(), data, tmp_path / "out", request=request)
