@@ -133,7 +133,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     refusals = [refusal for refusal in check_script(candidate.points) if refusal.rule not in options.accept]
     canary_s = sum(point.wall_s for point in candidate.points)
     empty = np.empty(0)
-    is_too_large = any(ran_out_of_memory(point) for point in candidate.points)
+    is_too_large = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
     num_fractions = num_distinct([point.fraction for point in finished])
     if len(finished) < _MIN_RUNS or num_fractions < _MIN_FRACTIONS:
         reason = (

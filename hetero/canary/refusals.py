@@ -5,6 +5,7 @@ A refusal is an answer: it names what the canaries showed, and the number that s
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -45,6 +46,9 @@ _MOSTLY_WAITING_PERCENT = 20.0
 _EQUAL = 0.02
 _OUT_OF_MEMORY = ("out of memory", "memoryerror")
 """Words in the cause of a run that failed: Python's exception, and the messages of PyTorch, CUDA and SageMaker."""
+_STATED_PEAK = re.compile(r"\(peak of [^:)]*: ([\d.]+) GiB")
+_NEAR_LIMIT = 0.8
+"""Peak / limit from which on a run that was killed ran out of memory."""
 _FLIGHTS = 1.5
 """Batches of a pass / batches in flight from which on the pass shows how fast batches follow each other. A loader of n
 processes has 2 n batches in flight, so each process then makes three."""
@@ -159,9 +163,24 @@ def cpu_cache_fraction(held_bytes: float, cache_bytes: float) -> float:
     return min(held_bytes, _SLOW_FROM * cache_bytes) / _CACHE_RATIO / held_bytes
 
 
-def ran_out_of_memory(point: CanaryPoint) -> bool:
-    """Return whether the cause of a failed run names a lack of memory."""
-    return any(words in point.failure.lower() for words in _OUT_OF_MEMORY)
+def ran_out_of_memory(point: CanaryPoint, limit_bytes: float | None = None) -> bool:
+    """Return whether a run failed because of a lack of memory.
+
+    The launcher calls every SIGKILL a likely lack of memory. This counts only if the run's peak was near the limit,
+    because others send SIGKILL too, and because this machine may have less memory than the candidate.
+
+    Args:
+        point: The run.
+        limit_bytes: Memory of the candidate's host. None if it is unknown.
+    """
+    cause = point.failure.lower()
+    if "likely out of memory" not in cause:
+        return any(words in cause for words in _OUT_OF_MEMORY)
+    if limit_bytes is None:
+        return False
+    stated = _STATED_PEAK.search(point.failure)
+    peaks = (0.0 if stated is None else float(stated[1]) * 2**30, point.resources.memory_peak_bytes or 0.0)
+    return max(peaks) >= _NEAR_LIMIT * limit_bytes
 
 
 def percent(fraction: float) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from canary_points import job, memory, work
+from canary_points import job, memory, point, work
 
 from hetero.canary.conducting import write_report
 from hetero.canary.design import MAX_FRACTION
-from hetero.canary.forecast import Candidate, forecast
+from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import RULES, CanaryReport, CandidateForecast, Refusal, load_canary
 from hetero.canary.points import CanaryPoint, LeftLoop, PeriodicCondition
 from hetero.canary.refusals import check_cache
@@ -149,6 +149,34 @@ def test_failed_run_is_refused_with_its_cause() -> None:
     assert [refusal.rule for refusal in found.refusals] == ["failed", "too-few"]
     assert found.out_of_memory == 1.0  # on less data than the whole
     assert "3 of 9 canary runs failed, the first with: MemoryError" in found.refusals[0].reason
+
+
+@pytest.mark.parametrize(
+    ("limit_gib", "peak", "group", "is_too_large"),
+    [
+        (384, "0.8 GiB", "its control group", False),  # a stray kill -9
+        (16, "15.2 GiB of 16.0 GiB allowed", "its control group", True),
+        (16, "15.2 GiB", "a control group above its own", True),
+        (384, "15.2 GiB", "its control group", False),  # this machine is smaller than the candidate's
+        (None, "15.2 GiB", "its control group", False),
+    ],
+)
+def test_kill_is_a_lack_of_memory_only_near_the_limit(
+    limit_gib: float | None, peak: str, group: str, is_too_large: bool
+) -> None:
+    cause = f"HET-30 algo-1: rank 0: killed by SIGKILL, likely out of memory (peak of {group}: {peak})"
+    points = (
+        *job(line, more=lambda f: {"resources": memory(3e8, 0, f)}),
+        point(0.03, 4, 1.0, failure=cause),
+    )
+    limit = None if limit_gib is None else limit_gib * 2**30
+    made = Candidate(name="x", groups=("trainer=x:1",), points=points, memory_limit_bytes=limit)
+    found = forecast(made, ForecastOptions(accept=("failed",))).shown
+    if is_too_large:
+        assert found.out_of_memory == 1.0
+    else:
+        assert (found.out_of_memory or 0.0) < 0.01
+    assert (shown(points, memory_limit_bytes=limit).out_of_memory == 1.0) == is_too_large
 
 
 @pytest.mark.parametrize(("data_gb", "passes", "is_refused"), [(40, 3, True), (40, 1, False), (8, 3, False)])
