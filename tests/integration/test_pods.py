@@ -1,13 +1,14 @@
-"""The pods of a rendered JobSet as processes: each has the environment and the command that its manifest says.
+"""The pods of rendered manifests as processes: each has the environment and the command that its manifest says.
 
-There is no Kubernetes here. `Controller` does what the JobSet and the jobs in it promise: it restarts data pods that
-fail, it ends the JobSet when the trainers have ended, and it then deletes the pods that are left. A pod without a node
-is pending and has no process.
+There is no Kubernetes here. `Controller` does what the controllers of JobSet, TrainJob and Volcano promise: it restarts
+data pods that fail, it ends the job when the trainers have ended, and it then deletes the pods that are left. A pod
+without a node is pending and has no process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,34 +71,121 @@ class Pod:
                 self.process.wait()
 
 
-class Controller:
-    """The controllers of a JobSet and of its jobs."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PodGroup:
+    """What a controller makes pods from."""
 
-    def __init__(self, manifest: dict[str, Any], folder: Path) -> None:
-        self.spec = manifest["spec"]
-        name = manifest["metadata"]["name"]
+    name: str
+    count: int
+    spec: dict[str, Any]
+    """Template of the pods."""
+    prefix: str
+    """Name of a pod without its number."""
+    failures: int
+    """Failures of its pods until the job fails."""
+    is_target: bool
+    """Whether the job has ended when these pods have."""
+    ignores_disruptions: bool = False
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What the controller adds to the environment. A value may have ``{index}``, the number of the pod."""
+
+
+def groups_of_jobset(spec: dict[str, Any], name: str, *, training: Mapping[str, Any] | None = None) -> list[PodGroup]:
+    """Return the groups of a JobSet. ``training`` is what a TrainJob says about its job ``node``."""
+    found = []
+    for job in spec["replicatedJobs"]:
+        own = job["template"]["spec"]
+        is_node = training is not None and job["name"] == "node"
+        variables = {"JOB_COMPLETION_INDEX": "{index}"}
+        if training is not None and is_node:
+            variables |= {
+                "PET_NNODES": str(training["numNodes"]),
+                "PET_NODE_RANK": "{index}",
+                "PET_NPROC_PER_NODE": "7",  # torchrun would take it
+                "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
+                "PET_MASTER_PORT": "29400",
+            }
+        rules = own.get("podFailurePolicy", {}).get("rules", [])
+        found.append(
+            PodGroup(
+                name=job["name"],
+                count=training["numNodes"] if training is not None and is_node else own["completions"],
+                spec=own["template"]["spec"],
+                prefix=f"{name}-{job['name']}-0",
+                failures=own["backoffLimit"],
+                is_target=job["name"] in spec["successPolicy"]["targetReplicatedJobs"],
+                ignores_disruptions=any(
+                    rule["action"] == "Ignore" and rule["onPodConditions"][0]["type"] == "DisruptionTarget"
+                    for rule in rules
+                ),
+                variables=variables,
+            )
+        )
+    return found
+
+
+def groups_of_volcano(spec: dict[str, Any], name: str) -> list[PodGroup]:
+    """Return the tasks of a Volcano job with the plugins ``env`` and ``svc``."""
+    assert {"env", "svc"} <= spec["plugins"].keys()
+    hosts = {
+        f"VC_{task['name'].replace('-', '_').upper()}_HOSTS": ",".join(
+            f"{name}-{task['name']}-{index}.{name}" for index in range(task["replicas"])
+        )
+        for task in spec["tasks"]
+    }
+    found = []
+    for task in spec["tasks"]:
+        actions = {policy["event"]: policy["action"] for policy in task["policies"]}
+        found.append(
+            PodGroup(
+                name=task["name"],
+                count=task["replicas"],
+                spec=task["template"]["spec"],
+                prefix=f"{name}-{task['name']}",
+                failures=0 if actions.get("PodFailed") == "AbortJob" else spec["maxRetry"],
+                is_target=actions.get("TaskCompleted") == "CompleteJob",
+                variables={"VC_TASK_INDEX": "{index}", **hosts},
+            )
+        )
+    return found
+
+
+def groups_of(manifests: list[dict[str, Any]]) -> list[PodGroup]:
+    """Return the groups that the controllers make from what is submitted."""
+    last = manifests[-1]
+    name = last["metadata"]["name"]
+    if last["kind"] == "TrainJob":
+        return groups_of_jobset(manifests[0]["spec"]["template"]["spec"], name, training=last["spec"]["trainer"])
+    return groups_of_jobset(last["spec"], name) if last["kind"] == "JobSet" else groups_of_volcano(last["spec"], name)
+
+
+class Controller:
+    """The controllers of a job and of its groups."""
+
+    def __init__(self, manifests: list[dict[str, Any]], folder: Path) -> None:
+        self.groups = groups_of(manifests)
+        name = manifests[-1]["metadata"]["name"]
         token = folder / "token"
         token.write_text("a-token-of-a-test-0123456789")
         token.chmod(0o600)
-        self.pods: list[Pod] = []
-        hosts = []
-        for job in self.spec["replicatedJobs"]:
-            template = job["template"]["spec"]
-            for index in range(template["completions"]):
-                labels = {
-                    "jobset.sigs.k8s.io/jobset-name": name,
-                    "jobset.sigs.k8s.io/replicatedjob-name": job["name"],
-                    "jobset.sigs.k8s.io/job-index": "0",
-                    "jobset.sigs.k8s.io/restart-attempt": "0",
-                }
-                own = f"{name}-{job['name']}-0-{index}"
+        self.pods: dict[str, list[Pod]] = {}
+        hosts: list[str] = []
+        for group in self.groups:
+            labels = {
+                "jobset.sigs.k8s.io/jobset-name": name,
+                "jobset.sigs.k8s.io/replicatedjob-name": group.name,
+                "jobset.sigs.k8s.io/job-index": "0",
+                "jobset.sigs.k8s.io/restart-attempt": "0",
+            }
+            for index in range(group.count):
+                own = f"{group.prefix}-{index}"
                 hosts.append(f"127.0.17.{len(hosts) + 1} {own}.{name}")
-                pod = template["template"]["spec"]
-                (container,) = pod["containers"]
-                environment = {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": own, "PATH": os.environ["PATH"]}
+                (container,) = group.spec["containers"]
+                environment = {"HOSTNAME": own, "PATH": os.environ["PATH"]}
                 for each in container["env"]:
                     field = each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
                     environment[each["name"]] = each.get("value") or labels[field[len("metadata.labels['") : -2]]
+                environment |= {key: value.format(index=index) for key, value in group.variables.items()}
                 # What is not the same as in a cluster: volumes are folders, and a file has the names.
                 environment |= {
                     "HETERO_TOKEN_FILE": str(token),
@@ -106,44 +194,43 @@ class Controller:
                     "HETERO_TIME_SCALE": "0.2",
                     "PYTHONPATH": str(CHAIN.parents[3]),
                 }
-                self.pods.append(Pod(own, pod, environment, folder))
+                self.pods.setdefault(group.name, []).append(Pod(own, group.spec, environment, folder))
         (folder / "hosts").write_text("\n".join(hosts) + "\n")
 
+    @property
+    def all_pods(self) -> list[Pod]:
+        return [pod for pods in self.pods.values() for pod in pods]
+
     @contextlib.contextmanager
-    def running(self, *, pending: Sequence[str] = ()) -> Iterator[Controller]:
+    def running(self, *, pending: Sequence[Pod] = ()) -> Iterator[Controller]:
         try:
-            for pod in self.pods:
-                if pod.name not in pending:
+            for pod in self.all_pods:
+                if pod not in pending:
                     pod.start()
             yield self
         finally:
-            for pod in self.pods:
+            for pod in self.all_pods:
                 pod.delete()
 
-    def of(self, group: str) -> list[Pod]:
-        return [pod for pod in self.pods if f"-{group}-0-" in pod.name]
-
     def reconcile(self) -> str:
-        """Do what is due. Return ``Completed`` or ``Failed`` if the JobSet has ended, else an empty text."""
-        targets = self.spec["successPolicy"]["targetReplicatedJobs"]
-        codes: dict[str, list[int | None]] = {}
-        for job in self.spec["replicatedJobs"]:
-            for pod in self.of(job["name"]):
+        """Do what is due. Return ``Completed`` or ``Failed`` if the job has ended, else an empty text."""
+        have_ended = []
+        for group in self.groups:
+            for pod in self.pods[group.name]:
                 code = None if pod.process is None else pod.process.poll()
                 if code:
                     pod.num_failures += 1
-                    if pod.num_failures > job["template"]["spec"]["backoffLimit"]:
+                    if pod.num_failures > group.failures:
                         return "Failed"
                     pod.start()  # in the same pod or in a new one: both have the same name and environment
                     code = None
-                codes.setdefault(job["name"], []).append(code)
-        return "Completed" if all(code == 0 for name in targets for code in codes[name]) else ""
+                if group.is_target:
+                    have_ended.append(code == 0)
+        return "Completed" if all(have_ended) else ""
 
     def take_node(self, pod: Pod) -> int:
         """Take a spot node back: its pod is asked to end, and a new one is pending. Return the code of the pod."""
-        job = next(job for job in self.spec["replicatedJobs"] if pod in self.of(job["name"]))
-        (rule,) = job["template"]["spec"]["podFailurePolicy"]["rules"]
-        assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+        assert next(group for group in self.groups if pod in self.pods[group.name]).ignores_disruptions
         assert pod.process is not None
         pod.process.terminate()
         code = pod.process.wait(60)
@@ -156,7 +243,7 @@ class Controller:
             if state := self.reconcile():
                 return state
             time.sleep(0.1)
-        raise AssertionError("\n".join(pod.log for pod in self.pods))
+        raise AssertionError("\n".join(pod.log for pod in self.all_pods))
 
     def wait_until(self, pod: Pod, text: str, timeout_s: float = 60.0) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -166,14 +253,19 @@ class Controller:
             time.sleep(0.1)
 
 
-def jobset(
-    capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str, options: Sequence[str] = ()
+def submitted(
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    *arguments: str,
+    platform: str = "jobset",
+    options: Sequence[str] = (),
 ) -> Controller:
+    """Return the controller of a rendered job with the groups ``node``, which trains, and ``data``."""
     (folder / "out").mkdir()
-    groups = ["--group", "dnn=GPU:1:1", "--group", "data=CPU:1:2", *options]
-    command = ["render", "jobset", *groups, "--name", "photos", "--image", "x", *OPTIONS, str(CHAIN), "--"]
+    groups = ["--group", "node=GPU:1:1", "--group", "data=CPU:1:2", *options]
+    command = ["render", platform, *groups, "--name", "photos", "--image", "x", *OPTIONS, str(CHAIN), "--"]
     assert cli.main([*command, "--output", str(folder / "out"), *arguments]) == ExitCode.OK
-    return Controller(yaml.safe_load(capsys.readouterr().out), folder)
+    return Controller(list(yaml.safe_load_all(capsys.readouterr().out)), folder)
 
 
 def chains(folder: Path) -> list[str]:
@@ -189,24 +281,25 @@ def chains_alone(folder: Path, *arguments: str) -> list[str]:
     return chains(folder / "alone")
 
 
-def test_pods_are_fed_as_one_host_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with jobset(capsys, tmp_path).running() as job:
+@pytest.mark.parametrize("platform", ["jobset", "trainjob", "volcano"])
+def test_pods_are_fed_as_one_host_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], platform: str) -> None:
+    with submitted(capsys, tmp_path, platform=platform).running() as job:
         assert job.wait() == "Completed"
-        (trainer,) = job.of("dnn")
-        assert "platform: jobset, from the JOBSET_* environment" in trainer.log
-        assert json.loads(
-            (tmp_path / "workspace" / trainer.name / "output" / f"{trainer.name}.photos" / "report.json").read_text()
-        )
+        (trainer,) = job.pods["node"]
+        assert f"platform: {platform}, from the " in trainer.log
+        (report,) = (tmp_path / "workspace" / trainer.name / "output").glob(f"{trainer.name}.*/report.json")
+        assert json.loads(report.read_text())["run"]["exit_code"] == 0
     assert chains(tmp_path / "out") == chains_alone(tmp_path)
 
 
+@pytest.mark.parametrize("platform", ["jobset", "volcano"])
 def test_data_pod_that_is_killed_is_restarted_and_joins_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], platform: str
 ) -> None:
     arguments = ["--epochs", "8", "--step-s", "0.1"]
-    with jobset(capsys, tmp_path, *arguments).running() as job:
-        (trainer,) = job.of("dnn")
-        victim, other = job.of("data")
+    with submitted(capsys, tmp_path, *arguments, platform=platform).running() as job:
+        (trainer,) = job.pods["node"]
+        victim, other = job.pods["data"]
         job.wait_until(trainer, "epoch 1 step")
         assert victim.process is not None
         os.killpg(victim.process.pid, signal.SIGKILL)
@@ -215,24 +308,27 @@ def test_data_pod_that_is_killed_is_restarted_and_joins_again(
     assert chains(tmp_path / "out") == chains_alone(tmp_path, "--epochs", "8")
 
 
-def test_trainer_that_fails_fails_the_jobset_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with jobset(capsys, tmp_path, "--fail-at", "3").running() as job:
+@pytest.mark.parametrize("platform", ["jobset", "volcano"])
+def test_trainer_that_fails_fails_the_job_with_its_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], platform: str
+) -> None:
+    with submitted(capsys, tmp_path, "--fail-at", "3", platform=platform).running() as job:
         assert job.wait() == "Failed"
-        (trainer,) = job.of("dnn")
+        (trainer,) = job.pods["node"]
         assert trainer.process is not None
         assert trainer.process.wait(30) == ExitCode.SCRIPT_FAILED
         assert "HET-30" in trainer.log
 
 
 def test_pods_that_are_deleted_stop_as_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with jobset(capsys, tmp_path, "--epochs", "1000", "--step-s", "0.05").running() as job:
-        (trainer,) = job.of("dnn")
+    with submitted(capsys, tmp_path, "--epochs", "1000", "--step-s", "0.05").running() as job:
+        (trainer,) = job.pods["node"]
         job.wait_until(trainer, "epoch 1 step")
         begin_s = time.monotonic()
-        for pod in job.pods:
+        for pod in job.all_pods:
             assert pod.process is not None
             pod.process.terminate()
-        codes = {pod.name: pod.process.wait(60) for pod in job.pods if pod.process is not None}
+        codes = {pod.name: pod.process.wait(60) for pod in job.all_pods if pod.process is not None}
         assert set(codes.values()) == {128 + signal.SIGTERM}
         assert time.monotonic() - begin_s < 60
 
@@ -241,10 +337,10 @@ def test_spot_group_starts_without_a_host_and_loses_the_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--epochs", "24", "--step-s", "0.1"]
-    controller = jobset(capsys, tmp_path, *arguments, options=["--spot", "data=0.1"])
-    (trainer,) = controller.of("dnn")
-    first, late = controller.of("data")
-    with controller.running(pending=[late.name]) as job:
+    controller = submitted(capsys, tmp_path, *arguments, options=["--spot", "data=0.1"])
+    (trainer,) = controller.pods["node"]
+    first, late = controller.pods["data"]
+    with controller.running(pending=[late]) as job:
         job.wait_until(trainer, "epoch 1 step")  # one spot node was there
         late.start()
         job.wait_until(late, "serving with")
@@ -252,5 +348,5 @@ def test_spot_group_starts_without_a_host_and_loses_the_other(
         assert job.wait() == "Completed"
         assert (first.num_starts, late.num_starts, trainer.num_starts) == (1, 1, 1)
     report = json.loads(next((tmp_path / "workspace").glob("*/output/*/report.json")).read_text())
-    assert {group["name"]: group.get("spot_usd") for group in report["run"]["groups"]} == {"dnn": None, "data": 0.1}
+    assert {group["name"]: group.get("spot_usd") for group in report["run"]["groups"]} == {"node": None, "data": 0.1}
     assert chains(tmp_path / "out") == chains_alone(tmp_path, "--epochs", "24")
