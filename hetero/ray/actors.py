@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -181,10 +182,7 @@ class Coordinator:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        if self._child is not None:
-            self._child.stop()
-            self._child.wait(_END_S)
-        self._end(list(self._hosts))
+        self._end_all()
 
     def _on_line(self, line: str) -> None:
         """Read what the hub's process has written, see `hetero.ray.coordinator`."""
@@ -222,6 +220,15 @@ class Coordinator:
         own = ray.get_runtime_context().current_actor
         self._hosts[number] = ray.remote(DataHost).options(**options).remote(order, own, number)
 
+    def _end_all(self) -> None:
+        """End the data hosts and the hub, in this order."""
+        if self._child is not None:
+            self._child.stop(signal.SIGTERM)
+        self._end(list(self._hosts))
+        if self._child is not None:
+            self._child.stop(signal.SIGINT)
+            self._child.wait(_END_S)
+
     def _end(self, numbers: list[int]) -> None:
         """Ask data hosts to drain, wait for them together, and remove their actors."""
         hosts = [self._hosts.pop(number) for number in numbers]
@@ -242,9 +249,7 @@ class Coordinator:
             if is_closing:
                 return
             if has_failed:
-                if self._child is not None:
-                    self._child.stop()
-                self._end(list(self._hosts))
+                self._end_all()
                 return
             if scaler is None or wanted is None:
                 continue

@@ -78,12 +78,16 @@ class Child:
         """The last lines that the process has written to standard error."""
         return tuple(self._lines)
 
-    def stop(self) -> None:
-        """Send SIGTERM. Does not wait. Idempotent."""
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal that asks the process to end. Does not wait. Idempotent.
+
+        Args:
+            number: The signal.
+        """
         with self._lock:
             self.was_asked_to_stop = True
             if self._process is not None and self._process.poll() is None:
-                self._process.send_signal(signal.SIGTERM)
+                self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the process, at most ``timeout_s`` seconds. Return whether it has ended."""

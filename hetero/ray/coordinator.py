@@ -5,8 +5,8 @@
     python -m hetero.ray.coordinator ADDRESS JOB FLAGS SCRIPT -- ARGUMENTS
 
 It is the only trainer host of its job, without ranks of its own. The workers of Ray Train register with it as its
-ranks, and data hosts join through it. It ends after SIGTERM, and the data hosts end with it. A worker that fails does
-not end it, because Ray restarts workers.
+ranks, and data hosts join through it. After SIGTERM it tells the data hosts that the job is done. It ends after SIGINT,
+which the actor sends when the data hosts have ended. A worker that fails does not end it, because Ray restarts workers.
 
 It writes one JSON object per line to standard output, for the actor that started it::
 
@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 MAX_RANKS = 1000
 """Maximum number of workers of a training run."""
 _GROUP = "ray-train"
-_FAREWELL_S = 15.0
-"""Longest time that the data hosts have to end after the service was shut down."""
+_FAREWELL_S = 30.0
+"""Longest time from SIGTERM to the end if no other signal follows."""
 
 
 class LivingRanks:
@@ -126,23 +126,18 @@ class _Coordinator:
         )
 
     def run(self) -> None:
-        """Serve until SIGTERM, then let the data hosts end."""
+        """Serve until SIGTERM. Then tell the data hosts to end, and wait for the next signal, SIGINT."""
         with self.hub, SignalWaiter((signal.SIGTERM, signal.SIGINT)) as waiter:
             _tell({"port": self.hub.port})
             ticks = 0
-            while not waiter.wait(min(0.5, self._timings.heartbeat_s / 2)):
+            while not (signals := waiter.wait(min(0.5, self._timings.heartbeat_s / 2))):
                 ticks += 1
                 self.hub.update(ticks=ticks)
                 self._follow()
-            logger.info("the data service was shut down, so its data hosts end")
-            self.hub.update(state=HostState.DONE)
-            deadline_s = time.monotonic() + _FAREWELL_S
-            while self._has_hosts() and time.monotonic() < deadline_s:
-                self.hub.wait(0.1)
-
-    def _has_hosts(self) -> bool:
-        with self.hub.membership() as membership:
-            return bool(membership.newcomers.present)
+            if signal.SIGINT not in signals:
+                logger.info("the data service ends, so its data hosts end")
+                self.hub.update(state=HostState.DONE)
+                waiter.wait(_FAREWELL_S)
 
     def _follow(self) -> None:
         """Report the data hosts that serve, and from time to time how many the job could use."""

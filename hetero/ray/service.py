@@ -30,8 +30,9 @@ _REFUSED = ("data_service", "tls_dir", "profile", "plan", "audit", "join", "join
 class DataService:
     """Data hosts that compute the batches of a Ray Train job. Make it in the driver, and pass it to the workers.
 
-    The constructor waits until Ray has placed the first data hosts. It does not wait until they serve: the first batch
-    does. Use it as a context manager, or call `shutdown`. If the driver ends without either, Ray ends the service.
+    The constructor connects to Ray, if this process is not connected yet, and waits until Ray has placed the first data
+    hosts. It does not wait until they serve: the first batch does. Use it as a context manager, or call `shutdown`. If
+    the driver ends without either, Ray ends the service.
 
     Pickling it gives a reference to the same service, with which a worker can connect.
 
@@ -52,9 +53,8 @@ class DataService:
 
     Raises:
         CapacityError: If Ray cannot place the data hosts within ``start_timeout_s``.
-        ConfigError: If an argument is out of range, the script does not exist, or Ray is not installed or not
-            connected.
-        HeteroError: If the hub does not start.
+        ConfigError: If an argument is out of range, or Ray is not installed.
+        HeteroError: If the hub does not start, for example because the coordinator's node does not have the script.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class DataService:
             options=options,
         )
         ray = _ray()
-        if not ray.is_initialized():
-            raise ConfigError("this process is not connected to Ray; call ray.init() before you make a DataService")
+        if not ray.is_initialized():  # as Ray's own functions do
+            ray.init()
         from hetero.ray.actors import Coordinator
 
         self._coordinator: Any = None

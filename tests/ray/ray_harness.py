@@ -23,6 +23,7 @@ class Training:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.error: BaseException | None = None
+        self.result: Any = None
         self.ended_s = 0.0
         import ray_chain
         from ray import cloudpickle
@@ -42,12 +43,12 @@ class Training:
 
     def _run(self) -> None:
         try:
-            self._trainer.fit()
+            self.result = self._trainer.fit()
         except BaseException as error:  # noqa: BLE001
             self.error = error
         self.ended_s = time.monotonic()
 
-    def wait_step(self, step: int, *, rank: int = 0, timeout_s: float = 60.0) -> None:
+    def wait_step(self, step: int, *, rank: int = 0, timeout_s: float = 120.0) -> None:
         """Wait until a rank has done this many steps."""
         path = self.folder / f"step-{rank}"
         deadline_s = time.monotonic() + timeout_s
@@ -56,7 +57,7 @@ class Training:
             assert time.monotonic() < deadline_s, f"rank {rank} has not reached step {step}"
             time.sleep(0.05)
 
-    def wait(self, timeout_s: float = 60.0) -> None:
+    def wait(self, timeout_s: float = 120.0) -> None:
         """Wait for the end of the run."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the training hangs"

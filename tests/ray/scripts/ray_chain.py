@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -39,33 +40,38 @@ def augmented(num_samples: int, sleep_s: float = 0.0) -> torch.utils.data.Datase
     return Augmented(num_samples, sleep_s)
 
 
-def chain(config: dict[str, Any], *, rank: int, world_size: int, report: Any = None) -> dict[str, Any]:
+def chain(
+    config: dict[str, Any], *, rank: int, world_size: int, state: Any = None, report: Any = None
+) -> dict[str, Any]:
     """Run the epochs and return what the rank was fed.
 
     Args:
         config: Settings of the run.
         rank: This rank.
         world_size: Number of ranks.
-        report: Called after each step with the loader and the number of the step.
+        state: State of the loader to begin with.
+        report: Called after each step with the loader and the number of steps of this process.
     """
     spec = augmented(config["num_samples"], config.get("sleep_s", 0.0))
     loader = DataLoader(spec, batch_size=8, shuffle=True, seed=17, shard=(rank, world_size))
-    if config.get("state") is not None:
-        loader.load_state_dict(config["state"])
-    digest, indices, step, longest_s = hashlib.sha256(), [], 0, 0.0
+    if state is not None:
+        loader.load_state_dict(state)
+    digest, batches, longest_s = hashlib.sha256(), [], 0.0
     for _ in range(config.get("epochs", 1)):
         asked_s = time.monotonic()
         for batch in loader:
-            if step:  # the first batch waits until endpoints have started
+            if batches:  # the first batch waits until endpoints have started
                 longest_s = max(longest_s, time.monotonic() - asked_s)
-            step += 1
-            digest.update(batch["image"].numpy().tobytes())
-            indices.append(batch["index"].tolist())
+            content = repr(batch["index"].tolist()).encode() + batch["image"].numpy().tobytes()
+            digest.update(content)
+            batches.append(hashlib.sha256(content).hexdigest())
             if report is not None:
-                report(loader, step)
+                report(loader, len(batches))
+            if len(batches) == config.get("stop_at"):
+                return {}
             time.sleep(config.get("step_s", 0.0))
             asked_s = time.monotonic()
-    return {"chain": digest.hexdigest(), "indices": indices, "steps": step, "longest_wait_s": longest_s}
+    return {"chain": digest.hexdigest(), "batches": batches, "longest_wait_s": longest_s}
 
 
 def train(config: dict[str, Any]) -> None:
@@ -76,14 +82,22 @@ def train(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     rank = context.get_world_rank()
     folder = Path(config["folder"])
+    checkpoint, state = ray.train.get_checkpoint() or config.get("checkpoint"), None
+    if checkpoint is not None:
+        with checkpoint.as_directory() as path:
+            state = json.loads((Path(path) / "loader.json").read_text())
 
     def report(loader: DataLoader[Any], step: int) -> None:
-        (folder / f"step-{rank}").write_text(str(step))
-        if rank == 0 and step == config.get("save_at"):
-            (folder / "state.json").write_text(json.dumps(loader.state_dict()))
-        if config.get("fail_once_at") == step and not (folder / "failed").exists() and rank == 0:
-            (folder / "failed").touch()
+        if step % config.get("save_every", 10**9) == 0:
+            with tempfile.TemporaryDirectory() as path:
+                (Path(path) / "loader.json").write_text(json.dumps(loader.state_dict()))
+                saved = ray.train.Checkpoint.from_directory(path) if rank == 0 else None
+                ray.train.report({"step": step}, checkpoint=saved)
+        if rank == 0 and step == config.get("fail_at") and state is None:
             raise RuntimeError("training fails on purpose")
+        partial = folder / f"step-{rank}.partial"
+        partial.write_text(str(step))
+        partial.rename(folder / f"step-{rank}")
 
-    result = chain(config, rank=rank, world_size=context.get_world_size(), report=report)
+    result = chain(config, rank=rank, world_size=context.get_world_size(), state=state, report=report)
     (folder / f"rank-{rank}.json").write_text(json.dumps(result))

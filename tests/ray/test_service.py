@@ -1,0 +1,108 @@
+"""A data service from its start to its end, and its errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_harness import SCRIPT, Training, living
+
+import hetero.ray
+from hetero.errors import CapacityError, ConfigError, DataPlaneError
+from hetero.ray import DataService
+
+DATA = {"role": "data"}
+
+
+def test_nothing_is_left_after_shutdown(cluster: Any) -> None:
+    total = cluster.cluster_resources()["CPU"]
+    with DataService(str(SCRIPT), num_hosts=2, label_selector=DATA) as service:
+        service.wait_serving()
+        processes = service.call("processes")
+        assert cluster.available_resources()["CPU"] == total - 2
+        assert sorted(service.serving()) == ["data-0", "data-1"]
+    service.shutdown()  # idempotent
+    pids = [pid for each in processes.values() for pid in each]
+    assert len(pids) == 6
+    deadline_s = time.monotonic() + 10
+    while (living(pids) or cluster.available_resources()["CPU"] != total) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert living(pids) == []
+    assert cluster.available_resources()["CPU"] == total
+    with pytest.raises(DataPlaneError, match="the data service was shut down"):
+        service.serving()
+
+
+def test_token_is_in_no_argument_environment_or_pickle(cluster: Any) -> None:
+    with DataService(str(SCRIPT), label_selector=DATA) as service:
+        service.wait_serving()
+        token = service.call("admission")["token"].encode()
+        found = cluster.cloudpickle.dumps(service)
+        for pids in service.call("processes").values():
+            for pid in pids:
+                found += Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+    assert token not in found
+    logs = Path("/tmp/ray/session_latest/logs")
+    assert not [path for path in logs.iterdir() if path.is_file() and token in path.read_bytes()]
+
+
+def test_script_that_fails_on_data_hosts_fails_the_service_with_its_traceback(cluster: Any, tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("raise ValueError('no such folder')\n")
+    with DataService(str(script)) as service, pytest.raises(DataPlaneError) as caught:
+        service.wait_serving(timeout_s=30)
+    assert "the data service has failed: data host data-0 exited with 30" in str(caught.value)
+    assert "no such folder" in str(caught.value)
+
+
+def test_hosts_that_ray_cannot_place_are_an_error(cluster: Any) -> None:
+    with pytest.raises(CapacityError, match=r"needed: 2 data hosts with 99 CPUs each"):
+        DataService(str(SCRIPT), num_hosts=2, cpus_per_host=99, start_timeout_s=2)
+
+
+def test_script_that_no_node_has_is_an_error(cluster: Any) -> None:
+    with pytest.raises(hetero.HeteroError, match="the script 'missing.py' is not on node"):
+        DataService("missing.py")
+
+
+def test_process_without_rank_cannot_connect(cluster: Any) -> None:
+    with DataService(str(SCRIPT)) as service, pytest.raises(ConfigError, match="has no rank"):
+        hetero.ray.connect(service)
+
+
+def test_copy_cannot_shut_the_service_down(cluster: Any) -> None:
+    with DataService(str(SCRIPT)) as service:
+        copy = cluster.cloudpickle.loads(cluster.cloudpickle.dumps(service))
+        with pytest.raises(ConfigError, match="only the process that made"):
+            copy.shutdown()
+
+
+def test_number_of_data_hosts_follows_the_demand_until_shutdown(cluster: Any, train: Callable[..., Training]) -> None:
+    # A rank takes a batch of 8 samples in 20 ms, and an endpoint needs 8 x 5 ms for it: four endpoints for two ranks.
+    config = {"num_samples": 480_000, "sleep_s": 0.005, "step_s": 0.02}
+    with DataService(str(SCRIPT), num_hosts=1, max_hosts=3, label_selector=DATA) as service:
+        training = train(service, config)
+        service.wait_serving(3, timeout_s=60)
+    training.wait()
+    assert "the data service is gone" in str(training.error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_hosts": 0}, "num_hosts is 0; expected at least 1"),
+        ({"cpus_per_host": 0}, "cpus_per_host is 0; expected at least 1"),
+        ({"min_hosts": 2, "max_hosts": 1}, "max_hosts is 1; expected at least min_hosts, which is 2"),
+        ({"num_hosts": 5, "min_hosts": 1, "max_hosts": 3}, "num_hosts is 5; expected at least"),
+        ({"tls_dir": "certs"}, "does not support the option 'tls_dir'"),
+        ({"data_timeout": 3}, "no option 'data_timeout'"),
+        ({"data_timeout_s": -1}, "data_timeout_s"),
+    ],
+)
+def test_wrong_argument_is_an_error(arguments: dict[str, Any], words: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(ConfigError, match=words):
+        DataService(str(SCRIPT), **arguments)
