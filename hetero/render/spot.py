@@ -26,7 +26,7 @@ def check_data_groups(request: RenderRequest) -> None:
             names = ", ".join(each.name for each in request.members(Role.DATA))
             raise ConfigError(
                 f"--spot {group.name}: this group trains, and the job ends if the platform takes a trainer host back\n"
-                f"  expected: a group of data hosts{f', here {names}' if names else ', of which there is none'}"
+                f"  expected: a group of data hosts{f', here {names}' if names else '; this job has no such group'}"
             )
 
 
