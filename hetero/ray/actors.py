@@ -45,6 +45,8 @@ _SHORT_LIFE_S = 30.0
 _PAUSE_S = 1.0
 """A launcher that ends within `_SHORT_LIFE_S` is started again after this pause, so it does not load the node."""
 _TICK_S = 0.5
+_INFO = "] INFO "
+"""Mark of lines that do not explain why a process has ended."""
 _FINAL = (ExitCode.USAGE, ExitCode.DISAGREEMENT, ExitCode.AUTHENTICATION, ExitCode.SCRIPT_FAILED, ExitCode.INTERNAL)
 """Exit codes of a launcher that another start would repeat."""
 
@@ -358,9 +360,9 @@ def _own_processes(child: Child | None) -> list[int]:
 
 
 def _explained(name: str, child: Child) -> str:
-    """Return how a process has ended, with its last lines."""
+    """Return how a process has ended, with its last lines. Ray shows only the end of a long text in its own errors."""
     assert child.exit_code is not None
-    lines = "".join(f"\n    {line}" for line in child.last_lines)
+    lines = "".join(f"\n    {line}" for line in child.last_lines if _INFO not in line)
     return f"{name} {describe_exit_status(child.exit_code)}{lines}"
 
 

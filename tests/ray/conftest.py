@@ -15,6 +15,7 @@ _QUIET = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     "HETERO_PROGRESS_SECONDS": "1",
 }
@@ -30,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Start a cluster of three nodes: one for workers, two with the label ``role=data``."""
+    """Start a cluster of two nodes. The second one has the label ``role=data``."""
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     pytest.importorskip("ray.train", reason="ray[train] is not installed")
     from ray.cluster_utils import Cluster
@@ -42,8 +43,7 @@ def cluster() -> Iterator[Any]:
         head_node_args={"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20},
     )
     try:
-        for _ in range(2):
-            started.add_node(num_cpus=3, object_store_memory=100 << 20, labels={"role": "data"})
+        started.add_node(num_cpus=4, object_store_memory=100 << 20, labels={"role": "data"})
         ray.init(address=started.address, log_to_driver=True, logging_level="warning")
         yield ray
     finally:

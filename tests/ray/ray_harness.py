@@ -48,11 +48,15 @@ class Training:
             self.error = error
         self.ended_s = time.monotonic()
 
+    def steps(self, *, rank: int = 0) -> int:
+        """Return the number of steps that a rank has done."""
+        path = self.folder / f"step-{rank}"
+        return int(path.read_text()) if path.exists() else 0
+
     def wait_step(self, step: int, *, rank: int = 0, timeout_s: float = 120.0) -> None:
         """Wait until a rank has done this many steps."""
-        path = self.folder / f"step-{rank}"
         deadline_s = time.monotonic() + timeout_s
-        while not path.exists() or int(path.read_text() or 0) < step:
+        while self.steps(rank=rank) < step:
             assert self._thread.is_alive(), self.error
             assert time.monotonic() < deadline_s, f"rank {rank} has not reached step {step}"
             time.sleep(0.05)

@@ -10,8 +10,6 @@ from ray_harness import SCRIPT, Training, alone
 
 from hetero.ray import DataService
 
-DATA = {"role": "data"}
-
 
 def chains(found: list[dict[str, Any]]) -> list[str]:
     return [each["chain"] for each in found]
@@ -24,7 +22,7 @@ def batches(found: list[dict[str, Any]]) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def service(cluster: Any) -> Iterator[DataService]:
     """Two data hosts for the tests of this file."""
-    with DataService(str(SCRIPT), num_hosts=2, label_selector=DATA) as service:
+    with DataService(str(SCRIPT), num_hosts=2) as service:
         yield service
 
 
@@ -38,7 +36,7 @@ def test_resumed_run_with_other_numbers_of_data_hosts_gets_the_remaining_batches
     service: DataService, train: Callable[..., Training]
 ) -> None:
     config = {"save_every": 20, "stop_at": 20}
-    with DataService(str(SCRIPT), label_selector=DATA) as small:
+    with DataService(str(SCRIPT)) as small:
         first = train(small, config)
         first.wait()
     found = train(service, {"checkpoint": first.result.checkpoint}).results()

@@ -67,8 +67,9 @@ def chain(
             batches.append(hashlib.sha256(content).hexdigest())
             if report is not None:
                 report(loader, len(batches))
-            if len(batches) == config.get("stop_at"):
-                return {}
+            is_over = len(batches) == config.get("stop_at") or (Path(config.get("folder", "/")) / "stop").exists()
+            if is_over:
+                break
             time.sleep(config.get("step_s", 0.0))
             asked_s = time.monotonic()
     return {"chain": digest.hexdigest(), "batches": batches, "longest_wait_s": longest_s}
