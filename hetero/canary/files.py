@@ -20,7 +20,17 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_FILES", "DataFile", "LinkedFolder", "choose_files", "data_files", "evict", "files_of", "link_files", "matches"]
+__all__ = [
+    "MAX_FILES",
+    "DataFile",
+    "LinkedFolder",
+    "choose_files",
+    "data_files",
+    "evict",
+    "files_of",
+    "link_files",
+    "matches",
+]
 
 MAX_FILES = 5_000_000
 _NUM_DRAWS = 40

@@ -55,9 +55,9 @@ __all__ = ["Candidate", "Forecast", "ForecastOptions", "forecast"]
 
 Array = npt.NDArray[np.float64]
 
-_TIME = Noise(relative=0.02, absolute=0.03)
+_TIME = Noise(relative=0.02, absolute=0.03, degrees=1.0)
 _STEPS = Noise(relative=0.02, absolute=0.01)
-_MEMORY = Noise(relative=0.002, absolute=1e6, degrees=2.0)
+_MEMORY = Noise(relative=0.002, absolute=1e6, degrees=1.0)
 _CPU = Noise(relative=0.02, absolute=0.03)
 _LACK = Noise(relative=0.1, absolute=0.05)
 _MIN_RUNS = 4
@@ -300,19 +300,20 @@ class _Model:
         return max(0.0, longest_s - expected_s) + float(np.median(self.time_s))
 
     def _outside(self) -> Array:
-        """Return draws of the time of start-up, imports and end. It is constant, unless the runs show that it grows."""
+        """Return draws of the time of start-up, imports and end: a constant, or a line if the runs show it.
+
+        A line is for example a module that reads the data when it is imported.
+        """
         values = [point.fixed_s for point in self._points]
-        line = self._line(values, _TIME, self._options.curvature)
-        if line.growth >= MIN_GROWTH:  # for example a module that reads the data when it is imported
+        line = self._line(values, _TIME, self._options.curvature, Form.MOSTLY_CONSTANT)
+        if line.growth >= MIN_GROWTH:
             what = "time of start-up, imports and end"
             self.refusals += check_line("time", line, self._points, must_grow=False, what=what)
-            self._outside_fixed_s = line.fixed
-            return line.single
-        self._outside_fixed_s = constant_draws(values, self._random, noise=_TIME, num_draws=NUM_DRAWS)
-        return self._outside_fixed_s
+        self._outside_fixed_s = line.fixed
+        return line.single
 
-    def _line(self, values: Sequence[float], noise: Noise, curvature: float) -> Line:
-        return fit_line(self.fractions, values, self._random, noise=noise, curvature=curvature)
+    def _line(self, values: Sequence[float], noise: Noise, curvature: float, form: Form = Form.BOTH) -> Line:
+        return fit_line(self.fractions, values, self._random, noise=noise, curvature=curvature, form=form)
 
     def _step_loaders(self) -> list[str]:
         """Return the loaders whose steps were measured in every run. Others are in the rest.

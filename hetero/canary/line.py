@@ -47,6 +47,8 @@ _GRID = np.linspace(-3.0, 3.0, 25)
 _EXPONENTS = np.linspace(0.025, 3.0, 120)
 """Exponents for the test of linearity, which has no prior. With 0, the growing part would be a second fixed part."""
 _MAX_TRIES = 6
+_TYPICAL = 0.8
+"""Share of the root mean square of the residuals that is not a sign of outliers."""
 _TAIL = 4.0
 """Degrees of freedom of the noise as far as outliers are concerned. Runs within two standard deviations count fully."""
 
@@ -58,6 +60,7 @@ class Form(enum.Enum):
     THROUGH_ORIGIN = "no fixed part"
     MAYBE_ORIGIN = "a fixed part that is as likely as none"
     MAYBE_CONSTANT = "a growing part that is as likely as none"
+    MOSTLY_CONSTANT = "a growing part that one figure of a hundred has"
 
 
 class Columns(enum.Enum):
@@ -68,7 +71,11 @@ class Columns(enum.Enum):
     BOTH = "a and b"
 
 
-_SIMPLER = {Form.MAYBE_ORIGIN: Columns.GROWING, Form.MAYBE_CONSTANT: Columns.FIXED}
+_SIMPLER = {
+    Form.MAYBE_ORIGIN: Columns.GROWING,
+    Form.MAYBE_CONSTANT: Columns.FIXED,
+    Form.MOSTLY_CONSTANT: Columns.FIXED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +169,8 @@ def fit_line(
         other = _SIMPLER[form]
         # The Bayesian information criterion compares the two forms: a parameter costs log(n) / 2.
         gap = straight.log_likelihood - model_of(1.0, other).log_likelihood - math.log(len(xs)) / 2
+        if form is Form.MOSTLY_CONSTANT:
+            gap -= math.log(99)
         is_simple = random.random(num_draws) < 1 / (1 + math.exp(min(50.0, gap)))
         simple = draws_of(other)
         fixed, growing, phis = (np.where(is_simple, a, b) for a, b in zip(simple, (fixed, growing, phis), strict=True))
@@ -304,7 +313,9 @@ class _Normal:
 def _doubts(residuals: Array, variances: Array, noise: Noise) -> Array:
     """Return factors of the variances, 1 or more: a run far from the line counts less, as with Student's t noise."""
     scores = np.abs(residuals) / np.sqrt(variances)
-    scale = max(noise.relative, 1.4826 * float(np.median(scores)))
+    # The median of few residuals is often too small, and usual runs would then count as outliers.
+    mean_square = float(np.sum(scores**2)) / max(1, len(scores) - 2)
+    scale = max(noise.relative, 1.4826 * float(np.median(scores)), _TYPICAL * math.sqrt(mean_square))
     return np.maximum(1.0, (_TAIL + (scores / scale) ** 2) / (_TAIL + 4.0))
 
 

@@ -76,7 +76,7 @@ def suggestion(
             return text + f"The rule cpu-cache needs {percent(cache_fraction)} of the data."
         return text + "They would show how much slower the memory of a larger job is."
     width = width_with([_on_the_line(points, fraction * share) for share in _STEPS])
-    if width > _NARROWER * half_width:
+    if width > _NARROWER * half_width or f"{width:.0%}" == f"{half_width:.0%}":
         return text + f"They would not make the interval of the time much narrower than {half_width:.0%} to each side."
     return text + (
         f"If the line holds, they narrow the interval of the time from {half_width:.0%} to about {width:.0%} of the "

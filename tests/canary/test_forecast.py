@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from canary_points import job, memory, work
+from canary_points import job, memory, point, work
 
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import CandidateForecast
@@ -67,6 +67,33 @@ def test_imports_that_read_the_data_grow_with_it() -> None:
     assert time is not None
     assert time.low < 155 < time.high
     assert time.fixed == pytest.approx(5, rel=0.2)
+
+
+@pytest.mark.parametrize("growth_s", [60.0, 0.0])
+def test_start_up_that_grows_less_clearly_is_in_the_interval(growth_s: float) -> None:
+    points = tuple(  # the growth is four standard errors
+        point(f, replicate, 2 + 100 * f, fixed_s=5 + growth_s * f + 0.38 * (replicate - 2))
+        for replicate in (1, 2, 3)
+        for f in (0.01, 0.02, 0.03)
+    )
+    found = forecast(candidate(points)).shown
+    time = found.figure("time")
+    assert time is not None
+    assert time.low < 107 + growth_s < time.high
+    if not growth_s:
+        assert time.value == pytest.approx(107, rel=0.05)
+
+
+def test_intervals_cover_at_the_noise_that_is_not_refused() -> None:
+    for noise, at_least in ((0.03, 17), (0.1, 16)):
+        covered = 0
+        for seed in range(20):
+            random = np.random.default_rng(seed)
+            points = job(lambda fraction: 2 + 1000 * fraction, noise=noise, seed=seed + 100)
+            time = forecast(candidate(points)).shown.figure("time")
+            assert time is not None
+            covered += time.low < 5 + 1002 * (1 + noise * random.standard_normal()) < time.high
+        assert covered >= at_least
 
 
 def test_work_outside_of_loaders_that_bends_is_refused() -> None:
