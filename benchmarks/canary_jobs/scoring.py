@@ -132,12 +132,15 @@ def frugal(shown: CandidateForecast, order: Sequence[str]) -> tuple[CandidateFor
         order: Ids of the runs in the order of their execution.
     """
     points = sorted(shown.points, key=lambda point: order.index(point.run_id))
+    was_enough = False
     for number in range(4, len(points) + 1):
         candidate = replace(_candidate(shown), points=tuple(points[:number]))
         found = forecast(candidate, ForecastOptions()).shown
         time = found.figure("time")
-        if time is not None and not found.refused("time") and time.half_width <= ENOUGH:
+        is_enough = time is not None and not found.refused("time") and time.half_width <= ENOUGH
+        if is_enough and was_enough:  # one more run confirms it, as in `hetero.canary.conducting.run_canaries`
             return found, number
+        was_enough = is_enough
     return shown, len(points)
 
 

@@ -193,13 +193,14 @@ def run_canaries(
         ConfigError: If the data cannot be divided, the ledger is of other runs, or another study writes to the folder.
     """
     options = options or ForecastOptions()
-    _check_memory(request, memory_gib or {})
+    _check_types(request, memory_gib or {})
     planned, data_bytes = plan_canaries(request, folder)
     preparing = _PreparingExecutor(executor, planned, request, folder, is_cold=is_cold)
     identity = identity_of(request, data_bytes, is_cold=is_cold)
     num_runs = len(planned) if enough is None else min(len(planned), MIN_RUNS * len(request.clusters))
     results: list[RunResult] = []
     is_first = True
+    was_enough = False  # runs that agree by chance have a narrow interval, so one more run of each must confirm it
     while True:
         results, over_budget = execute_canaries(
             _to_execute(planned[:num_runs], results, accepts_failures="failed" in options.accept),
@@ -223,11 +224,9 @@ def run_canaries(
             data_bytes=data_bytes,
             options=options,
         )
-        if (
-            over_budget is not None
-            or num_runs >= len(planned)
-            or all(_is_enough(each, enough) for each in report.candidates)
-        ):
+        is_confirmed = was_enough or all(_is_final(each) for each in report.candidates)
+        was_enough = all(_is_enough(each, enough) for each in report.candidates)
+        if over_budget is not None or num_runs >= len(planned) or (was_enough and is_confirmed):
             break
         num_runs = min(len(planned), num_runs + len(request.clusters))
     write_report(report, folder)
@@ -255,21 +254,30 @@ def raise_over_budget(error: BudgetError | None, folder: Path, option: str) -> N
         ) from error
 
 
-def _check_memory(request: CanaryRequest, memory_gib: Mapping[str, float]) -> None:
-    types = {text.partition("=")[2].rpartition(":")[0] for cluster in request.clusters for text in cluster.groups}
-    unknown = next((name for name in memory_gib if name not in types), None)
-    if unknown is not None:
-        raise ConfigError(
-            f"--memory {unknown}: no candidate has such hosts; expected one of {', '.join(sorted(types))}"
-        )
+def _check_types(request: CanaryRequest, memory_gib: Mapping[str, float]) -> None:
+    """Raise `ConfigError` if an option names an instance type that no candidate has."""
+    types = sorted({kind for cluster in request.clusters for kind in _types_of(cluster)})
+    for flag, names in (("--memory", memory_gib), ("--as-fast-as", sorted(request.as_fast_as))):
+        unknown = next((name for name in names if name not in types), None)
+        if unknown is not None:
+            raise ConfigError(f"{flag} {unknown}: no candidate has such hosts; expected one of {', '.join(types)}")
+
+
+def _types_of(cluster: Cluster) -> list[str]:
+    """Return the instance types of a cluster."""
+    return list(dict.fromkeys(text.partition("=")[2].rpartition(":")[0] for text in cluster.groups))
 
 
 def _is_enough(candidate: CandidateForecast, enough: float | None) -> bool:
-    """Return whether no more runs of a candidate are needed: its interval is narrow enough, or no run can change it."""
+    """Return whether the interval of a candidate is narrow enough, or no run can change the forecast."""
     time = candidate.figure("time")
-    if any(refusal.rule in _FINAL for refusal in candidate.refusals):
-        return True
-    return enough is not None and time is not None and not candidate.refused("time") and time.half_width <= enough
+    is_narrow = enough is not None and time is not None and time.half_width <= enough
+    return _is_final(candidate) or (is_narrow and not candidate.refused("time"))
+
+
+def _is_final(candidate: CandidateForecast) -> bool:
+    """Return whether a rule refuses whatever further runs show."""
+    return any(refusal.rule in _FINAL for refusal in candidate.refusals)
 
 
 def report_of(
@@ -291,8 +299,8 @@ def report_of(
         points = tuple(_point(each, by_id[each.run.run_id], by_samples=request.by_samples) for each in own)
         reports = [report for each in own if (report := by_id[each.run.run_id].report) is not None]
         objections = dict.fromkeys(report.cost.objection for report in reports if report.cost.objection)
-        is_as_fast = {group.partition("=")[2].rpartition(":")[0] for group in cluster.groups} <= request.as_fast_as
-        has_cost = own and (is_as_fast or not objections)
+        missing = [kind for kind in _types_of(cluster) if kind not in request.as_fast_as]
+        has_cost = own and (not missing or not objections)
         candidate = Candidate(
             name=cluster.name,
             groups=cluster.groups,
@@ -301,7 +309,7 @@ def report_of(
             memory_limit_bytes=memory_limit_of(cluster, catalogue, memory_gib),
             data_bytes=data_bytes,
             cache_bytes=level_2_bytes(),
-            notes=() if has_cost else tuple(_note(text) for text in objections),
+            notes=() if has_cost else tuple(_note(text, missing) for text in objections),
         )
         basis = "simulated" if any(report.run.simulated for report in reports) else options.basis
         forecasts.append(forecast(candidate, replace(options, basis=basis)))
@@ -314,10 +322,11 @@ def report_of(
     )
 
 
-def _note(objection: str) -> str:
+def _note(objection: str, missing: Sequence[str]) -> str:
+    types = " and ".join(missing)
     return (
-        f"{objection} The forecast is therefore of this machine. If it is as fast as a host of TYPE, give --as-fast-as "
-        "TYPE."
+        f"{objection} The forecast is therefore of this machine. If it is as fast as a host of {types}, give "
+        f"--as-fast-as TYPE for {types}."
     )
 
 

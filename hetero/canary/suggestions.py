@@ -57,10 +57,7 @@ def suggestion(
     fraction = _affordable(fixed_s, growing_s, _growth(points), largest)
     minutes = f"{BUDGET_S / 60:.0f} minutes"
     if fraction <= 1.3 * largest:
-        return (
-            f"Another {minutes} do not suffice for larger fractions than {percent(largest)}. They would only add "
-            "replicates."
-        )
+        return _only_replicates(largest, fixed_s + growing_s, minutes)
     fractions = " and ".join(percent(fraction * share) for share in reversed(_STEPS))
     text = f"Another {minutes} of canaries suffice for {fractions} of the data. "
     if "curved" in rules:
@@ -81,6 +78,27 @@ def suggestion(
     return text + (
         f"If the line holds, they narrow the interval of the time from {half_width:.0%} to about {width:.0%} of the "
         "value to each side."
+    )
+
+
+def _only_replicates(largest: float, whole_s: float, minutes: str) -> str:
+    """Return why larger fractions are not suggested.
+
+    Args:
+        largest: Largest fraction of the runs.
+        whole_s: Time of the whole, in proportion to the data.
+        minutes: The budget, as text.
+    """
+    if whole_s <= BUDGET_S:
+        return (
+            f"Canaries have at most {percent(_LARGEST)} of the data. The whole job takes less than another {minutes}, "
+            f"about {whole_s:,.0f} s in proportion to the data. Run it instead of more canaries."
+        )
+    if 1.3 * largest >= _LARGEST:
+        return f"Canaries have at most {percent(_LARGEST)} of the data, so another {minutes} would add replicates."
+    return (
+        f"Another {minutes} do not suffice for larger fractions than {percent(largest)}. They would only add "
+        "replicates."
     )
 
 

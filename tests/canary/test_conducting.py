@@ -160,6 +160,24 @@ def test_memory_of_a_type_without_hosts_is_rejected(data: Path, tmp_path: Path) 
         run(Jobs(), data, tmp_path / "out", memory_gib={"ml.m5.huge": 16.0})
 
 
+def test_speed_of_a_type_without_hosts_is_rejected(data: Path, tmp_path: Path) -> None:
+    request = {"as_fast_as": frozenset({"ml.m5.larg"})}
+    with pytest.raises(
+        ConfigError, match=r"--as-fast-as ml.m5.larg: no candidate has such hosts; expected one of ml.m5"
+    ):
+        run(Jobs(), data, tmp_path / "out", request=request)
+
+
+def test_note_names_the_types_whose_speed_is_not_stated() -> None:
+    assert "give --as-fast-as TYPE for a and b." in conducting._note("Costs are not known.", ["a", "b"])
+
+
+def test_narrow_interval_is_confirmed_by_one_more_run(data: Path, tmp_path: Path) -> None:
+    jobs = Jobs()
+    run(jobs, data, tmp_path / "out", enough=0.35)
+    assert len(jobs.runs) == MIN_RUNS + 1  # four exact runs are narrow at once
+
+
 def test_share_of_samples_is_the_real_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from canary_points import point, work
 

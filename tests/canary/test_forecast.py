@@ -198,6 +198,26 @@ def test_suggestion_is_the_width_that_two_more_runs_give() -> None:
     assert "not make the interval of the time much narrower" in forecast(candidate(steps)).shown.more_canaries
 
 
+@pytest.mark.parametrize(
+    ("whole_s", "fractions", "text"),
+    [
+        (
+            2,
+            (0.1, 0.3, 0.5),
+            "Canaries have at most 50 % of the data. The whole job takes less than another 10 minutes",
+        ),
+        (2, (0.1, 0.2, 0.4), "about 7 s in proportion to the data. Run it instead"),
+        (2000, (0.1, 0.3, 0.5), "Canaries have at most 50 % of the data, so another 10 minutes would add replicates."),
+        (50_000, (0.01, 0.02, 0.03), "do not suffice for larger fractions than 3 %. They would only add replicates."),
+    ],
+)
+def test_suggestion_says_why_there_are_no_larger_fractions(
+    whole_s: float, fractions: tuple[float, ...], text: str
+) -> None:
+    found = forecast(candidate(job(lambda fraction: whole_s * fraction, fractions=fractions))).shown
+    assert text in found.more_canaries
+
+
 def test_run_without_data_is_rejected() -> None:
     with pytest.raises(ConfigError, match="has a fraction of 0; expected more than 0"):
         forecast(candidate(job(lambda fraction: 1.0, fractions=(0.0, 0.01))))
