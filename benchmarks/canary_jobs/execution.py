@@ -32,7 +32,7 @@ from hetero.system.records import decode, encode
 __all__ = ["canaries", "data_of", "folder_of", "kept_whole", "order_of", "stamp_of"]
 
 _TYPE = "ml.m5.large"
-_ANALYSIS = ("comparison", "forecast", "line", "model", "page", "plots", "refusals", "suggestions", "text")
+_ANALYSIS = ("comparison", "forecast", "line", "model", "page", "plots", "refusals", "square", "suggestions", "text")
 """Modules of `hetero.canary` that compute from runs. A call with other ones uses the kept runs."""
 _OPTIONS = {"usage_interval_s": 0.1, "warmup_steps": 3, "purity_checks": 0, "log_level": "warning"}
 

@@ -165,6 +165,8 @@ def _candidate(shown: CandidateForecast) -> Candidate:
         points=shown.points,
         hourly_usd=shown.hourly_usd,
         memory_limit_bytes=shown.memory_limit_bytes,
+        data_bytes=shown.data_bytes,
+        cache_bytes=shown.cache_bytes,
     )
 
 

@@ -204,6 +204,8 @@ def _shown(
         refusals=tuple(dict.fromkeys(refusals)),
         notes=(*candidate.notes, *notes),
         memory_limit_bytes=candidate.memory_limit_bytes,
+        data_bytes=candidate.data_bytes,
+        cache_bytes=candidate.cache_bytes,
         out_of_memory=out_of_memory,
         canary_s=canary_s,
         canary_share=canary_s / float(np.median(time_s)) if has_time and time_s is not None else None,

@@ -91,6 +91,10 @@ class CandidateForecast:
     notes: tuple[str, ...] = ()
     memory_limit_bytes: float | None = None
     """Memory of one host. None if it is unknown."""
+    data_bytes: float | None = None
+    """Bytes of the whole data. None if they are unknown."""
+    cache_bytes: float | None = None
+    """Level 2 caches of all CPUs of the machine that ran the canaries. None if they are unknown."""
     out_of_memory: float | None = field(default=None, metadata=limits(maximum=1.0))
     """Probability that a host needs more memory than it has. None if it has no limit or the memory was refused."""
     canary_s: float = 0.0

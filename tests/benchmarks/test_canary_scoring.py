@@ -54,6 +54,25 @@ def test_frugal_forecast_of_fewer_than_four_runs_is_the_forecast(load: Load) -> 
     assert load("canary_jobs.scoring").frugal(outcome.shown, outcome.order) == (outcome.shown, 2)
 
 
+def test_frugal_forecast_has_the_rules_of_the_forecast(load: Load) -> None:
+    shown = forecast(Candidate(name="1 x a", groups=("trainer=a:1",), points=points(), cache_bytes=60e6)).shown
+    assert [refusal.rule for refusal in shown.refused("time")] == ["cpu-cache"]
+    found, number = load("canary_jobs.scoring").frugal(shown, [each.run_id for each in points()])
+    assert [refusal.rule for refusal in found.refused("time")] == ["cpu-cache"]
+    assert number == 9
+
+
+def test_frugal_forecast_is_confirmed_by_one_more_run(load: Load) -> None:
+    exact = tuple(
+        point(fraction, replicate, 100 * fraction, resources=memory(5e8, 2e9, fraction))
+        for replicate in (1, 2, 3)
+        for fraction in FRACTIONS
+    )
+    shown = forecast(Candidate(name="1 x a", groups=("trainer=a:1",), points=exact)).shown
+    _, number = load("canary_jobs.scoring").frugal(shown, [each.run_id for each in exact])
+    assert number == 5
+
+
 def test_refusal_counts_only_by_a_rule_that_knows_why(load: Load) -> None:
     curved = points(exponent=2.0)
     assert not outcome_of(load, curved, whole(), refused_by=("curved",)).is_missed
