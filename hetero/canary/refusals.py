@@ -14,6 +14,7 @@ from hetero.canary.model import ForecastFigure, Refusal
 from hetero.canary.points import CanaryPoint, LoaderWork
 
 __all__ = [
+    "ALL_COUNTED",
     "MAX_HALF_WIDTH",
     "MIN_GROWTH",
     "check_cache",
@@ -44,6 +45,10 @@ _CACHE_RATIO = 2.0
 _MOSTLY_WAITING_PERCENT = 20.0
 """Use of one CPU below which a run mostly waits. Arithmetic that takes 2.7 times as long adds a third to it."""
 _EQUAL = 0.02
+ALL_COUNTED = 10_000
+"""Ends of a loop that are all counted. Later ones are counted in part, so their number is not in proportion."""
+_MANY = 10
+"""Times that a loop ended early in a run from which on it may be part of the work on each sample."""
 _OUT_OF_MEMORY = ("out of memory", "memoryerror")
 """Words in the cause of a run that failed: Python's exception, and the messages of PyTorch, CUDA and SageMaker."""
 _STATED_PEAK = re.compile(r"\(peak of [^:)]*: ([\d.]+) GiB")
@@ -209,13 +214,20 @@ def _failed(points: Sequence[CanaryPoint]) -> str:
 
 
 def _early_stop(points: Sequence[CanaryPoint]) -> str:
+    """Find loops that ended early, except for those that end once for each part of the data, such as a truncation."""
+    counts: dict[tuple[int, str], list[tuple[float, int]]] = {}
     for point in points:
         for loop in point.left_loops:
-            return (
-                f"line {loop.line} of the script, `{loop.text}`, ended a loop early in a run with "
-                f"{percent(point.fraction)} of the data, so how long the whole runs does not follow from the amount of "
-                "data"
-            )
+            counts.setdefault((loop.line, loop.text), []).append((point.fraction, loop.count))
+    for (line, text), values in counts.items():
+        few, many = min(values)[1], max(count for _, count in values)
+        is_in_proportion = _grows(values) or (many >= ALL_COUNTED and (few >= ALL_COUNTED or few < many))
+        if len(values) == len(points) and few >= _MANY and is_in_proportion:
+            continue
+        return (
+            f"line {line} of the script, `{text}`, ended a loop early in a run with {percent(values[0][0])} of the "
+            "data, so how long the whole runs does not follow from the amount of data"
+        )
     return ""
 
 

@@ -17,7 +17,8 @@ from hetero.canary.design import MAX_FRACTION
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import RULES, CanaryReport, CandidateForecast, Refusal, load_canary
 from hetero.canary.points import CanaryPoint, LeftLoop, PeriodicCondition
-from hetero.canary.refusals import check_cache
+from hetero.canary.refusals import ALL_COUNTED, check_cache
+from hetero.launch.ranks import observed
 
 
 def line(fraction: float) -> float:
@@ -68,6 +69,28 @@ def test_early_end_of_a_loop_is_refused() -> None:
     assert [refusal.rule for refusal in found.refusals] == ["early-stop"]
     assert "line 88 of the script, `if bad >= patience`" in found.refusals[0].reason
     assert "would not tell" in found.more_canaries
+
+
+@pytest.mark.parametrize(
+    ("count", "is_refused"),
+    [
+        (lambda fraction: round(10_000 * fraction), False),  # each sample is truncated
+        (lambda fraction: min(ALL_COUNTED, round(700_000 * fraction)), False),  # further ones are not counted
+        (lambda fraction: 300, True),  # whatever the data
+        (lambda fraction: round(300 * fraction), True),  # too few to be a part of each sample
+        (lambda fraction: 300 if fraction > 0.02 else 0, True),
+    ],
+)
+def test_loop_that_ends_early_for_each_sample_is_not_refused(count: Callable[[float], int], is_refused: bool) -> None:
+    def left(fraction: float) -> dict[str, Any]:
+        loop = LeftLoop(line=6, text="if len(out) >= 64", count=count(fraction))
+        return {"left_loops": (loop,) if loop.count else ()}
+
+    assert rules(job(line, more=left)) == ({"early-stop"} if is_refused else set())
+
+
+def test_number_of_counted_ends_is_that_of_the_observer() -> None:
+    assert ALL_COUNTED == observed._NUM_RECORDED
 
 
 def periodic(period: int) -> Callable[[float], dict[str, Any]]:
