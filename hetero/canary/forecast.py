@@ -74,7 +74,11 @@ _MACHINE_DRIFT = 0.015
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastOptions:
-    """Options of a forecast."""
+    """Options of a forecast.
+
+    Raises:
+        ConfigError: If a rule is accepted that cannot be.
+    """
 
     curvature: float = 0.015
     """Standard deviation of the exponent of growth around 1, before the canaries are seen."""
@@ -86,6 +90,10 @@ class ForecastOptions:
     """Basis of the canaries' measurements, ``measured`` or ``simulated``."""
     seed: int = 0
     """Seed of the draws. A forecast of the same runs is always the same."""
+
+    def __post_init__(self) -> None:
+        if "too-few" in self.accept:
+            raise ConfigError("--accept too-few: fewer runs give no forecast that could be accepted; leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,8 @@ def canary_text(report: CanaryReport) -> str:
 def headline_of(candidate: CandidateForecast) -> str:
     """Return one sentence about the candidate."""
     num_runs = counted(len(candidate.points), "canary run")
-    fractions = sorted({point.fraction for point in candidate.points})
-    span = f"{percent(fractions[0])} to {percent(fractions[-1])} of the data" if fractions else "no data"
+    ends = [percent(end([point.fraction for point in candidate.points], default=0.0)) for end in (min, max)]
+    span = f"{' to '.join(dict.fromkeys(ends))} of the data"
     begin = f"{num_runs} on {span} took {candidate.canary_s:.0f} s"
     time = candidate.figure("time")
     if candidate.canary_share is not None:

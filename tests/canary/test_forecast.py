@@ -242,6 +242,11 @@ def test_accepted_rule_does_not_refuse() -> None:
     assert accepted.refusals == ()
 
 
+def test_too_few_runs_cannot_be_accepted() -> None:
+    with pytest.raises(ConfigError, match="--accept too-few: fewer runs give no forecast"):
+        ForecastOptions(accept=("too-few",))
+
+
 def test_forecast_survives_json() -> None:
     points = job(lambda fraction: 100 * fraction, more=lambda f: {"resources": memory(7e8, 1e9, f)})
     shown = forecast(candidate(points, hourly_usd=1.0)).shown

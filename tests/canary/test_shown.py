@@ -14,7 +14,7 @@ from hetero.canary.forecast import Candidate, Forecast, forecast
 from hetero.canary.model import CanaryReport, load_canary
 from hetero.canary.page import canary_page
 from hetero.canary.plots import plots_of
-from hetero.canary.text import canary_text
+from hetero.canary.text import canary_text, headline_of
 from hetero.errors import ConfigError
 
 
@@ -75,6 +75,14 @@ def test_plots_show_points_and_refusals(report: CanaryReport) -> None:
     refused = next(plot for plot in plots if plot.title == "1 x <large>: time")
     assert "does not grow measurably" in refused.caption
     assert all(plot.svg.startswith("<?xml") for plot in plots)
+
+
+def test_single_amount_of_data_is_one_number() -> None:
+    points = job(lambda f: 100 * f)[:1]
+    shown = forecast(Candidate(name="small", groups=("t=small:1",), points=points)).shown
+    assert headline_of(shown).startswith("1 canary run on 1 % of the data took")
+    nothing = forecast(Candidate(name="small", groups=("t=small:1",), points=())).shown
+    assert headline_of(nothing).startswith("0 canary runs on 0 % of the data took 0 s")
 
 
 def test_file_is_read_back(report: CanaryReport, tmp_path: Path) -> None:
