@@ -25,7 +25,7 @@ from hetero.cluster.groups import StatedGroup, group_document, parse_stated_grou
 from hetero.cluster.roles import assign_roles
 from hetero.config import LaunchOptions
 from hetero.control.security import Token
-from hetero.errors import ConfigError, ExitCode, HeteroError
+from hetero.errors import CapacityError, ClusterError, ConfigError, ExitCode
 from hetero.ray.job_host import JobHost, JobHostOrder
 from hetero.render.request import resources_of
 from hetero.system.logs import write_line
@@ -90,7 +90,8 @@ def run(options: LaunchOptions) -> int:
 
     Raises:
         ConfigError: If Ray is not installed, or the groups are malformed.
-        HeteroError: If there is no Ray cluster, or it cannot place the job.
+        CapacityError: If the Ray cluster cannot place the job within the start timeout.
+        ClusterError: If there is no Ray cluster.
     """
     groups = [parse_group(text) for text in options.ray_groups]
     if not groups:
@@ -125,7 +126,6 @@ class _Job:
         self._codes: dict[str, int] = {}
         self._placement: Any = None
         self._num_signals = 0
-        self._num_started = 0
         self._too_many = 0
 
     def __enter__(self) -> _Job:
@@ -153,7 +153,6 @@ class _Job:
         for name in list(self._hosts):
             order = self._order(name, ["--cluster-file", "{folder}/cluster.json"], cluster)
             self._ray.get(self._hosts[name].start.remote(order))
-        self._num_started = len(self._hosts)
         return self._follow()
 
     def _place(self) -> bool:
@@ -172,7 +171,7 @@ class _Job:
             if self._num_signals:
                 return False
             if now_s - begin_s > self._options.start_timeout_s:
-                raise HeteroError(
+                raise CapacityError(
                     f"Ray has not placed the job within {self._options.start_timeout_s:.0f} s\n"
                     f"  needed: {len(bundles)} nodes, with {', '.join(group.stated.text for group in self._groups)}\n"
                     f"  found: {_nodes(self._ray)}"
@@ -204,6 +203,7 @@ class _Job:
         if gpus and options.nproc_per_node is None:
             arguments += ["--nproc-per-node", str(gpus)]
         return {
+            "name": name,
             "arguments": [
                 *arguments,
                 *script_words(options.script, is_module=options.module),
@@ -260,7 +260,7 @@ class _Job:
     def _scale(self, first_trainer: str) -> None:
         """Add a data host where the job could use one more, and let one leave where it has had too many for a while."""
         elastic = next((group for group in self._groups if group.max_hosts > group.stated.count), None)
-        if elastic is None:
+        if elastic is None or 0 in self._codes.values():  # data hosts end with 0 as soon as the training has ended
             return
         wanted = self._ray.get(self._hosts[first_trainer].wanted.remote())
         present = [name for name, group in self._group_of.items() if group is elastic and name not in self._codes]
@@ -274,8 +274,7 @@ class _Job:
             self._hosts[present[-1]].stop.remote()
 
     def _add(self, group: ElasticGroup, first_trainer: str) -> None:
-        name = f"{group.stated.name}-{self._num_started}"
-        self._num_started += 1
+        name = f"{group.stated.name}-{len(self._names(group))}"
         _say(f"the job could use another data host; asking Ray for {name}")
         self._group_of[name] = group
         self._hosts[name] = self._actor(group)
@@ -319,10 +318,12 @@ def _connection(ray: Any) -> Iterator[None]:
         return
     in_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # its runtime environment has the working directory
     environment = None if in_ray_job else {"working_dir": str(Path.cwd())}
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    _say(f"connecting to the Ray cluster {address}")
     try:
-        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), runtime_env=environment, logging_level=logging.WARNING)
-    except ConnectionError as error:
-        raise HeteroError(
+        ray.init(address=address, runtime_env=environment, logging_level=logging.WARNING)
+    except (ConnectionError, ray.exceptions.RaySystemError) as error:
+        raise ClusterError(
             f"found no Ray cluster: {error}\n"
             "  to do: start one (ray start --head), set RAY_ADDRESS, or submit this command as a Ray job"
         ) from error

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ _MAX_FILE_BYTES = 64 << 20
 _RESULTS = ("report.json", "report.md", "metrics.json", "profile.json")
 _WANTED = re.compile(rf"{METRIC_MARK} (wanted_data_hosts(?:_low|_high)?)=([0-9]+)")
 JobHostOrder = dict[str, Any]
-"""What a host gets from the driver: ``arguments`` of `hetero launch`, ``options``, ``cluster``, ``hosts``, ``token``
-and ``variables``. Ray sends it, so it has plain values only."""
+"""What a host gets from the driver: its ``name``, ``arguments`` of `hetero launch`, ``options``, ``cluster``, ``hosts``,
+``token`` and ``variables``. Ray sends it, so it has plain values only."""
 
 
 class JobHost:
@@ -49,8 +50,9 @@ class JobHost:
         files: Mapping[str, object] = {"options.json": order["options"], "cluster.json": order["cluster"]}
         for name, content in files.items():
             (self._folder / name).write_text(json.dumps(content), encoding="utf-8")
+        addresses = {**order["hosts"], order["name"]: self.address()}
         hosts = self._folder / "hosts"
-        hosts.write_text("".join(f"{address} {name}\n" for name, address in order["hosts"].items()), encoding="utf-8")
+        hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()), encoding="utf-8")
         self._token, token_path = token_memfd(Token(order["token"]))
         environ = {
             **os.environ,
@@ -73,9 +75,12 @@ class JobHost:
 
     def wait(self, timeout_s: float) -> int | None:
         """Return the exit code of the launcher, or None if it still runs after this time."""
-        assert self._process is not None
+        process = self._process
+        if process is None:  # another thread of this actor is about to start it
+            time.sleep(timeout_s)
+            return None
         try:
-            return self._process.wait(timeout_s)
+            return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
