@@ -33,7 +33,7 @@ from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
 from hetero.studies.conduct import Progress, conduct, read_results
-from hetero.studies.runs import FAILED, Billing, Executor, PlannedRun, RunResult
+from hetero.studies.runs import FAILED, STOPPED, Billing, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import PRICE_OPTIONS, Budget
 from hetero.system.caches import level_2_bytes
 from hetero.system.documents import write_text
@@ -191,6 +191,7 @@ def run_canaries(
     Raises:
         BudgetError: If the budget does not allow a run. The forecast from the runs that ended is written.
         ConfigError: If the data cannot be divided, the ledger is of other runs, or another study writes to the folder.
+        KeyboardInterrupt: After the runs were stopped, and the forecast from those that ended was written.
     """
     options = options or ForecastOptions()
     _check_types(request, memory_gib or {})
@@ -198,23 +199,10 @@ def run_canaries(
     preparing = _PreparingExecutor(executor, planned, request, folder, is_cold=is_cold)
     identity = identity_of(request, data_bytes, is_cold=is_cold)
     num_runs = len(planned) if enough is None else min(len(planned), MIN_RUNS * len(request.clusters))
-    results: list[RunResult] = []
-    is_first = True
-    was_enough = False  # runs that agree by chance have a narrow interval, so one more run of each must confirm it
-    while True:
-        results, over_budget = execute_canaries(
-            _to_execute(planned[:num_runs], results, accepts_failures="failed" in options.accept),
-            preparing,
-            folder,
-            budget=budget or Budget(),
-            on_progress=on_progress,
-            identity=identity,
-            accepts_failures="failed" in options.accept,
-            retry_failed=is_first,
-            fresh=fresh and is_first,
-        )
-        is_first = False
-        report = report_of(
+    accepts_failures = "failed" in options.accept
+
+    def forecast_of(results: Sequence[RunResult]) -> CanaryReport:
+        return report_of(
             request,
             planned,
             results,
@@ -224,6 +212,30 @@ def run_canaries(
             data_bytes=data_bytes,
             options=options,
         )
+
+    results: list[RunResult] = []
+    is_first = True
+    was_enough = False  # runs that agree by chance have a narrow interval, so one more run of each must confirm it
+    while True:
+        runs = _to_execute(planned[:num_runs], results, accepts_failures=accepts_failures)
+        try:
+            results, over_budget = execute_canaries(
+                runs,
+                preparing,
+                folder,
+                budget=budget or Budget(),
+                on_progress=on_progress,
+                identity=identity,
+                accepts_failures=accepts_failures,
+                retry_failed=is_first,
+                fresh=fresh and is_first,
+            )
+        except KeyboardInterrupt:
+            ended = [result for result in read_results(runs, folder) if result.state != STOPPED]
+            write_report(forecast_of(ended), folder)
+            raise
+        is_first = False
+        report = forecast_of(results)
         is_confirmed = was_enough or all(_is_final(each) for each in report.candidates)
         was_enough = all(_is_enough(each, enough) for each in report.candidates)
         if over_budget is not None or num_runs >= len(planned) or (was_enough and is_confirmed):

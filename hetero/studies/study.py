@@ -21,7 +21,7 @@ from hetero.studies.ledger import LEDGER_FILE_NAME, digest_of_script
 from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, notes, study_page
 from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
 from hetero.studies.plots import has_matplotlib
-from hetero.studies.runs import FAILED, Executor, PlannedRun, RunResult
+from hetero.studies.runs import FAILED, STOPPED, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import MAX_RUNS, Settings, Study, read_study
 from hetero.studies.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet
 from hetero.system.documents import write_text
@@ -379,7 +379,9 @@ def progress_text(progress: Progress) -> str:
         head = f"run {progress.num_done + 1} of {progress.num_total}: {run.run_id}"
     else:
         cost = "" if result.usd is None else f", USD {result.usd:.4f}"
-        head = f"run {progress.num_done} of {progress.num_total} {result.state} after {result.wall_s:.0f} s{cost}"
+        # A stopped run runs again, so it does not count as done.
+        number = run.run_id if result.state == STOPPED else f"{progress.num_done} of {progress.num_total}"
+        head = f"run {number} {result.state} after {result.wall_s:.0f} s{cost}"
         head += f": {result.cause}" if result.cause else ""
     left = []
     if progress.left_s is not None:

@@ -127,6 +127,22 @@ def test_budget_that_ends_the_study_leaves_a_forecast(data: Path, tmp_path: Path
     assert shown.figure("time") is not None
 
 
+def test_interrupted_study_leaves_a_forecast_and_goes_on(data: Path, tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.num_done == 5:
+            raise KeyboardInterrupt
+
+    jobs = Jobs()
+    with pytest.raises(KeyboardInterrupt):
+        run(jobs, data, tmp_path / "out", on_progress=interrupt)
+    assert jobs.is_stopped
+    (shown,) = load_canary(tmp_path / "out").candidates
+    assert len([point for point in shown.points if not point.failure]) == 5
+    assert shown.figure("time") is not None
+    (shown,) = run(Jobs(), data, tmp_path / "out").candidates
+    assert len(shown.points) == 9
+
+
 def test_budget_in_usd_is_named_as_such(data: Path, tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="raise budget_usd"):
         run(Jobs(), data, tmp_path / "out", budget=Budget(usd=0.1))

@@ -11,10 +11,11 @@ from study_reports import PretendExecutor
 
 from hetero import cli, config
 from hetero.errors import BudgetError, ConfigError, ExitCode
+from hetero.studies.conduct import Progress
 from hetero.studies.executors import SimulateExecutor
 from hetero.studies.ledger import LEDGER_FILE_NAME
-from hetero.studies.runs import PlannedRun
-from hetero.studies.study import make_executor, prepare_study, preview_text, run_study
+from hetero.studies.runs import STOPPED, PlannedRun, RunResult
+from hetero.studies.study import make_executor, prepare_study, preview_text, progress_text, run_study
 
 FILE = """
 name: small
@@ -286,3 +287,29 @@ def test_study_that_has_moved_goes_on_also_with_a_script_above_it(tmp_path: Path
     run_study(prepare_study(tmp_path / "before/studies/STUDY.yaml"), tmp_path / "out", executor=first)
     run_study(prepare_study(tmp_path / "after/studies/STUDY.yaml"), tmp_path / "out", executor=second)
     assert (len(first.executed), second.executed) == (2, [])
+
+
+def test_stopped_run_is_named_and_does_not_count_as_done() -> None:
+    run = PlannedRun(run_id="003-a", levels={}, script="t.py")
+    result = RunResult(
+        run_id="003-a",
+        state=STOPPED,
+        exit_code=1,
+        cause="the study was interrupted",
+        started_at="2026-01-01T00:00:00+00:00",
+        wall_s=26.0,
+        usd=None,
+    )
+    progress = Progress(
+        run=run,
+        result=result,
+        num_done=0,
+        num_total=6,
+        num_failed=0,
+        spent_s=26.0,
+        spent_usd=None,
+        left_s=None,
+        left_usd=None,
+        num_unknown=6,
+    )
+    assert progress_text(progress).startswith("run 003-a stopped after 26 s: the study was interrupted; left: 6 runs")
