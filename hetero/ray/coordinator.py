@@ -47,7 +47,7 @@ from hetero.system.process import SignalWaiter, allow_descriptors, bind_to_paren
 
 __all__ = ["MAX_RANKS", "LivingRanks", "main"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("hetero.ray.coordinator")  # not the name of the main program
 
 MAX_RANKS = 1000
 """Maximum number of workers of a training run."""
@@ -169,6 +169,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: Address to bind, id of the job, flags of `hetero launch`, the script, ``--`` and its arguments.
     """
     bind_to_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))  # Ray blocks it in its processes
     address, job_id, *words = arguments
     end = words.index("--")
     parser = argparse.ArgumentParser(prog="hetero.ray.coordinator", allow_abbrev=False)
