@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from canary_jobs.jobs import Job
+from hetero.canary.conducting import FINAL_RULES
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import CandidateForecast
 from hetero.canary.points import CanaryPoint
@@ -137,6 +138,8 @@ def frugal(shown: CandidateForecast, order: Sequence[str]) -> tuple[CandidateFor
         candidate = replace(_candidate(shown), points=tuple(points[:number]))
         found = forecast(candidate, ForecastOptions()).shown
         time = found.figure("time")
+        if any(refusal.rule in FINAL_RULES for refusal in found.refusals):
+            return found, number
         is_enough = time is not None and not found.refused("time") and time.half_width <= ENOUGH
         if is_enough and was_enough:  # one more run confirms it, as in `hetero.canary.conducting.run_canaries`
             return found, number

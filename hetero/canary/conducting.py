@@ -39,6 +39,7 @@ from hetero.system.caches import level_2_bytes
 from hetero.system.documents import write_text
 
 __all__ = [
+    "FINAL_RULES",
     "TEXT_FILE_NAME",
     "execute_canaries",
     "memory_limit_of",
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 TEXT_FILE_NAME = "canary.md"
 _GIB = 2**30
-_FINAL = ("early-stop", "fixed-steps", "passes", "failed")
+FINAL_RULES = ("early-stop", "fixed-steps", "passes", "failed")
 """Rules that refuse whatever further runs of the same fractions show."""
 
 
@@ -289,7 +290,7 @@ def _is_enough(candidate: CandidateForecast, enough: float | None) -> bool:
 
 def _is_final(candidate: CandidateForecast) -> bool:
     """Return whether a rule refuses whatever further runs show."""
-    return any(refusal.rule in _FINAL for refusal in candidate.refusals)
+    return any(refusal.rule in FINAL_RULES for refusal in candidate.refusals)
 
 
 def report_of(

@@ -163,7 +163,12 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     figures += model.memory()
     refusals += model.refusals
     if not model.has_steps:  # a step works on one batch, which is as large in the canaries as in the whole
-        refusals += check_cpu_cache(finished, held_bytes=model.held_bytes, cache_bytes=candidate.cache_bytes)
+        refusals += check_cpu_cache(
+            finished,
+            held_bytes=model.held_bytes,
+            least_held_bytes=model.least_held_bytes,
+            cache_bytes=candidate.cache_bytes,
+        )
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
@@ -245,6 +250,8 @@ class _Model:
         """Whether steps of hetero's loaders were measured, after `time`."""
         self.held_bytes = 0.0
         """Growth of the memory from no data to the whole, after `memory`."""
+        self.least_held_bytes = 0.0
+        """What this growth exceeds with a probability of 90 %."""
 
     def figure(
         self, name: str, unit: str, draws: Array, *, fixed: float | None = None, points: Sequence[float] = ()
@@ -414,9 +421,11 @@ class _Model:
             mean, p99, peak = values["mean"], values["p99"], values["peak"]
             if mean is None or p99 is None or peak is None or bases is None:
                 continue
-            draws, fixed = self._peak(f"{what} peak", peak)
+            line = self._peak(f"{what} peak", peak)
+            draws, fixed = line.single, float(np.median(line.fixed))
             if what == "memory":
                 self._memory_peak, self.held_bytes = draws, float(np.median(draws)) - fixed
+                self.least_held_bytes = float(np.quantile(line.expected - line.fixed, 0.1))
             base = statistics.fmean(bases)
             figures += [
                 self.figure(f"{what} {name}", "bytes", self._filled(draws, base, part, peak, bases), points=part)
@@ -443,8 +452,8 @@ class _Model:
         share = 1 - np.clip(fit_ratio(growing_s, lacking_s, whole_s, self._random, noise=_LACK) / whole_s, 0.0, 1.0)
         return np.asarray(base + (peak_draws - base) * share)
 
-    def _peak(self, figure: str, values: Sequence[float]) -> tuple[Array, float]:
-        """Return draws of the peak, and the part of it that does not grow."""
+    def _peak(self, figure: str, values: Sequence[float]) -> Line:
+        """Return the line through the peaks."""
         line = fit_line(
             self.fractions,
             values,
@@ -454,7 +463,7 @@ class _Model:
             form=Form.MAYBE_CONSTANT,
         )
         self.refusals += check_line(figure, line, self._points, must_grow=False)
-        return line.single, float(np.median(line.fixed))
+        return line
 
     def out_of_memory(self, limit_bytes: float | None) -> float | None:
         """Return the probability that the peak exceeds a limit, or None if either is unknown."""

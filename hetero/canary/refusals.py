@@ -131,7 +131,9 @@ def check_cache(
     return [Refusal(rule="cache", figure="", reason=reason)]
 
 
-def check_cpu_cache(points: Sequence[CanaryPoint], *, held_bytes: float, cache_bytes: float | None) -> list[Refusal]:
+def check_cpu_cache(
+    points: Sequence[CanaryPoint], *, held_bytes: float, least_held_bytes: float, cache_bytes: float | None
+) -> list[Refusal]:
     """Return whether the whole reads memory more slowly than the canaries, because it holds much more of it.
 
     The time of an access grows gradually while the data grows from the size of the CPUs' level 2 caches to many times
@@ -141,9 +143,10 @@ def check_cpu_cache(points: Sequence[CanaryPoint], *, held_bytes: float, cache_b
     Args:
         points: The finished runs.
         held_bytes: Growth of the memory from no data to the whole.
+        least_held_bytes: What this growth most probably exceeds. If it is small, the runs do not show a growth.
         cache_bytes: Level 2 caches of all CPUs together. None if unknown.
     """
-    if cache_bytes is None or held_bytes <= 0:
+    if cache_bytes is None or least_held_bytes <= _CACHE_RATIO * _FAST_TO * cache_bytes:
         return []
     cpu_percents = [point.resources.cpu_percent_mean for point in points]
     if statistics.median(100.0 if value is None else value for value in cpu_percents) < _MOSTLY_WAITING_PERCENT:

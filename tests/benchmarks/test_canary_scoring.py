@@ -13,7 +13,7 @@ import pytest
 from canary_points import FRACTIONS, memory, point
 
 from hetero.canary.forecast import Candidate, forecast
-from hetero.canary.points import CanaryPoint
+from hetero.canary.points import CanaryPoint, LeftLoop
 
 Load = Callable[[str], ModuleType]
 FACTS = {"date": "2026-01-01", "commit": "abc"}
@@ -71,6 +71,13 @@ def test_frugal_forecast_is_confirmed_by_one_more_run(load: Load) -> None:
     shown = forecast(Candidate(name="1 x a", groups=("trainer=a:1",), points=exact)).shown
     _, number = load("canary_jobs.scoring").frugal(shown, [each.run_id for each in exact])
     assert number == 5
+
+
+def test_frugal_forecast_ends_at_a_refusal_that_no_run_can_change(load: Load) -> None:
+    left = LeftLoop(line=1, text="if bad > 2", count=1)
+    own = tuple(replace(each, left_loops=(left,)) for each in points())
+    outcome = outcome_of(load, own, whole())
+    assert load("canary_jobs.scoring").frugal(outcome.shown, outcome.order)[1] == 4
 
 
 def test_refusal_counts_only_by_a_rule_that_knows_why(load: Load) -> None:

@@ -235,6 +235,16 @@ def test_memory_that_becomes_slower_beyond_the_canaries_is_refused(
     assert [refusal.rule for refusal in found.refusals] == (["cpu-cache"] if is_refused else [])
 
 
+def test_memory_that_may_be_constant_is_not_refused() -> None:
+    waves = iter((0.0, 2e6, 1e6, -1e6, 0.0, 3e6, 1e6, 2e6, 0.0))  # 100 MB in the whole, within its noise
+    points = job(line, more=lambda f: {"resources": memory(3.6e8 + next(waves), 1e8, f)})
+    found = shown(points, cache_bytes=4e6)
+    peak = found.figure("memory peak")
+    assert peak is not None
+    assert peak.high > 4.2e8
+    assert "cpu-cache" not in {refusal.rule for refusal in found.refusals}
+
+
 def test_job_that_mostly_waits_does_not_depend_on_the_speed_of_memory() -> None:
     points = job(line, more=holding(718e6, cpu_percent=10.0))
     assert shown(points, cache_bytes=4e6).refusals == ()
