@@ -6,11 +6,12 @@ fixed, and each host gets the description of the cluster. Then the launcher of t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hetero.wire import channels  # before grpc, because channels sets grpc's environment
@@ -26,12 +27,15 @@ from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
 
-__all__ = ["Registrar", "document_of"]
+__all__ = ["REGISTRAR_POLICIES", "Registrar", "document_of"]
 
 logger = logging.getLogger(__name__)
 
 _SERVICE = "hetero.v1.Control"
-_JOIN, _HEARTBEAT = f"/{_SERVICE}/Join", f"/{_SERVICE}/Heartbeat"
+REGISTRAR_POLICIES = {
+    f"/{_SERVICE}/Join": security.Policy.NEWCOMER,
+    f"/{_SERVICE}/Heartbeat": security.Policy.TOKEN,
+}
 _NUM_THREADS = 32
 _FETCH_S = 10.0
 """Longest time that the main host waits until every other host has fetched the description."""
@@ -62,8 +66,10 @@ class Registrar:
         self._own = own
         self._num_hosts = num_hosts
         self._groups = groups
-        self._token = token
         self._tls = tls
+        self.access = security.ServerInterceptor(token, job_id=job_id, policies=REGISTRAR_POLICIES)
+        self.port = 0
+        """Port that the registrar listens on, while it serves."""
         self._job_id = job_id
         self._changed = threading.Condition()
         self._hosts = {own.host: own}
@@ -82,11 +88,23 @@ class Registrar:
             ClusterError: If hosts are missing at the end of this time.
             PortError: If the port cannot be bound.
         """
-        policies = dict.fromkeys((_JOIN, _HEARTBEAT), security.Policy.NEWCOMER)
-        interceptor = security.ServerInterceptor(self._token, job_id=self._job_id, policies=policies)
+        with self.serving(address, port):
+            self._wait(lambda: len(self._hosts) == self._num_hosts, timeout_s, show, self._missing)
+            if len(self._hosts) < self._num_hosts:
+                raise ClusterError(f"still missing after {timeout_s:.0f} s: {self._missing()}")
+            self._wait(lambda: len(self._fetched) == self._num_hosts - 1, _FETCH_S, show, self._unfetched)
+        return document_of(self._hosts.values(), self._groups)
+
+    @contextlib.contextmanager
+    def serving(self, address: str, port: int) -> Iterator[None]:
+        """Answer other hosts inside of the context.
+
+        Raises:
+            PortError: If the port cannot be bound.
+        """
         server = grpc.server(
             ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="registrar"),
-            interceptors=[interceptor],
+            interceptors=[self.access],
             options=channels.server_options(max_streams=_NUM_THREADS),
             maximum_concurrent_rpcs=_NUM_THREADS,
         )
@@ -97,16 +115,12 @@ class Registrar:
             "Heartbeat": grpc.unary_unary_rpc_method_handler(_on_heartbeat),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
-        channels.bind(server, address, port, tls=self._tls)
+        self.port = channels.bind(server, address, port, tls=self._tls)
         server.start()
         try:
-            self._wait(lambda: len(self._hosts) == self._num_hosts, timeout_s, show, self._missing)
-            if len(self._hosts) < self._num_hosts:
-                raise ClusterError(f"still missing after {timeout_s:.0f} s: {self._missing()}")
-            self._wait(lambda: len(self._fetched) == self._num_hosts - 1, _FETCH_S, show, self._unfetched)
+            yield
         finally:
             server.stop(0.5).wait(2.0)
-        return document_of(self._hosts.values(), self._groups)
 
     def _wait(
         self,

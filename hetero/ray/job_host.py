@@ -26,8 +26,8 @@ _MAX_FILE_BYTES = 64 << 20
 _RESULTS = ("report.json", "report.md", "metrics.json", "profile.json")
 _WANTED = re.compile(rf"{METRIC_MARK} (wanted_data_hosts(?:_low|_high)?)=([0-9]+)")
 JobHostOrder = dict[str, Any]
-"""What a host gets from the driver: its ``name``, ``arguments`` of `hetero launch`, ``options``, ``cluster``, ``hosts``,
-``token`` and ``variables``. Ray sends it, so it has plain values only."""
+"""What a host gets from the driver: its ``name``, ``arguments`` of `hetero launch`, ``options``, ``cluster``, ``hosts``
+by name, ``token`` and ``variables``. Ray sends it, so it has plain values only."""
 
 
 class JobHost:

@@ -15,7 +15,9 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control import health, security
 from hetero.control.hub import CONTROL_POLICIES, Hub
+from hetero.control.joined import JoinedHost
 from hetero.control.membership import Member, Membership
+from hetero.control.registrar import REGISTRAR_POLICIES, Registrar
 from hetero.control.status import HostStatus, SessionOptions
 from hetero.dataplane.endpoint.endpoint import Endpoint
 from hetero.dataplane.endpoint.options import EndpointOptions
@@ -29,7 +31,7 @@ import grpc  # isort: skip
 JOB = "job-of-servers"
 ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 ENDPOINT_POLICIES = {**DATA_POLICIES, **health.HEALTH_POLICIES}
-POLICIES = {"endpoint": ENDPOINT_POLICIES, "launcher": CONTROL_POLICIES}
+POLICIES = {"endpoint": ENDPOINT_POLICIES, "launcher": CONTROL_POLICIES, "registrar": REGISTRAR_POLICIES}
 
 
 @dataclass
@@ -161,6 +163,25 @@ def launcher() -> Iterator[Server]:
             token=token,
             address=f"127.0.0.1:{running.port}",
             access=running._interceptor,
+            methods=tuple(methods),
+            running=running,
+        )
+        with contextlib.closing(server):
+            yield server
+
+
+@contextlib.contextmanager
+def registrar() -> Iterator[Server]:
+    """Run the registrar of a job, one of whose two hosts never comes."""
+    token = security.Token.generate()
+    own = JoinedHost(host="10.0.0.1", address="10.0.0.1:1", group="trainer", instance_type="")
+    running = Registrar(own, num_hosts=2, groups=["trainer"], token=token, tls=None, job_id=JOB)
+    with noted_methods() as methods, running.serving("127.0.0.1", 0):
+        server = Server(
+            name="registrar",
+            token=token,
+            address=f"127.0.0.1:{running.port}",
+            access=running.access,
             methods=tuple(methods),
             running=running,
         )

@@ -23,6 +23,8 @@ from hetero.wire.proto import control_pb2, data_pb2
 
 import grpc  # isort: skip
 
+DEMANDING = (Policy.TOKEN, Policy.NEWCOMER)
+"""Policies that demand the token."""
 PACKAGE = Path(hetero.__file__).parent
 PROTOS: tuple[FileDescriptor, ...] = (control_pb2.DESCRIPTOR, data_pb2.DESCRIPTOR)
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, "authentication failed")
@@ -60,8 +62,12 @@ BAD_TOKENS: dict[str, list[tuple[str, str | bytes]]] = {
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
     """One server of each kind."""
-    with servers.endpoint(tmp_path_factory.mktemp("endpoint")) as endpoint, servers.launcher() as launcher:
-        yield {"endpoint": endpoint, "launcher": launcher}
+    with (
+        servers.endpoint(tmp_path_factory.mktemp("endpoint")) as endpoint,
+        servers.launcher() as launcher,
+        servers.registrar() as registrar,
+    ):
+        yield {"endpoint": endpoint, "launcher": launcher, "registrar": registrar}
 
 
 def tokens(server: Server, name: str) -> list[tuple[str, str | bytes]]:
@@ -79,7 +85,11 @@ def tokens(server: Server, name: str) -> list[tuple[str, str | bytes]]:
 
 def is_served(server: Server) -> bool:
     """Tell whether a holder of the token gets an answer from the method behind, be it that its request is no good."""
-    method = "/hetero.v1.Data/Describe" if server.name == "endpoint" else "/hetero.v1.Launcher/Report"
+    method = {
+        "endpoint": "/hetero.v1.Data/Describe",
+        "launcher": "/hetero.v1.Launcher/Report",
+        "registrar": "/hetero.v1.Control/Join",
+    }[server.name]
     try:
         return server.call(method, server.metadata) == b""
     except grpc.RpcError as error:
@@ -100,7 +110,7 @@ def test_every_method_of_the_protocol_demands_the_token() -> None:
         for service in proto.services_by_name.values()
         for method in service.methods
     }
-    demanded = {method for table in POLICIES.values() for method, policy in table.items() if policy is Policy.TOKEN}
+    demanded = {method for table in POLICIES.values() for method, policy in table.items() if policy in DEMANDING}
     assert demanded == declared
 
 
@@ -112,7 +122,7 @@ def test_every_server_of_the_package_is_behind_the_interceptor() -> None:
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("grpc.server", "grpc.aio.server", "server"):
                 found[str(path.relative_to(PACKAGE))] = {keyword.arg for keyword in node.keywords}
-    assert set(found) == {"control/hub.py", "dataplane/endpoint/endpoint.py"}
+    assert set(found) == {"control/hub.py", "control/registrar.py", "dataplane/endpoint/endpoint.py"}
     assert all("interceptors" in keywords for keywords in found.values())
 
 
@@ -126,7 +136,7 @@ def test_call_with_a_bad_token_is_refused_alike_whatever_it_calls(
 ) -> None:
     server = running[name]
     metadata = tokens(server, form)
-    demanding = [method for method, policy in POLICIES[name].items() if policy is Policy.TOKEN]
+    demanding = [method for method, policy in POLICIES[name].items() if policy in DEMANDING]
     before = server.access.auth_failures
     calls = list(itertools.product((*demanding, *FOREIGN), ARITIES))
     with caplog.at_level(logging.DEBUG):
@@ -231,7 +241,7 @@ def test_header_of_a_megabyte_is_refused(running: dict[str, Server], name: str) 
 @pytest.mark.parametrize("name", POLICIES)
 def test_request_of_two_megabytes_exhausts_nothing(running: dict[str, Server], name: str) -> None:
     server = running[name]
-    demanding = [method for method, policy in POLICIES[name].items() if policy is Policy.TOKEN]
+    demanding = [method for method, policy in POLICIES[name].items() if policy in DEMANDING]
     for method in (
         *demanding,
         *demanding[:1] * 70,

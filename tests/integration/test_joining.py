@@ -99,7 +99,6 @@ def test_host_that_is_killed_costs_no_batch_and_comes_back(start_launcher: Start
     assert chain(trainer) == alone(start_launcher, tmp_path, SHORT)
 
 
-@pytest.mark.attack("A1")
 def test_host_without_the_token_does_not_get_in(start_launcher: StartLauncher) -> None:
     trainer, data = started(start_launcher, LONG)
     joined = start_launcher("algo-3", "--trainer-endpoints", "0", args=LONG, join="algo-2", token="wrong-secret")
