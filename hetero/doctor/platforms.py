@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from hetero.cluster.document import listing
 from hetero.doctor.diagnosis import Diagnosis, ok, warning
 from hetero.doctor.snapshot import Snapshot
+from hetero.errors import ClusterError
 
 __all__ = ["examine"]
 
@@ -79,6 +80,18 @@ def _vertex(snapshot: Snapshot) -> Iterator[Diagnosis]:
     )
 
 
+def _aws_batch(snapshot: Snapshot) -> Iterator[Diagnosis]:
+    try:
+        registration = snapshot.platform.registration()
+    except ClusterError:
+        return  # the description of the cluster is examined apart
+    if registration is None:
+        return
+    main = registration.main_address
+    where = f"with the main node {main}" if main else "with this node, the main node"
+    yield ok(f"a node of group {registration.group}; {registration.num_hosts} nodes register {where}")
+
+
 def _output(*command: str) -> str:
     """Return what a program of the platform writes. Empty if it is not there, fails or takes too long."""
     if shutil.which(command[0]) is None:
@@ -96,4 +109,5 @@ _CHECKS: dict[str, Callable[[Snapshot], Iterator[Diagnosis]]] = {
     "trainjob": _kubernetes,
     "volcano": _kubernetes,
     "vertex": _vertex,
+    "aws-batch": _aws_batch,
 }

@@ -54,6 +54,10 @@ def take_snapshot(options: LaunchOptions, environ: Mapping[str, str]) -> Snapsho
     problem = ""
     if platform.is_here():
         try:
+            registration = None if options.cluster_file else platform.registration()
+            if registration is not None:  # the hosts find one another when the job starts
+                hosts = (registration.main_address,) if registration.main_address else ()
+                return Snapshot(options=options, environ=environ, platform=platform, cluster=None, hosts=hosts)
             cluster = platform.read_cluster(host=options.host, roles=options.roles)
             hosts = tuple(host.name for host in cluster.hosts)
         except ClusterError as error:

@@ -88,3 +88,30 @@ def test_vertex_does_not_document_its_ports(tmp_path: Path) -> None:
 
 def test_no_platform_is_no_problem(tmp_path: Path) -> None:
     assert found(tmp_path, {}) == [(Level.OK, "no job of a platform runs here")]
+
+
+BATCH = {
+    "AWS_BATCH_JOB_ID": "job#1",
+    "AWS_BATCH_JOB_NUM_NODES": "3",
+    "AWS_BATCH_JOB_NODE_INDEX": "1",
+    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.1.17",
+    "HETERO_GROUPS": "trainer=GPU:8:1 data=CPU:32:2",
+}
+
+
+def test_node_of_aws_batch_names_the_main_node_and_has_no_problem(tmp_path: Path) -> None:
+    snapshot = here(tmp_path, BATCH)
+    assert (snapshot.hosts, snapshot.cluster_problem) == (("10.0.1.17",), "")
+    assert (Level.OK, "a node of group data; 3 nodes register with the main node 10.0.1.17") in found(tmp_path, BATCH)
+
+
+def test_main_node_of_aws_batch_knows_that_it_is_the_one(tmp_path: Path) -> None:
+    texts = [text for _, text in found(tmp_path, BATCH | {"AWS_BATCH_JOB_NODE_INDEX": "0"})]
+    assert "a node of group trainer; 3 nodes register with this node, the main node" in texts
+
+
+def test_wrong_environment_of_aws_batch_is_a_problem_of_the_description(tmp_path: Path) -> None:
+    snapshot = here(tmp_path, BATCH | {"HETERO_GROUPS": "trainer=GPU:8:1"})
+    assert "has 1 hosts, and the job has 3 nodes" in snapshot.cluster_problem
+    assert platforms.examine(snapshot)
