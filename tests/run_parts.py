@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import pytest
 
 JOBS = ("tests/integration", "tests/chaos")
-JOBS_ELSEWHERE = ("tests/examples", "tests/sagemaker/rehearsal", "tests/sagemaker/test_notebooks.py")
+JOBS_ELSEWHERE = ("tests/examples", "tests/ray", "tests/sagemaker/rehearsal", "tests/sagemaker/test_notebooks.py")
 """Tests of jobs in other folders. They run with the second part, so that all parts end at about the same time."""
 SECOND_PART = (
     "tests/chaos",

@@ -17,7 +17,7 @@ from hetero.ray.scaling import Bounds
 if TYPE_CHECKING:
     from hetero.ray.actors import ServiceOrder
 
-__all__ = ["DataService"]
+__all__ = ["DataService", "ServiceGoneError"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,10 @@ _PATIENCE_S = 10.0
 _CALL_S = 30.0
 _SHUTDOWN_S = 60.0
 _REFUSED = ("data_service", "tls_dir", "profile", "plan", "audit", "join", "join_group", "host", "port", "platform")
+
+
+class ServiceGoneError(DataPlaneError):
+    """The coordinator's actor has ended, or was shut down."""
 
 
 class DataService:
@@ -154,11 +158,12 @@ class DataService:
             timeout_s: Longest time to wait, in seconds.
 
         Raises:
-            DataPlaneError: If the actor has ended, or does not answer in time.
+            DataPlaneError: If the actor does not answer in time.
+            ServiceGoneError: If the actor has ended.
         """
         ray = _ray()
         if self._coordinator is None:
-            raise DataPlaneError("the data service was shut down; make another DataService")
+            raise ServiceGoneError("the data service was shut down; make another DataService")
         try:
             return ray.get(getattr(self._coordinator, method).remote(), timeout=timeout_s)
         except ray.exceptions.RayError as error:
@@ -307,8 +312,11 @@ def _translated(error: Exception) -> HeteroError:
     if isinstance(cause, HeteroError):
         return cause
     what = next(iter(str(error).splitlines()), type(error).__name__)
-    return DataPlaneError(
-        f"the data service is gone: its coordinator does not answer ({type(error).__name__})\n"
-        f"  found: {what:.200}\n"
+    if not isinstance(error, _ray().exceptions.ActorDiedError):
+        return DataPlaneError(
+            f"the coordinator of the data service does not answer ({type(error).__name__}): {what:.200}"
+        )
+    return ServiceGoneError(
+        f"the data service is gone: its coordinator has ended\n  found: {what:.200}\n"
         "  to do: keep the DataService open in the driver until the training has ended, and read the coordinator's log"
     )

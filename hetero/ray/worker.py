@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.batches.structure.conversion import set_script_module
 from hetero.control.rank import session as sessions
@@ -18,6 +18,7 @@ from hetero.datasets import get_factory, registered
 from hetero.errors import ConfigError, DataPlaneError, HeteroError
 from hetero.loaders.remote import fleet_for
 from hetero.ray.coordinator import MAX_RANKS
+from hetero.ray.service import ServiceGoneError
 from hetero.system import logs
 
 if TYPE_CHECKING:
@@ -107,19 +108,24 @@ def _watch(service: DataService, session: RankSession) -> None:
     """Make loaders raise if the service fails or ends. Without this they would wait for the data timeout."""
     closed = threading.Event()
     while not closed.wait(_CHECK_INTERVAL_S) and sessions.current() is session:
+        error: HeteroError
         try:
-            failure: Any = service.call("failure")
-            error: HeteroError = DataPlaneError(f"the data service has failed: {failure}")
-        except HeteroError as gone:
-            failure, error = True, gone
+            failure = service.call("failure")
+            if not failure:
+                continue
+            error = DataPlaneError(f"the data service has failed: {failure}")
+        except ServiceGoneError as gone:
+            error = gone
+        except HeteroError as slow:  # a busy node, or a network that is cut for a while
+            logger.warning("%s", slow)
+            continue
         except Exception as unexpected:  # noqa: BLE001 - Ray raises various errors while this process ends
             logger.debug("no longer following the data service: %r", unexpected)
             return
-        if failure:
-            fleet = fleet_for(session)
-            with fleet.lock:
-                fleet.fail(error)
-            return
+        fleet = fleet_for(session)
+        with fleet.lock:
+            fleet.fail(error)
+        return
 
 
 def _register_datasets(order: ServiceOrder) -> None:

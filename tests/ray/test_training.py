@@ -32,20 +32,14 @@ def test_batches_are_those_of_the_script_without_ray(service: DataService, train
     assert chains(found) == chains(alone(config))
 
 
-def test_resumed_run_with_other_numbers_of_data_hosts_gets_the_remaining_batches(
+def test_restarted_and_resumed_runs_get_the_remaining_batches(
     service: DataService, train: Callable[..., Training]
 ) -> None:
-    config = {"save_every": 20, "stop_at": 20}
+    expected = batches(alone({}))
+    # Ray restarts the workers from the checkpoint after 20 steps. They save another one after 20 more.
+    restarted = train(service, {"step_s": 0.01, "save_every": 20, "fail_at": 30}, max_failures=1)
+    assert batches(restarted.results()) == [whole[20:] for whole in expected]
+    # Another run resumes from there, with another number of data hosts.
     with DataService(str(SCRIPT)) as small:
-        first = train(small, config)
-        first.wait()
-    found = train(service, {"checkpoint": first.result.checkpoint}).results()
-    assert batches(found) == [whole[20:] for whole in batches(alone({}))]
-
-
-def test_worker_that_fails_is_restarted_by_ray_and_resumes(
-    service: DataService, train: Callable[..., Training]
-) -> None:
-    config = {"step_s": 0.01, "save_every": 20, "fail_at": 30}
-    found = train(service, config, max_failures=1).results()
-    assert batches(found) == [whole[20:] for whole in batches(alone({}))]
+        resumed = train(small, {"checkpoint": restarted.result.checkpoint}).results()
+    assert batches(resumed) == [whole[40:] for whole in expected]
