@@ -27,14 +27,23 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 import psutil
-from slurm_cluster import SlurmCluster, missing
+from slurm_cluster import NUM_GPUS, SlurmCluster, missing
 
 from hetero import cli
 from hetero.errors import ExitCode
 
 CHAIN = Path(__file__).parents[1] / "integration" / "scripts" / "chain.py"
 OPTIONS = ["--nproc-per-node", "2", "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--start-timeout", "60"]
-TWO = ["--group", "dnn=GPU:1:1", "--group", "data=CPU:1:2", "--partition", "dnn:gpu", "--partition", "data:cpu"]
+TWO = [
+    "--group",
+    f"dnn=GPU:{NUM_GPUS}:1",
+    "--group",
+    "data=CPU:1:2",
+    "--partition",
+    "dnn:gpu",
+    "--partition",
+    "data:cpu",
+]
 FORMS = ("one srun", "two sruns", "one component")
 FATES = ("scancel", "kill a data node", "kill the trainer node", "script fails", "scancel", "time limit")
 LENGTH = ["--epochs", "4", "--step-s", "0.05"]
@@ -123,7 +132,7 @@ def run_one(cluster: SlurmCluster, folder: Path, form: str, fate: str) -> tuple[
 
 
 def script_of(folder: Path, form: str, args: Sequence[str]) -> str:
-    """Return the rendered script, with the paths of this checkout and without GPUs, which the nodes do not have."""
+    """Return the rendered script, with the paths of this checkout."""
     groups = ["--group", "dnn=CPU:1:2", "--partition", "cpu"] if form == "one component" else TWO
     flags = ["--separate-steps"] if form == "two sruns" else []
     command = ["render", "slurm", *groups, *flags, *OPTIONS, str(CHAIN), "--", "--output", str(folder / "out"), *args]
@@ -133,7 +142,7 @@ def script_of(folder: Path, form: str, args: Sequence[str]) -> str:
     text = written.getvalue()
     if form == "one component":
         text = text.replace("export HETERO_GROUPS=dnn=CPU:1:2", "export HETERO_GROUPS='dnn=CPU:1:1 data=CPU:1:1'")
-    lines = [line for line in text.splitlines() if not line.startswith(("#SBATCH --gpus", "#SBATCH --exclusive"))]
+    lines = [line for line in text.splitlines() if not line.startswith("#SBATCH --exclusive")]
     first = next(at for at, line in enumerate(lines) if line.startswith("set -euo"))
     bin_folder, root = Path(sys.executable).parent, CHAIN.parents[3]
     variables = {"PATH": f"{bin_folder}:$PATH", "PYTHONPATH": str(root), "HETERO_TIME_SCALE": "0.2"}

@@ -20,6 +20,10 @@ __all__ = ["NODES", "SlurmCluster", "missing"]
 
 NODES = {"gpu01": "127.0.16.1", "cpu01": "127.0.16.2", "cpu02": "127.0.16.3"}
 """Address of each node."""
+NUM_GPUS = 2
+"""GPUs of gpu01, as Slurm counts them."""
+_DEVICES = ("/dev/null", "/dev/zero")
+"""Files that Slurm takes for GPUs."""
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scancel", "sacct")
 _START_S = 30.0
 _PORT = 17900
@@ -156,8 +160,11 @@ class SlurmCluster:
         (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n", encoding="utf-8")
         nodes = [
             f"NodeName={node} NodeHostname=localhost NodeAddr={address} Port={_PORT + 1 + number} CPUs=2 State=UNKNOWN"
+            + (f" Gres=gpu:{NUM_GPUS}" if node.startswith("gpu") else "")
             for number, (node, address) in enumerate(NODES.items())
         ]
+        devices = "\n".join(f"NodeName=gpu01 Name=gpu File={device}" for device in _DEVICES[:NUM_GPUS])
+        (self.folder / "gres.conf").write_text(devices + "\n", encoding="utf-8")
         settings = {
             "ClusterName": "test",
             "SlurmctldHost": "localhost(127.0.0.1)",
@@ -180,6 +187,7 @@ class SlurmCluster:
             "SelectTypeParameters": "CR_Core",
             "ReturnToService": "2",
             "MpiDefault": "none",
+            "GresTypes": "gpu",
             "KillWait": "30",
             "MinJobAge": "600",
         }

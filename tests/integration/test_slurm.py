@@ -11,19 +11,28 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
-from slurm_cluster import SlurmCluster, missing
+from slurm_cluster import NUM_GPUS, SlurmCluster, missing
 
 from hetero import cli
 from hetero.errors import ExitCode
 
 CHAIN = Path(__file__).parent / "scripts" / "chain.py"
 OPTIONS = ["--nproc-per-node", "2", "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--log-level", "info"]
-TWO = ["--group", "dnn=GPU:1:1", "--group", "data=CPU:1:2", "--partition", "dnn:gpu", "--partition", "data:cpu"]
+TWO = [
+    "--group",
+    f"dnn=GPU:{NUM_GPUS}:1",
+    "--group",
+    "data=CPU:1:2",
+    "--partition",
+    "dnn:gpu",
+    "--partition",
+    "data:cpu",
+]
 
 _IS_REQUIRED = "HETERO_TEST_SYSTEM_PROGRAMS" in os.environ
 pytestmark = [
@@ -39,15 +48,21 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
 
 
-def script_of(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str, render: list[str]) -> str:
-    """Return the rendered script, with the paths of this checkout and without GPUs, which the nodes do not have."""
+def script_of(
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    *arguments: str,
+    render: list[str],
+    options: Sequence[str] = OPTIONS,
+) -> str:
+    """Return the rendered script, with the paths of this checkout."""
     (folder / "out").mkdir()
-    command = ["render", "slurm", *render, *OPTIONS, str(CHAIN), "--", "--output", str(folder / "out"), *arguments]
+    command = ["render", "slurm", *render, *options, str(CHAIN), "--", "--output", str(folder / "out"), *arguments]
     assert cli.main(command) == ExitCode.OK
     text = capsys.readouterr().out
     bin_folder = Path(sys.executable).parent
     root = CHAIN.parents[3]
-    lines = [line for line in text.splitlines() if not line.startswith(("#SBATCH --gpus", "#SBATCH --exclusive"))]
+    lines = [line for line in text.splitlines() if not line.startswith("#SBATCH --exclusive")]
     first = next(at for at, line in enumerate(lines) if line.startswith("set -euo"))
     variables = {"PATH": f"{bin_folder}:$PATH", "PYTHONPATH": str(root), "HETERO_TIME_SCALE": "0.2"}
     lines[first + 1 : first + 1] = [f"export {name}={value}" for name, value in variables.items()]
@@ -94,7 +109,9 @@ def test_heterogeneous_job_is_fed_as_one_host_alone(
     slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], separate: bool
 ) -> None:
     render = [*TWO, *(["--separate-steps"] if separate else [])]
-    job = slurm.submit(script_of(capsys, tmp_path, render=render), tmp_path)
+    # Without a stated number there is a rank for each GPU that Slurm gives to the job.
+    options = OPTIONS if separate else OPTIONS[2:]
+    job = slurm.submit(script_of(capsys, tmp_path, render=render, options=options), tmp_path)
     assert slurm.wait(job) == ("COMPLETED", 0, 0), (tmp_path / "job.out").read_text()
     assert chains(tmp_path / "out") == chains_alone(tmp_path)
     log = (tmp_path / "job.out").read_text()
