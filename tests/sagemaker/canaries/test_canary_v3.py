@@ -11,7 +11,7 @@ from estimators import IMAGE, ROLE
 from hetero.sagemaker import offline_session, prepare, record
 from hetero.sagemaker.canaries.canary import _estimators, _name_of
 from hetero.sagemaker.canaries.identity import identity_of
-from hetero.sagemaker.canaries.manifests import channels_of, sdk_inputs
+from hetero.sagemaker.canaries.manifests import channels_of, channels_of_sdk, sdk_inputs
 
 pytest.importorskip("sagemaker.train", reason="needs the SageMaker SDK 3: make test-v3")
 
@@ -46,7 +46,7 @@ def test_channels_of_a_canary_are_those_of_the_user_with_a_manifest(source_dir: 
         InputData(channel_name="labels", data_source="s3://bucket/labels/"),
     ]
     request = record(trainer, inputs).request
-    channels = channels_of(request, version=3)
+    channels = channels_of(request, without=channels_of_sdk(trainer, version=3))
     assert [channel.name for channel in channels] == ["train", "labels"]
     assert {"code", "sm_drivers"} <= {channel.name for channel in request.channels}
     after = record(trainer, sdk_inputs(3, channels, {"train": MANIFEST})).request
