@@ -87,7 +87,7 @@ class Membership(Roster):
         """Process a heartbeat that was received, or the answer to one that was sent."""
         peer = self._peers.get(status.host)
         if peer is None:
-            logger.warning("ignored a heartbeat from %r, which is not a host of this job", status.host)
+            logger.debug("ignored a heartbeat from %r, which is not a host of this job", status.host)
             return
         before = peer.status
         had_served = peer.has_served

@@ -365,14 +365,16 @@ class LaunchedHost:
     def fail(self, cause: Cause) -> NoReturn:
         """Report a failure of this host and wait for the arbiter's decision.
 
-        If the arbiter does not decide within the length of a lease plus five seconds, ``cause`` is the root cause.
+        If the arbiter does not decide within the length of a lease plus five seconds, ``cause`` is the root cause. A
+        host that has joined the job does not end it, so it only waits until the others know.
 
         Raises:
             JobEndsError: With the root cause.
             RestartError: If the trainer group restarts.
         """
         self.hub.fail(cause, generation=self.generation if cause.of_rank else None)
-        deadline_s = time.monotonic() + self.timings.lease_s + _FAREWELL_S
+        patience_s = self.timings.lease_s + _FAREWELL_S if self.options.join is None else 2 * self.timings.heartbeat_s
+        deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
             self.hub.wait(_TICK_S)
             reap_adopted()

@@ -249,7 +249,7 @@ class _Job:
             return {name: int(ExitCode.ORPHANED)}
         if code is not None:
             _say(f"the launcher of {name} ended with {code}")
-        return {} if code is None else {name: code}
+        return {} if code is None else {name: code if code >= 0 else 128 - code}
 
     def _tell_all_to_stop(self) -> None:
         _say("asked to stop: asking every launcher to stop")

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetero.control.security import TOKEN_FILE_VARIABLE, Token, token_memfd
+from hetero.control.security import Token
+from hetero.errors import ExitCode
 from hetero.metrics.lines import METRIC_MARK
+from hetero.ray.child import Child
 from hetero.system.logs import write_line
-from hetero.system.process import PARENT_VARIABLE
 
 __all__ = ["JobHost", "JobHostOrder"]
 
@@ -35,9 +32,8 @@ class JobHost:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="hetero-ray-"))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._wanted: dict[str, int] = {}
-        self._token: int | None = None
 
     def address(self) -> str:
         """Return the address of this node."""
@@ -53,41 +49,30 @@ class JobHost:
         addresses = {**order["hosts"], order["name"]: self.address()}
         hosts = self._folder / "hosts"
         hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()), encoding="utf-8")
-        self._token, token_path = token_memfd(Token(order["token"]))
-        environ = {
-            **os.environ,
-            **order["variables"],
-            TOKEN_FILE_VARIABLE: token_path,
-            "HETERO_HOSTS_FILE": str(hosts),
-            PARENT_VARIABLE: str(os.getpid()),
-            "PYTHONUNBUFFERED": "1",
-        }
         arguments: Sequence[str] = [text.replace("{folder}", str(self._folder)) for text in order["arguments"]]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "hetero.cli", *arguments],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        self._child = Child(
+            ["-m", "hetero.cli", *arguments],
+            token=Token(order["token"]),
+            folder=str(Path.cwd()),
+            variables={**order["variables"], "HETERO_HOSTS_FILE": str(hosts)},
+            on_line=self._read,
+            on_end=lambda _: None,
         )
-        threading.Thread(target=self._relay, args=(self._process,), name="relay", daemon=True).start()
 
     def wait(self, timeout_s: float) -> int | None:
         """Return the exit code of the launcher, or None if it still runs after this time."""
-        process = self._process
-        if process is None:  # another thread of this actor is about to start it
+        child = self._child
+        if child is None:  # another thread of this actor is about to start it
             time.sleep(timeout_s)
             return None
-        try:
-            return process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        if not child.wait(timeout_s):
             return None
+        return int(ExitCode.RESOURCES) if child.exit_code is None else child.exit_code
 
     def stop(self) -> None:
         """Ask the launcher to stop. Does not wait."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+        if self._child is not None:
+            self._child.stop()
 
     def wanted(self) -> dict[str, int]:
         """Return the number of data hosts that the job could use, with its interval. Empty if it is not known."""
@@ -103,12 +88,9 @@ class JobHost:
         shutil.rmtree(self._folder, ignore_errors=True)
         return found
 
-    def _relay(self, process: subprocess.Popen[bytes]) -> None:
-        """Print the launcher's lines, which Ray sends to the driver, and read its figures."""
-        assert process.stdout is not None
-        for line in process.stdout:
-            text = line.decode("utf-8", "replace").rstrip("\n")
-            match = _WANTED.search(text)
-            if match:
-                self._wanted[match[1]] = int(match[2])
-            write_line(text)
+    def _read(self, line: str) -> None:
+        """Print a line of the launcher, which Ray sends to the driver, and read its figures."""
+        match = _WANTED.search(line)
+        if match:
+            self._wanted[match[1]] = int(match[2])
+        write_line(line)
