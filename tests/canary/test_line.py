@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hetero.canary.forecast import _MEMORY
 from hetero.canary.line import Form, Noise, _f_tail, constant_draws, fit_line, fit_ratio, interval
 
 NOISE = Noise(relative=0.02, absolute=0.02)
@@ -124,3 +125,20 @@ def test_line_whose_fixed_part_would_be_negative_goes_through_the_origin(last: f
     slopes = [value / fraction for fraction, value in zip(x, y, strict=True)]
     assert min(slopes) < low < high < max(slopes)  # and not above all runs
     assert high > 1.001 * low
+
+
+def test_interval_is_hardly_narrower_than_the_classical_one_if_the_noise_exceeds_its_prior() -> None:
+    x = np.array([0.01, 0.02, 0.03] * 3)
+    columns = np.stack([np.ones(len(x)), x], axis=1)
+    at_whole = np.ones(2)
+    leverage = at_whole @ np.linalg.inv(columns.T @ columns) @ at_whole
+    ratios = []
+    for seed in range(30):
+        y = 3e8 + 1e9 * x + 5e6 * np.random.default_rng(seed).standard_normal(len(x))
+        _, (rest,), _, _ = np.linalg.lstsq(columns, y, rcond=None)
+        classical = 1.895 * np.sqrt(rest / 7 * (1 + leverage))  # Student's t with 7 degrees of freedom, 90 %
+        line = fit_line(list(x), list(y), np.random.default_rng(0), noise=_MEMORY, curvature=0.0)
+        _, low, high = interval(line.single)
+        ratios.append((high - low) / 2 / classical)
+    assert np.mean(ratios) > 0.9
+    assert min(ratios) > 0.8
