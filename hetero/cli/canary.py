@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hetero import config
 from hetero.cli.arguments import Subparsers, pairs, positive
+from hetero.cli.interrupts import run_interruptible
 from hetero.cli.output import say
 from hetero.config.flags import MoreWords
 from hetero.errors import ConfigError, ExitCode
@@ -35,7 +36,8 @@ def add(commands: Subparsers) -> None:
         "time, cost, CPU, memory and GPU of the whole job, each with a 90 % prediction interval, or refuse with the "
         "reason. See docs/canary.md.",
         epilog="exit status: 0 all candidates have a forecast of the time, 1 one was refused, 2 the command line is "
-        "wrong, 26 --budget-hours ended the study (the forecast from the runs that ended is written)",
+        "wrong, 26 --budget-hours ended the study, 130 or 143 SIGINT or SIGTERM did (the forecast from the runs that "
+        "ended is written)",
     )
     parser.add_argument(
         "--fractions",
@@ -133,6 +135,10 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    return run_interruptible("study", lambda: _execute(namespace))
+
+
+def _execute(namespace: argparse.Namespace) -> int:
     import logging
 
     from hetero.canary.conducting import run_canaries

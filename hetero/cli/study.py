@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from hetero.cli.arguments import Subparsers, pairs
-from hetero.cli.output import complain, say
+from hetero.cli.interrupts import run_interruptible
+from hetero.cli.output import say
 
 __all__ = ["add"]
 
@@ -51,33 +48,8 @@ def add(commands: Subparsers) -> None:
     parser.set_defaults(run=_run)
 
 
-class _SignalledError(KeyboardInterrupt):
-    """A signal asked the study to end. The argument is its number."""
-
-
 def _run(namespace: argparse.Namespace) -> int:
-    try:
-        with _interruptible():
-            return _execute(namespace)
-    except _SignalledError as error:
-        number = int(error.args[0])
-        complain(f"hetero: the study ended by {signal.Signals(number).name}; the same command continues it\n")
-        return 128 + number
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise `_SignalledError`, so that runs are stopped and results are written."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise _SignalledError(number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return run_interruptible("study", lambda: _execute(namespace))
 
 
 def _execute(namespace: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,27 @@ def test_fractions_before_the_script_are_not_taken_for_it(
     code, text = run(capsys, "--group", "t=ml.m5.large:1", "--fractions", "1%", "2%", "70%", "train.py", "--", "3%")
     assert code == 2
     assert "--fractions are 1 %, 2 %, 70 %" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_the_study_with_its_code_and_a_sentence(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import hetero\n")
+    was_stopped = threading.Event()
+
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:  # `run_canaries` writes the forecast
+            was_stopped.set()
+            raise
+
+    monkeypatch.setattr("hetero.canary.conducting.run_canaries", interrupted)
+    before = signal.getsignal(number)
+    command = ["canary", "--group", "t=ml.m5.large:1", "--samples", "--output-dir", str(tmp_path / "out"), str(script)]
+    assert main(command) == 128 + number
+    assert was_stopped.is_set()
+    assert f"the study ended by {number.name}; the same command continues it" in capsys.readouterr().err
+    assert signal.getsignal(number) is before

@@ -23,6 +23,8 @@ _MAX_TEXT_CHARS = 200
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _KINDS: dict[type[ast.cmpop], str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "=="}
 """Comparisons that may be limits."""
+_EXITS = ("exit", "quit", "sys.exit")
+"""Functions that end the script."""
 _COMPILED = re.compile(r"jit|compile|cuda|script|vectorize|stencil|kernel")
 """Decorators of functions that a compiler translates, which knows no Python objects."""
 _TRACED = ("forward", "call", "__call__")
@@ -74,6 +76,8 @@ class _Counting(ast.NodeTransformer):
         """Kind, line and text of each condition that counts: ``modulo``, ``left``, or the operator of a limit."""
         self._loops: list[ast.For | ast.AsyncFor] = []
         """The ``for`` loops around the current statement, in its function and in its ``while`` loop."""
+        self._is_caught = False
+        """Whether the innermost of these loops catches exceptions of the current statement."""
 
     def visit_For(self, node: ast.For) -> ast.AST:
         return self._visit_inside(node, [*self._loops, node] if _does_work(node) else [])
@@ -101,18 +105,43 @@ class _Counting(ast.NodeTransformer):
         return node if is_compiled or node.name in _TRACED else self._visit_inside(node, [])
 
     def _visit_inside(self, node: ast.stmt, loops: list[ast.For | ast.AsyncFor]) -> ast.AST:
-        outer, self._loops = self._loops, loops
+        outer, self._loops, self._is_caught = (self._loops, self._is_caught), loops, False
         self.generic_visit(node)
-        self._loops = outer
+        self._loops, self._is_caught = outer
+        return node
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        outer, self._is_caught = self._is_caught, self._is_caught or bool(node.handlers)
+        node.body = [self.visit(each) for each in node.body]
+        self._is_caught = outer
+        for others in (node.handlers, node.orelse, node.finalbody):
+            others[:] = [self.visit(each) for each in others]
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        text = ast.unparse(node)
+        self.generic_visit(node)
+        node.test = _Modulos(self, node.lineno, text).visit(node.test)
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        # save = step % 500 == 0, a condition that is used later
+        text = ast.unparse(node)
+        self.generic_visit(node)
+        if isinstance(node.value, (ast.Compare, ast.BoolOp)):
+            node.value = _Modulos(self, node.lineno, text).visit(node.value)
         return node
 
     def visit_If(self, node: ast.If) -> ast.AST:
         text = f"if {ast.unparse(node.test)}"
-        loops = self._loops if isinstance(node.body[-1], ast.Return) else self._loops[-1:]
-        is_end = isinstance(node.body[-1], (ast.Break, ast.Return)) and bool(loops)
+        last = node.body[-1]
+        is_exit = _is_exit(last) or (isinstance(last, ast.Raise) and not self._is_caught)
+        loops = self._loops if is_exit or isinstance(last, ast.Return) else self._loops[-1:]
+        is_end = (is_exit or isinstance(last, (ast.Break, ast.Return))) and bool(loops)
+        is_milestone = not is_end and bool(self._loops) and _compares_counter(node.test, self._loops[-1])
         leaves = is_end and any(_depends_on_values(node.test, loop) for loop in loops)
         self.generic_visit(node)
-        if is_end:
+        if is_end or is_milestone:
             node.test = self._limit(node.test, node.lineno, text)
         node.test = _Modulos(self, node.lineno, text).visit(node.test)
         if leaves and (leave := self._leave(node.lineno, text)):
@@ -164,6 +193,25 @@ def _recorded(expression: ast.expr, operands: Sequence[ast.expr], names: tuple[s
     """Return ``EXPRESSION if OFF else RECORD(OPERANDS)``."""
     record = ast.Call(func=_name(names[1]), args=[copy.deepcopy(each) for each in operands], keywords=[])
     return ast.IfExp(test=_name(names[0]), body=expression, orelse=record)
+
+
+def _is_exit(statement: ast.stmt) -> bool:
+    """Return whether a statement ends the script, as ``sys.exit(0)`` does."""
+    is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    return is_call and ast.unparse(statement.value.func) in _EXITS  # type: ignore[attr-defined]
+
+
+def _compares_counter(test: ast.expr, loop: ast.For | ast.AsyncFor) -> bool:
+    """Return whether a condition compares the variable of a loop, or one that it counts, as ``step == 500`` does."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    counters = _names_in(loop.target) | {
+        each.target.id
+        for part in loop.body
+        for each in ast.walk(part)
+        if isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Add) and isinstance(each.target, ast.Name)
+    }
+    return any(isinstance(side, ast.Name) and side.id in counters for side in (test.left, test.comparators[0]))
 
 
 def _does_work(loop: ast.For) -> bool:

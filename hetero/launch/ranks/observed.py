@@ -21,6 +21,7 @@ import builtins
 import contextlib
 import json
 import math
+import numbers
 import operator
 import os
 import runpy
@@ -43,7 +44,6 @@ _NUM_RECORDED = 10_000
 """Evaluations of a condition that are all recorded. They take about 3 ms."""
 _SAMPLE_S = 0.02
 """Seconds between later evaluations that are recorded."""
-_NUMBERS = (int, float)
 _MAX_BOUNDS = 8
 """Bounds per condition that are kept apart. A script that divides by ever new numbers has no period."""
 _MAX_BOUND = 2**53
@@ -120,12 +120,26 @@ class _Bounded(_Recorder):
     def __call__(self, left: Any, right: Any) -> Any:
         self._counted()
         value, bound = (right, left) if self._is_mirrored else (left, right)
-        if type(value) in _NUMBERS and type(bound) in _NUMBERS and 1 < bound < _MAX_BOUND and abs(value) < _MAX_BOUND:
-            whole_value, whole_bound = int(value), math.ceil(bound)
+        number, limit = _number(value), _number(bound)
+        if number is not None and limit is not None and 1 < limit < _MAX_BOUND and abs(number) < _MAX_BOUND:
+            whole_value, whole_bound = int(number), math.ceil(limit)
             largest = self.largest.get(whole_bound)
             if (largest is None and len(self.largest) < _MAX_BOUNDS) or (largest is not None and whole_value > largest):
                 self.largest[whole_bound] = whole_value
         return self.replacement(left, right)
+
+
+def _number(value: Any) -> int | float | None:
+    """Return a number of Python or NumPy, or that of a tensor with one element. None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    try:
+        found = value.item() if value.ndim == 0 else None
+    except Exception:  # noqa: BLE001  any object may be compared in a script
+        return None
+    return found if type(found) in (int, float) else None
 
 
 class _Left(_Recorder):

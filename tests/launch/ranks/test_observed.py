@@ -98,6 +98,54 @@ def test_comparison_that_is_no_limit_is_not_recorded(condition: str, tmp_path: P
     assert observe(tmp_path, text)["periodic"] == []
 
 
+@pytest.mark.parametrize("end", ["sys.exit(0)", "exit()", "quit()", "raise Stop", "raise Stop from None"])
+def test_end_of_the_script_by_a_value_is_recorded(end: str, tmp_path: Path) -> None:
+    text = (
+        "import sys\nclass Stop(SystemExit): pass\nbad = 0\n"
+        f"for epoch in range(50):\n    abs(epoch)\n    bad += 1\n    if bad >= 3:\n        {end}\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    with pytest.raises(SystemExit), ScriptObserver(tmp_path, 0).running(str(script), is_module=False):
+        runpy.run_path(str(script), run_name="__main__")
+    found = json.loads((tmp_path / "rank-0.json").read_text())
+    assert [each["text"] for each in found["left_loops"]] == ["if bad >= 3"]
+
+
+def test_error_that_the_loop_catches_is_no_end_of_it(tmp_path: Path) -> None:
+    text = (
+        "for step in range(9):\n    abs(step)\n    try:\n        if step > 4:\n            raise ValueError\n"
+        "    except ValueError:\n        pass\n"
+    )
+    assert observe(tmp_path, text)["left_loops"] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x = f() if step % 500 == 0 else 0",
+        "save = step % 500 == 0",
+        "save = step and step % 500 == 0",
+        "if step == 500: f()",
+        "if step >= 500: f()",
+        "if count > 500: f()",
+    ],
+)
+@pytest.mark.parametrize("kind", ["int", "np.int64", "torch.tensor"])
+def test_milestone_in_another_form_is_recorded(body: str, kind: str, tmp_path: Path) -> None:
+    if kind == "torch.tensor":
+        pytest.importorskip("torch")
+    start = {"int": "", "np.int64": "import numpy as np\n", "torch.tensor": "import torch\n"}[kind]
+    text = (
+        f"{start}def f(): return 1\ncount = {kind}(0)\n"
+        f"for number in range(1, 20):\n    step = {kind}(number)\n    f()\n    count += 1\n    {body}\n"
+    )
+    if "step" in body and "%" not in body:
+        text = text.replace("for number in", "for step in").replace(f"    step = {kind}(number)\n", "")
+    found = observe(tmp_path, text)
+    assert [(each["period"], each["largest"]) for each in found["periodic"]] == [(500, 19)]
+
+
 LOOKUP = """
 SCHEDULE = ((30, 0.1), (60, 0.01))
 
