@@ -206,7 +206,22 @@ class Membership(Roster):
     def _is_fatal(self, peer: Peer) -> bool:
         # The job can lose a data host that has served, because the others compute its batches. `has_served` remembers
         # this, because a host that fails has no endpoints left. If a host never served, its failure ends the job.
-        return peer.member.role is Role.TRAINER or not (peer.has_served or peer.member.is_optional)
+        if peer.member.role is Role.TRAINER or not (peer.has_served or peer.member.is_optional):
+            return True
+        spare = [host for host in self.hosts(Role.DATA) if host not in self.newcomers.present]
+        has_endpoints = any(status.endpoints for status in self.statuses(Role.TRAINER))
+        # If all hosts that the job could do without fail before any has served, nobody is left to compute its batches.
+        return (
+            not has_endpoints
+            and all(
+                host in self._peers
+                and self._members[host].is_optional
+                and self._state(host) is HostState.FAILED
+                and not self._peers[host].has_served
+                for host in spare
+            )
+            and peer.member.host in spare
+        )
 
     def _may_decide(self, member: Member, decided: Cause) -> bool:
         # A data host may pass on others' decisions. If it decides alone, it is cut off by a partition and ends alone.

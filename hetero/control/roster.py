@@ -145,12 +145,17 @@ class Roster:
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
         """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``.
 
-        A host that the job can do without counts only if all hosts of the role are such hosts, and all are missing.
+        Hosts that the job can do without do not count, unless all hosts of the role are such hosts, and none of them is
+        in that state and lives. Hosts that have joined never count.
         """
-        others = [host for host in self.hosts(role) if host != self.own.host]
+        others = [host for host in self.hosts(role) if host != self.own.host and host not in self.newcomers.present]
         missing = [host for host in others if self._state(host).value < at_least.value]
-        if len(missing) < len(others) or not all(self._members[host].is_optional for host in others):
+        if not all(self._members[host].is_optional for host in others):
             missing = [host for host in missing if not self._members[host].is_optional]
+        elif any(self._lives(host) and at_least <= self._state(host) < HostState.DRAINING for host in others):
+            missing = []
+        else:
+            missing = others
         return [(host, self._peers[host].last_state) for host in missing]
 
     def endpoints(self) -> tuple[EndpointRecord, ...]:

@@ -33,6 +33,7 @@ class Child:
         folder: Current folder of the process.
         variables: Environment variables to add.
         on_line: Called with each line of the process's standard output. None: the line is printed.
+        on_error_line: The same for standard error.
         on_end: Called once, on the child's thread, with this object after the process has ended.
     """
 
@@ -44,11 +45,13 @@ class Child:
         folder: str,
         variables: Mapping[str, str],
         on_line: Callable[[str], object] | None = None,
+        on_error_line: Callable[[str], object] | None = None,
         on_end: Callable[[Child], object],
     ) -> None:
         self._command = [sys.executable, *command]
         self._folder = folder
         self._on_line = write_line if on_line is None else on_line
+        self._on_error_line = write_line if on_error_line is None else on_error_line
         self._on_end = on_end
         self._token_descriptor, token_path = token_memfd(token)
         self._environ = {
@@ -121,7 +124,7 @@ class Child:
         self._on_end(self)
 
     def _relay(self, stream: IO[str]) -> None:
-        """Print the lines of standard error, which Ray sends to the driver."""
+        """Pass the lines of standard error on, and keep the last ones."""
         for line in stream:
             self._lines.append(line.rstrip("\n"))
-            write_line(line.rstrip("\n"))
+            self._on_error_line(line.rstrip("\n"))

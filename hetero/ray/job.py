@@ -39,6 +39,9 @@ _POLL_S = 2.0
 _PATIENCE_S = 10.0
 _STOP_S = 90.0
 """Longest time from a request to stop until the driver gives up the launchers."""
+_FOREVER_S = 1e8
+_MAX_FAILURES = 3
+"""No more data hosts are added after so many of them have failed."""
 _SHRINK_POLLS = 15
 """A data host leaves after so many polls in a row in which the job wanted fewer."""
 _BOUNDS = re.compile(r"(.+:)([0-9]+)\.\.([0-9]+)")
@@ -124,6 +127,8 @@ class _Job:
         self._group_of: dict[str, ElasticGroup] = {}
         self._addresses: dict[str, str] = {}
         self._codes: dict[str, int] = {}
+        self._waits: dict[str, Any] = {}
+        """For each host, the reference to the exit code of its launcher."""
         self._placement: Any = None
         self._num_signals = 0
         self._too_many = 0
@@ -135,6 +140,9 @@ class _Job:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        references = [actor.clean_up.remote() for actor in self._hosts.values()]
+        if references:
+            self._ray.wait(references, num_returns=len(references), timeout=_POLL_S)
         for actor in self._hosts.values():
             self._ray.kill(actor)
         if self._placement is not None:
@@ -242,9 +250,14 @@ class _Job:
 
     def _end_of(self, name: str, actor: Any) -> dict[str, int]:
         """Return the exit code of a launcher that has ended, or nothing while it runs."""
+        if name not in self._waits:
+            self._waits[name] = actor.wait.remote(_FOREVER_S)
+        ready, _ = self._ray.wait([self._waits[name]], timeout=0)  # an actor that Ray has not placed yet is not lost
+        if not ready:
+            return {}
         try:
-            code = self._ray.get(actor.wait.remote(0.1), timeout=_STOP_S)
-        except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError) as error:
+            code = self._ray.get(self._waits.pop(name))
+        except self._ray.exceptions.RayError as error:
             _say(f"host {name} was lost: {str(error).splitlines()[0]}")
             return {name: int(ExitCode.ORPHANED)}
         if code is not None:
@@ -262,7 +275,13 @@ class _Job:
         elastic = next((group for group in self._groups if group.max_hosts > group.stated.count), None)
         if elastic is None or 0 in self._codes.values():  # data hosts end with 0 as soon as the training has ended
             return
-        wanted = self._ray.get(self._hosts[first_trainer].wanted.remote())
+        added = [name for name, group in self._group_of.items() if group is elastic][elastic.stated.count :]
+        if sum(self._codes.get(name, 0) not in (0, 128 + signal.SIGTERM) for name in added) >= _MAX_FAILURES:
+            return  # more of them would fail too
+        try:
+            wanted = self._ray.get(self._hosts[first_trainer].wanted.remote(), timeout=_POLL_S)
+        except self._ray.exceptions.RayError:
+            return  # the loss of the host is noticed by its exit code
         present = [name for name, group in self._group_of.items() if group is elastic and name not in self._codes]
         if wanted.get("wanted_data_hosts_low", 0) > len(present) and len(present) < elastic.max_hosts:
             self._add(elastic, first_trainer)
@@ -279,7 +298,7 @@ class _Job:
         self._group_of[name] = group
         self._hosts[name] = self._actor(group)
         port = str(self._options.port)
-        where = ["--join", f"{first_trainer}:{port}", "--join-group", group.stated.name]
+        where = ["--join", f"{first_trainer}:{port}", "--join-group", group.stated.name, "--port", "{port}"]
         self._hosts[name].start.remote(self._order(name, where, {}))
 
     def _bring_home(self, first_trainer: str) -> None:

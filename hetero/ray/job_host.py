@@ -13,6 +13,7 @@ from typing import Any
 
 from hetero.control.security import Token
 from hetero.errors import ExitCode
+from hetero.launch.ranks.ranks import free_port
 from hetero.metrics.lines import METRIC_MARK
 from hetero.ray.child import Child
 from hetero.system.logs import write_line
@@ -20,6 +21,7 @@ from hetero.system.logs import write_line
 __all__ = ["JobHost", "JobHostOrder"]
 
 _MAX_FILE_BYTES = 64 << 20
+_POLL_S = 0.1
 _RESULTS = ("report.json", "report.md", "metrics.json", "profile.json")
 _WANTED = re.compile(rf"{METRIC_MARK} (wanted_data_hosts(?:_low|_high)?)=([0-9]+)")
 JobHostOrder = dict[str, Any]
@@ -49,23 +51,27 @@ class JobHost:
         addresses = {**order["hosts"], order["name"]: self.address()}
         hosts = self._folder / "hosts"
         hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()), encoding="utf-8")
-        arguments: Sequence[str] = [text.replace("{folder}", str(self._folder)) for text in order["arguments"]]
+        # A host that joins may be on the node of another one, so it needs a port of its own.
+        values = {"{folder}": str(self._folder), "{port}": str(free_port())}
+        arguments: Sequence[str] = [_filled(text, values) for text in order["arguments"]]
         self._child = Child(
             ["-m", "hetero.cli", *arguments],
             token=Token(order["token"]),
             folder=str(Path.cwd()),
             variables={**order["variables"], "HETERO_HOSTS_FILE": str(hosts)},
             on_line=self._read,
+            on_error_line=self._read,
             on_end=lambda _: None,
         )
 
     def wait(self, timeout_s: float) -> int | None:
         """Return the exit code of the launcher, or None if it still runs after this time."""
-        child = self._child
-        if child is None:  # another thread of this actor is about to start it
-            time.sleep(timeout_s)
-            return None
-        if not child.wait(timeout_s):
+        deadline_s = time.monotonic() + timeout_s
+        while (child := self._child) is None:  # another thread of this actor is about to start it
+            if time.monotonic() > deadline_s:
+                return None
+            time.sleep(_POLL_S)
+        if not child.wait(max(0.0, deadline_s - time.monotonic())):
             return None
         return int(ExitCode.RESOURCES) if child.exit_code is None else child.exit_code
 
@@ -79,14 +85,17 @@ class JobHost:
         return dict(self._wanted)
 
     def results(self) -> dict[str, bytes]:
-        """Return the files that the launcher has written, without those that are too large, and end this host."""
+        """Return the files that the launcher has written, without those that are too large."""
         found = {}
         for name in _RESULTS:
             path = self._folder / "output" / name
             if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
                 found[name] = path.read_bytes()
-        shutil.rmtree(self._folder, ignore_errors=True)
         return found
+
+    def clean_up(self) -> None:
+        """Remove the files of this host."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self, line: str) -> None:
         """Print a line of the launcher, which Ray sends to the driver, and read its figures."""
@@ -94,3 +103,9 @@ class JobHost:
         if match:
             self._wanted[match[1]] = int(match[2])
         write_line(line)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    for mark, value in values.items():
+        text = text.replace(mark, value)
+    return text

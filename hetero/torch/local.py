@@ -26,7 +26,7 @@ from hetero.control.rank import session as control
 from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
-from hetero.system.stop_signals import children_ignore_platform
+from hetero.system.stop_signals import children_ignore_platform, ignore_platform
 from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
 from hetero.wire.framing import why_unsendable
@@ -99,6 +99,7 @@ class LocalDataset:
 
     def start_own_worker(self, worker_index: int) -> None:
         """Compare the globals, and call `start_worker`. If this fails, answer every later request with the failure."""
+        ignore_platform()
         try:
             if self.globals:  # compared before the data set's code runs, because that code may fill caches
                 reader, name, there = (

@@ -202,3 +202,47 @@ def test_number_of_departed_hosts_in_the_report_is_limited() -> None:
 
 def test_member_is_needed_unless_it_says_otherwise() -> None:
     assert not Member(host="a", role=Role.DATA).is_optional
+
+
+def spot_view(clock: Clock) -> Membership:
+    members = [dataclasses.replace(member, is_optional=member.role is Role.DATA) for member in MEMBERS]
+    return Membership(members, status("algo-3"), timings=Timings(), clock=clock)
+
+
+def test_dead_newcomer_holds_up_no_job_without_data_hosts(clock: Clock) -> None:
+    trainers = [member for member in MEMBERS if member.role is Role.TRAINER]
+    membership = Membership(trainers, status("algo-3"), timings=Timings(), clock=clock)
+    membership.admit(NEW)
+    assert membership.missing(Role.DATA, at_least=HostState.SERVING) == []
+
+
+def test_spot_host_that_has_failed_or_fallen_silent_does_not_serve(clock: Clock) -> None:
+    membership = spot_view(clock)
+    membership.observe(status("algo-1", HostState.FAILED))
+    assert [host for host, _ in membership.missing(Role.DATA, at_least=HostState.SERVING)] == ["algo-1", "algo-2"]
+    membership.observe(serving("algo-2"))  # type: ignore[arg-type]
+    assert membership.missing(Role.DATA, at_least=HostState.SERVING) == []
+    clock.now_s += Timings().lease_s + 1
+    assert [host for host, _ in membership.missing(Role.DATA, at_least=HostState.SERVING)] == ["algo-1", "algo-2"]
+
+
+def test_job_whose_spot_hosts_all_fail_at_the_start_has_their_cause(clock: Clock) -> None:
+    membership = spot_view(clock)
+    first = cause("algo-1", "the script cannot be imported")
+    membership.observe(status("algo-1", HostState.FAILED, failure=first))
+    assert membership.own.failure is None  # the other one may serve
+    membership.observe(status("algo-2", HostState.FAILED, failure=cause("algo-2", "the script cannot be imported")))
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is not None
+    assert membership.own.decided.host == "algo-2"
+
+
+def test_loss_of_the_last_spot_host_that_served_is_no_failure(clock: Clock) -> None:
+    membership = spot_view(clock)
+    membership.observe(serving("algo-1"))  # type: ignore[arg-type]
+    for revision, host in enumerate(("algo-1", "algo-2"), 1):
+        membership.observe(status(host, HostState.FAILED, failure=cause(host), revision=revision))
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is None

@@ -32,7 +32,7 @@ from hetero.dataplane.endpoint.service import DATA_POLICIES, DataServicer
 from hetero.errors import ChildFailure, ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
-from hetero.system.stop_signals import end_signal
+from hetero.system.stop_signals import end_signal, ignore_platform
 from hetero.wire import channels
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
@@ -151,6 +151,7 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
     """
     limit_threads()
     allow_descriptors()
+    ignore_platform()
     with SignalWaiter((end_signal(),)) as signals:
 
         def report(event: str, facts: dict[str, Any]) -> None:

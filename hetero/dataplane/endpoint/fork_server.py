@@ -37,7 +37,7 @@ from hetero.dataplane.endpoint.script import load_script
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import SignalWaiter, die_with_parent
-from hetero.system.stop_signals import end_signal
+from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
 
 __all__ = ["MAX_PACKET_BYTES", "main", "why_not_fork"]
 
@@ -128,7 +128,8 @@ class _ForkServer:
 
     def _fork(self, options: EndpointOptions, output: int) -> _Child:
         server_pid = os.getpid()
-        pid = os.fork()
+        with children_ignore_platform():
+            pid = os.fork()
         if pid:
             return _Child(options.index, options.incarnation, pid, None)
         status = int(ExitCode.INTERNAL)
@@ -147,13 +148,14 @@ class _ForkServer:
         raise AssertionError("unreachable")
 
     def _start_fresh(self, options: EndpointOptions, output: int) -> _Child:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hetero.dataplane.endpoint.endpoint", str(self._pool.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            pass_fds=(self._pool.fileno(),),
-        )
+        with children_ignore_platform():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "hetero.dataplane.endpoint.endpoint", str(self._pool.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(self._pool.fileno(),),
+            )
         assert process.stdin is not None
         with process.stdin as stdin:
             stdin.write(options.to_json())
@@ -207,6 +209,7 @@ def main() -> None:
     base, parent_pid = EndpointOptions.from_json(pool.recv(MAX_PACKET_BYTES))
     die_with_parent(parent_pid)
     configure_process(base.log_level)
+    ignore_platform()
     keep_freed_memory()
     try:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
