@@ -9,7 +9,8 @@ from __future__ import annotations
 import collections
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetero.control.directory import EndpointRecord
@@ -24,6 +25,8 @@ _MAX_BUSY = 0.9
 """Share of their time that endpoints may compute. Above it, batches queue and ranks begin to wait."""
 _MIN_WINDOWS = 3
 _MAX_WINDOWS = 12
+_MAX_AGE_S = 120.0
+"""A number that cannot be measured again for so long is forgotten."""
 _STUDENT_90 = {3: 2.92, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.86, 10: 1.833, 11: 1.812, 12: 1.796}
 """Quantile of Student's distribution for an interval of 90 % from so many values."""
 
@@ -55,19 +58,31 @@ class Window:
 
 
 class WantedHosts:
-    """Collects windows, and estimates the number from the latest ones."""
+    """Collects windows, and estimates the number from the latest ones.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._before: Window | None = None
+        self._began_s = clock()
+        """Time when the present window began."""
+        self._clock = clock
         self._values: collections.deque[float] = collections.deque(maxlen=_MAX_WINDOWS)
 
     def observe(self, now: Window) -> Estimate | None:
         """Add the latest totals. Return an estimate, or None while there are fewer than three windows."""
-        before, self._before = self._before, now
-        if before is not None:
-            value = _wanted(before, now)
-            if value is not None:
-                self._values.append(value)
+        value = None if self._before is None else _wanted(self._before, now)
+        if value is not None:
+            self._values.append(value)
+        # Reports of ranks and of endpoints come at different times, so a window lasts until both have changed.
+        now_s = self._clock()
+        is_old = now_s - self._began_s > _MAX_AGE_S
+        if is_old:
+            self._values.clear()  # what they describe is long ago
+        if value is not None or self._before is None or is_old:
+            self._before, self._began_s = now, now_s
         if len(self._values) < _MIN_WINDOWS:
             return None
         mean = statistics.fmean(self._values)

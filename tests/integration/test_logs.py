@@ -36,9 +36,10 @@ def found_in(lines: list[str]) -> dict[str, list[float]]:
 def test_every_metric_definition_finds_its_figure_in_the_log_of_one_host(start_job: StartJob) -> None:
     job = start_job(
         [data(1), "dnn_group=ml.p3.2xlarge:2"],
-        "--endpoints-per-host", "1", "--warmup-steps", "2", *PRICES,
+        "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--warmup-steps", "2", *PRICES,
         "--emulate-sample-seconds", "0.001", "--emulate-step-seconds", "0.01",  # without them there are no costs
         environment={"HETERO_PROGRESS_SECONDS": "0.2"},
+        args=["--num-samples", "8000"],  # endpoints say once a second how long they have computed
     )  # fmt: skip
     assert job.wait() == 0, job.output
     found = found_in(log_of(job, "algo-2"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -91,6 +92,28 @@ def test_interval_covers_what_varies() -> None:
 )
 def test_too_little_is_no_estimate(windows: list[Window]) -> None:
     assert estimate(windows) is None
+
+
+def test_reports_that_come_at_different_times_make_one_window() -> None:
+    windows = []
+    for at_s in range(0, 50, 10):
+        after = totals(at_s)
+        before = windows[-1] if windows else after
+        windows.append(dataclasses.replace(after, num_batches=before.num_batches, busy_s=before.busy_s))
+        windows.append(after)
+    assert estimate(windows).hosts == 6
+
+
+def test_number_that_cannot_be_measured_any_more_is_forgotten() -> None:
+    now_s = [0.0]
+    wanted = WantedHosts(lambda: now_s[0])
+    for at_s in (0, 10, 20, 30):
+        found = wanted.observe(totals(at_s))
+    assert found is not None
+    now_s[0] = 100.0
+    assert wanted.observe(totals(30)) == found
+    now_s[0] = 130.0
+    assert wanted.observe(totals(30)) is None
 
 
 def test_totals_are_those_of_the_last_statuses() -> None:
