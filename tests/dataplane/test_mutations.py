@@ -46,6 +46,17 @@ REQUEST = pb.FetchRequest(
 CONTROL_SEEDS = {
     "/hetero.v1.Control/Heartbeat": [data[1:] for data in seeds() if data[0] == 6],
     "/hetero.v1.Launcher/Report": [data[1:] for data in seeds() if data[0] == 7],
+    "/hetero.v1.Control/Join": [
+        control_pb2.JoinRequest(
+            protocol=1,
+            host=control_pb2.JoinedHost(
+                host="new", address="10.0.0.9:17170", group="data", instance_type="ml.c5.xlarge"
+            ),
+            version="1",
+            script_digest="d",
+            options={"data plane protocol": "1"},
+        ).SerializeToString()
+    ],
     "/hetero.v1.Launcher/Register": [control_pb2.RegisterRequest(rank=1, world_size=2).SerializeToString()],
 }
 
@@ -91,8 +102,9 @@ def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture) -> No
                 codes[error.code()] += 1
                 texts.add(error.details() or "")
         assert server.call("/hetero.v1.Launcher/Report", metadata) == b""
-    assert set(codes) == {"accepted", grpc.StatusCode.INVALID_ARGUMENT}
-    assert min(codes.values()) > 100
+    # A heartbeat with another name is one of a stranger.
+    assert set(codes) == {"accepted", grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
+    assert min(codes["accepted"], codes[grpc.StatusCode.INVALID_ARGUMENT]) > 100
     assert not any("Traceback" in text for text in texts)
 
 
