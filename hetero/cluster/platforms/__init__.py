@@ -1,6 +1,7 @@
 """Platforms: where a job runs, and what the platform tells a host about the job. One module for each platform.
 
 platform.py      the interface
+wrapper.py       what the last two share: another platform gives everything but the cluster
 sagemaker.py     SageMaker: ``/opt/ml`` and the ``SM_*`` variables
 trainjob.py      Kubeflow TrainJob, which makes a JobSet
 jobset.py        Kubernetes JobSet

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from hetero.cluster.description import host_names
 from hetero.cluster.document import load
-from hetero.cluster.platforms.platform import ClusterDescription, Folders, JobParameters, Platform
-from hetero.cluster.spec import ClusterSpec
+from hetero.cluster.platforms.platform import ClusterDescription, Platform
+from hetero.cluster.platforms.wrapper import PlatformWrapper
 
 __all__ = ["ClusterFile", "read_host_names"]
 
 
-class ClusterFile(Platform):
+class ClusterFile(PlatformWrapper):
     """A platform that takes only its list of hosts from a file. Everything else comes from another platform.
 
     Args:
@@ -30,44 +30,14 @@ class ClusterFile(Platform):
     may_change = True
 
     def __init__(self, below: Platform, path: str) -> None:
-        super().__init__(below.environ)
-        self._below = below
+        super().__init__(below)
         self._path = path
-        self.stripped = below.stripped
-        self.stop_signals = below.stop_signals
-        self.signals_every_process = below.signals_every_process
-        self.kill_after_s = below.kill_after_s
-
-    def is_here(self) -> bool:
-        """Return True, because the user has named the file."""
-        return True
 
     def describe(self) -> ClusterDescription:
         """Return the content of the file."""
         name = socket.gethostname()
         own_names = (name, name.partition(".")[0])
         return ClusterDescription(document=load(Path(self._path)), source=self._path, own_names=own_names)
-
-    @property
-    def folders(self) -> Folders:
-        """The folders of the platform below."""
-        return self._below.folders
-
-    def job_name(self) -> str:
-        """Return the job's name on the platform below."""
-        return self._below.job_name()
-
-    def parameters(self) -> JobParameters | None:
-        """Return the parameters of the platform below."""
-        return self._below.parameters()
-
-    def num_gpus(self) -> int | None:
-        """Return the number of accelerators that the platform below states."""
-        return self._below.num_gpus()
-
-    def own_variables(self, cluster: ClusterSpec) -> dict[str, str]:
-        """Return the variables of the platform below."""
-        return self._below.own_variables(cluster)
 
 
 def read_host_names(cluster_file: Path) -> list[str]:
