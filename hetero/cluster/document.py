@@ -16,7 +16,7 @@ from hetero.system.records import Mismatch, limits
 from hetero.system.records import decode as decode_record
 from hetero.system.text import shortened
 
-__all__ = ["Document", "Group", "close", "decode", "listing", "load", "show"]
+__all__ = ["HOST_NAME", "Document", "Group", "close", "decode", "listing", "load", "show"]
 
 MAX_FILE_BYTES = 1 << 20
 MAX_GROUPS = 64
@@ -24,7 +24,7 @@ MAX_HOSTS = 4096
 MAX_GROUP_NAME = 64
 MAX_TEXT = 253  # the longest host name
 
-_HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
+HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
 
 
 def _text_of(max_length: int) -> dict[str, Any]:
@@ -36,7 +36,7 @@ _TEXT = _text_of(MAX_TEXT)
 _HOSTS = limits(
     min_items=1,
     max_items=MAX_HOSTS,
-    accepts=_HOST_NAME.fullmatch,
+    accepts=HOST_NAME.fullmatch,
     expected="a host name or address: at most 253 letters, digits and . _ : -",
 )
 

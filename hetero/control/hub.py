@@ -29,9 +29,11 @@ import grpc  # isort: skip
 
 from hetero.control import security
 from hetero.control.host_socket import Caller, HostSocket
+from hetero.control.joined import JoinedHost
 from hetero.control.joining import Reception, request_from_proto
 from hetero.control.membership import Membership
 from hetero.control.peer_connection import ConnectionOptions, PeerConnection
+from hetero.control.roster import LEAVING
 from hetero.control.status import (
     CONTROL_PROTOCOL,
     Cause,
@@ -44,7 +46,7 @@ from hetero.control.status import (
     status_to_proto,
     stop_to_proto,
 )
-from hetero.errors import ExitCode, HeteroError
+from hetero.errors import HeteroError
 from hetero.system.fault_injection import faults_at
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
@@ -243,6 +245,12 @@ class Hub:
         joined = self._membership.newcomers.present.get(host)
         return joined.address if joined is not None and joined.address else self._resolve_name(host)
 
+    def _is_at(self, host: JoinedHost) -> bool:
+        try:
+            return self._resolve(host.host) == host.address
+        except HeteroError:
+            return False
+
     def _news(self, sent_version: int, timeout_s: float) -> tuple[int, HostStatus]:
         """Wait until the status for the other hosts is newer than the version that was sent."""
         with self._changed:
@@ -308,17 +316,18 @@ class Hub:
             if not is_stranger:
                 membership.observe(status)
         # The description of the cluster may have been extended.
-        joined = None if self._reception is None or not is_stranger else self._reception.described(status.host)
+        may_join = self._reception is not None and is_stranger and status.state not in LEAVING
+        joined = self._reception.described(status.host) if self._reception is not None and may_join else None
         if joined is not None:
             with self.membership() as membership:
-                is_stranger = bool(membership.obstacle_to(joined))
+                is_stranger = membership.obstacle_to(joined) is not None
                 if not is_stranger:
                     membership.admit(joined)
                     membership.observe(status)
         if is_stranger:  # it may have joined another trainer host a moment ago, or was lost and removed
             why = f"{status.host!r:.100} is not a host of this job"
             self._log_refusal(why)
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+            context.abort(grpc.StatusCode.NOT_FOUND, why)
         with self._changed:
             return status_to_proto(self._membership.own, has_metrics=status.host == self._membership.reporter)
 
@@ -328,16 +337,16 @@ class Hub:
         if self._reception is None:
             admitter = self._membership.reporter
             return pb.JoinReply(admitter=admitter, admitter_address=self._resolve(admitter))
+        if self._reception.has_described(asked.host) and self._is_at(asked.host):  # the registrar's answer was lost
+            return self._reception.reply(asked.host)
         joined = self._reception.placed(asked.host)
         with self.membership() as membership:
-            refusal = self._reception.refusal(asked, membership.own)
-            if refusal is None and (obstacle := membership.obstacle_to(joined)):
-                refusal = obstacle, ExitCode.OK if membership.is_ending else ExitCode.USAGE
-            if refusal is None:
+            obstacle = self._reception.refusal(asked, membership.own) or membership.obstacle_to(joined)
+            if obstacle is None:
                 membership.admit(joined)
-        if refusal is not None:
-            logger.warning("host %s cannot join: %s", joined.host, refusal[0])
-            return pb.JoinReply(refusal=refusal[0], exit_code=int(refusal[1]))
+        if obstacle is not None:
+            self._log_refusal(f"{joined.host} cannot join: {obstacle.text}")
+            return pb.JoinReply(refusal=obstacle.text, exit_code=int(obstacle.exit_code), may_pass=obstacle.may_pass)
         deadline_s = time.monotonic() + _FORWARD_S
         with self._changed:
             while not self._membership.knows_newcomer(joined) and time.monotonic() < deadline_s:

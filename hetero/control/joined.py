@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass
 
+from hetero.cluster.document import HOST_NAME, MAX_GROUP_NAME, MAX_TEXT
 from hetero.errors import ProtocolError
 from hetero.wire.proto import control_pb2 as pb
 
-__all__ = ["MAX_JOINED", "JoinedHost", "joined_from_proto", "joined_to_proto"]
+__all__ = ["MAX_JOINED", "JoinedHost", "check_address", "joined_from_proto", "joined_to_proto"]
 
 MAX_JOINED = 1024
 """Maximum number of data hosts that have joined a job and have not left."""
-_MAX_CHARS = 300
+_ADDRESS = re.compile(r"(?:\[([0-9a-f:.]+)\]|([0-9.]+)):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +39,36 @@ def joined_from_proto(message: pb.JoinedHost) -> JoinedHost:
     """Return the host in ``message``.
 
     Raises:
-        ProtocolError: If a text is too long.
+        ProtocolError: If a text is malformed or too long.
     """
-    longest = max(map(len, (message.host, message.address, message.group, message.instance_type)))
-    if longest > _MAX_CHARS:
-        raise ProtocolError(f"a joined host has a text of {longest} characters, expected at most {_MAX_CHARS}")
+    if not HOST_NAME.fullmatch(message.host):
+        raise ProtocolError(f"a joined host has the name {message.host!r:.80}; expected a host name or address")
+    if message.address:
+        check_address(message.address)
+    for what, text, max_chars in (
+        ("group", message.group, MAX_GROUP_NAME),
+        ("instance type", message.instance_type, MAX_TEXT),
+    ):
+        if len(text) > max_chars or not text.isprintable():
+            raise ProtocolError(
+                f"joined host {message.host} has the {what} {text!r:.80}; "
+                f"expected at most {max_chars} printable characters"
+            )
     return JoinedHost(
         host=message.host, address=message.address, group=message.group, instance_type=message.instance_type
     )
+
+
+def check_address(text: str) -> None:
+    """Check that a text is a numeric address and a port.
+
+    Raises:
+        ProtocolError: If it is not.
+    """
+    match = _ADDRESS.fullmatch(text)
+    try:
+        if match is None or not 0 < int(match[3]) < 1 << 16:
+            raise ValueError
+        ipaddress.ip_address(match[1] or match[2])
+    except ValueError:
+        raise ProtocolError(f"found the address {text!r:.80}; expected a numeric address and a port") from None

@@ -15,7 +15,8 @@ import grpc  # isort: skip
 
 from hetero.cluster import ClusterSpec, Role
 from hetero.control import security
-from hetero.control.joined import JoinedHost, joined_from_proto, joined_to_proto
+from hetero.control.joined import JoinedHost, check_address, joined_from_proto, joined_to_proto
+from hetero.control.newcomers import Obstacle
 from hetero.control.peers import differences
 from hetero.control.status import CONTROL_PROTOCOL, HostStatus, check_options
 from hetero.errors import (
@@ -27,6 +28,7 @@ from hetero.errors import (
     HeteroError,
     ProtocolError,
 )
+from hetero.system.text import escape_line, one_line
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls, diagnose
@@ -36,7 +38,10 @@ __all__ = ["Admission", "JoinRequest", "Reception", "ask_to_join", "request_from
 logger = logging.getLogger(__name__)
 
 _DEFAULT_GROUP = "data"
-_MAX_REPLY_CHARS = 4 << 20
+_MAX_TEXT_CHARS = 100
+"""Maximum length of a version, a digest or the id of a job."""
+_MAX_DOCUMENT_CHARS = 1 << 20
+_MAX_REFUSAL_CHARS = 1000
 _CALL_TIMEOUT_S = 10.0
 
 
@@ -90,14 +95,20 @@ class Reception:
         self._read_again = read_again
         self._clock = clock
         self._next_read_s = float("-inf")
-        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._described: Mapping[str, JoinedHost] = {}
+        """The data hosts of the last reading that the description did not have at the start, by name."""
         self._job_id = job_id
         self._obstacle = obstacle
 
-    def refusal(self, request: JoinRequest, own: HostStatus) -> tuple[str, ExitCode] | None:
-        """Return why a host can never join as it is, and its exit code. None if it can."""
+    def has_described(self, host: JoinedHost) -> bool:
+        """Return whether the description has had this host from the start, in this group."""
+        return any((known.name, known.group) == (host.host, host.group) for known in self._cluster.hosts)
+
+    def refusal(self, request: JoinRequest, own: HostStatus) -> Obstacle | None:
+        """Return why a host can never join as it is. None if it can."""
         if self._obstacle:
-            return self._obstacle, ExitCode.USAGE
+            return Obstacle(text=self._obstacle)
         theirs = HostStatus(
             host=request.host.host,
             incarnation="",
@@ -107,32 +118,38 @@ class Reception:
         )
         different = "; ".join(differences(theirs, own))
         if different:
-            return different, ExitCode.DISAGREEMENT
+            return Obstacle(text=different, exit_code=ExitCode.DISAGREEMENT)
         group = next((group for group in self._cluster.groups if group.name == request.host.group), None)
         if group is not None and group.role is Role.TRAINER:
-            return f"group {group.name!r} trains, and only data hosts can join", ExitCode.USAGE
+            return Obstacle(text=f"group {group.name!r} trains, and only data hosts can join")
         if group is not None and request.host.instance_type not in ("", group.instance_type):
             found = f"group {group.name!r} has instances of {group.instance_type}, not of {request.host.instance_type}"
-            return f"{found}; give this host another group with --join-group", ExitCode.USAGE
+            return Obstacle(text=f"{found}; give this host another group with --join-group")
         return None
 
     def described(self, host: str) -> JoinedHost | None:
-        """Return a data host that the description has now, although it did not have it at the start. Else None."""
+        """Return a data host that the description has now, although it did not have it at the start. Else None.
+
+        Only one thread reads. Others use what was read last, because a read may take long.
+        """
         if self._read_again is None or self._obstacle:
             return None
-        with self._lock:
-            if self._clock() < self._next_read_s:
-                return None
-            self._next_read_s = self._clock() + self.READ_INTERVAL_S
+        if self._clock() >= self._next_read_s and self._reading.acquire(blocking=False):
             try:
-                cluster = self._read_again()
+                at_start = {known.name for known in self._cluster.hosts}
+                self._described = {
+                    known.name: JoinedHost(
+                        host=known.name, address="", group=known.group, instance_type=known.instance_type
+                    )
+                    for known in self._read_again().data_hosts
+                    if known.name not in at_start
+                }
             except HeteroError as error:
                 logger.warning("cannot read the description of the cluster again: %s", error)
-                return None
-        found = next((known for known in cluster.data_hosts if known.name == host), None)
-        if found is None:
-            return None
-        return JoinedHost(host=host, address="", group=found.group, instance_type=found.instance_type)
+            finally:
+                self._next_read_s = self._clock() + self.READ_INTERVAL_S
+                self._reading.release()
+        return self._described.get(host)
 
     def placed(self, host: JoinedHost) -> JoinedHost:
         """Return a host with its group and instance type. The default is the first data group of the job."""
@@ -183,8 +200,10 @@ def request_from_proto(message: pb.JoinRequest) -> JoinRequest:
         )
     check_options(message.options)
     host = joined_from_proto(message.host)
-    if not host.host or not host.address:
-        raise ProtocolError("a host that wants to join did not state its name and address")
+    if not host.address:
+        raise ProtocolError(f"{host.host}, which wants to join, did not state its address")
+    _check_text("version", message.version)
+    _check_text("digest", message.script_digest)
     return JoinRequest(
         host=host, version=message.version, script_digest=message.script_digest, options=dict(message.options)
     )
@@ -204,10 +223,30 @@ def ask_to_join(
 
     Raises:
         AuthenticationError: If the launcher does not accept the token or the certificate.
-        ClusterError: If the launcher cannot be reached, or is none. Another attempt may succeed.
+        ClusterError: If the launcher cannot be reached, is none, or cannot admit this host yet. Another attempt may
+            succeed.
         ConfigError: If the job does not admit this host because of its name or group.
-        DisagreementError: If this host and the job differ in version, script or options.
+        DisagreementError: If this host and the job differ in version, protocol, script or options.
+        ProtocolError: If the answer is malformed.
     """
+    reply = _ask(name, address, request, token, tls)
+    if reply.admitter and reply.admitter != name:
+        name, address = reply.admitter, reply.admitter_address
+        check_address(address)
+        reply = _ask(name, address, request, token, tls)
+        if reply.admitter and reply.admitter != name:
+            raise ClusterError(f"{name} and other hosts of the job do not agree on the host that admits others")
+    if not reply.refusal:
+        return _admission(name, reply)
+    if reply.may_pass:
+        raise ClusterError(f"{name} does not admit this host yet: {reply.refusal}")
+    if reply.exit_code == ExitCode.OK:
+        return None
+    text = f"the job of {name} does not admit this host: {reply.refusal}"
+    raise DisagreementError(text) if reply.exit_code == ExitCode.DISAGREEMENT else ConfigError(text)
+
+
+def _ask(name: str, address: str, request: JoinRequest, token: security.Token | None, tls: Tls | None) -> pb.JoinReply:
     with channels.open_channel(address, name=name, tls=tls) as channel:
         call = channel.unary_unary(
             "/hetero.v1.Control/Join",
@@ -226,20 +265,28 @@ def ask_to_join(
         except grpc.RpcError as error:
             raise _failed(f"{name} ({address})", error) from error
     reply = parse(pb.JoinReply, data)
-    if reply.admitter and reply.admitter != name:
-        return ask_to_join(reply.admitter, reply.admitter_address, request, token=token, tls=tls)
-    if reply.refusal and reply.exit_code == ExitCode.OK:
-        return None
-    if reply.refusal:
-        text = f"the job of {name} does not admit this host: {reply.refusal}"
-        if reply.exit_code == ExitCode.DISAGREEMENT:
-            raise DisagreementError(text)
-        raise ConfigError(text)
+    reply.refusal = escape_line(one_line(reply.refusal, _MAX_REFUSAL_CHARS))
+    return reply
+
+
+def _admission(name: str, reply: pb.JoinReply) -> Admission:
     if not reply.cluster_json:
         raise ClusterError(f"{name} waits for the other hosts of the job")
-    if len(reply.cluster_json) > _MAX_REPLY_CHARS:
+    _check_text("id of the job", reply.job_id)
+    if len(reply.cluster_json) > _MAX_DOCUMENT_CHARS:
         raise ProtocolError(f"{name} described a cluster in {len(reply.cluster_json)} characters, which is too long")
-    return Admission(job_id=reply.job_id, document=json.loads(reply.cluster_json), roles=tuple(reply.roles))
+    try:
+        document = json.loads(reply.cluster_json)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{name} described a cluster in malformed JSON: {error!s:.100}") from error
+    if not isinstance(document, dict):
+        raise ProtocolError(f"{name} described a cluster as a {type(document).__name__}; expected an object")
+    return Admission(job_id=reply.job_id, document=document, roles=tuple(reply.roles))
+
+
+def _check_text(what: str, text: str) -> None:
+    if len(text) > _MAX_TEXT_CHARS or not text.isprintable():
+        raise ProtocolError(f"found a {what} {text!r:.80}; expected at most {_MAX_TEXT_CHARS} printable characters")
 
 
 def _failed(target: str, error: grpc.RpcError) -> HeteroError:
@@ -251,4 +298,6 @@ def _failed(target: str, error: grpc.RpcError) -> HeteroError:
         return AuthenticationError(f"{target}: TLS: {found.text}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ClusterError(f"{target} answers but is not a hetero launcher: does another program use the port?")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return DisagreementError(f"{target} rejects what this host says: {channels.short_details(error)}")
     return ClusterError(f"cannot reach the launcher at {target}: {code.name.lower()}, {channels.short_details(error)}")

@@ -176,7 +176,9 @@ class Membership(Roster):
     def tick(self) -> None:
         """Check leases. Decide the root cause and where ranks stop, if the messages so far suffice."""
         now = self._clock()
-        if now >= self._check_s:  # the hub ticks after each message of each host
+        # The hub ticks after each message of each host. If failures wait for their cause, each tick checks, because a
+        # lease that has just ended is the cause of echoes.
+        if now >= self._check_s or (self._failures and self.own.decided is None):
             self._check_s = now + self.CHECK_S
             self._check_leases(now)
         self._dismiss_newcomers(now)
@@ -192,8 +194,7 @@ class Membership(Roster):
         for joined in self.own.joined:
             peer = self._peers[joined.host]
             limit_s = self._timings.start_timeout_s if peer.status is None else 2 * self._timings.orphan_s
-            silent_s = min(now - peer.last_heard_s, self.newcomers.present_s(joined.host, now))
-            if self._state(joined.host) in ENDED or silent_s > limit_s:
+            if self._state(joined.host) in ENDED or now - peer.last_heard_s > limit_s:
                 self._remove(joined.host)
                 self.update(joined=tuple(known for known in self.own.joined if known is not joined))
 

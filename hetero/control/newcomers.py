@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from hetero.control.joined import MAX_JOINED, JoinedHost
 from hetero.control.status import HostStatus
+from hetero.errors import ExitCode
 
-__all__ = ["MAX_DEPARTED", "DepartedHost", "Newcomers"]
+__all__ = ["MAX_DEPARTED", "DepartedHost", "Newcomers", "Obstacle"]
 
 MAX_DEPARTED = 1000
 """Maximum number of newcomers that have gone and are still in the job's report."""
@@ -29,6 +30,17 @@ class DepartedHost:
     """Seconds from its admission until it was last heard."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """Why a host cannot join now."""
+
+    text: str
+    exit_code: ExitCode = ExitCode.USAGE
+    """Code with which the host ends. OK: the job is about to end."""
+    may_pass: bool = False
+    """Whether the same request may succeed later. The host then asks again."""
+
+
 class Newcomers:
     """The hosts that have joined, and those that have left again."""
 
@@ -39,20 +51,28 @@ class Newcomers:
         self.num_departed = 0
         """Number of hosts that have left. It may be more than the length of `departed`."""
         self._admitted_s: dict[str, float] = {}
+        self._contested_s: dict[str, float] = {}
+        """Times when another host first asked to join with the name of a host that is present."""
 
     def add(self, joined: JoinedHost, now_s: float) -> None:
         """Record that a host has joined. A host that has joined before keeps its time."""
         self.present[joined.host] = joined
+        self._contested_s.pop(joined.host, None)
         self._admitted_s.setdefault(joined.host, now_s)
 
     def remove(self, host: str, status: HostStatus | None, last_heard_s: float) -> None:
         """Record that a host has left."""
         joined = self.present.pop(host)
         admitted_s = self._admitted_s.pop(host)
+        self._contested_s.pop(host, None)
         self.num_departed += 1
         if len(self.departed) < MAX_DEPARTED:
             present_s = max(0.0, last_heard_s - admitted_s)
             self.departed.append(DepartedHost(joined=joined, status=status, present_s=present_s))
+
+    def contested_s(self, host: str, now_s: float) -> float:
+        """Return when another host first asked to join with the name of ``host``, which is present."""
+        return self._contested_s.setdefault(host, now_s)
 
     def present_s(self, host: str, now_s: float) -> float:
         """Return the seconds since a host has joined."""

@@ -208,6 +208,9 @@ class PeerConnection:
         elif code is grpc.StatusCode.FAILED_PRECONDITION:
             why = f"{self._target}: {channels.short_details(error)}, this host belongs to job {self._options.job_id}"
             self._unreachable(f"{why}; give each job that runs there another --port")
+        elif code is grpc.StatusCode.NOT_FOUND:
+            why = "the job has taken it for lost, or is described without it on that host"
+            self._unreachable(f"{self._target}: {channels.short_details(error)}; {why}")
         else:
             self._unreachable(f"{self._target}: {code.name.lower()}, {channels.short_details(error)}")
             found = diagnose(error.details() or "")

@@ -93,6 +93,8 @@ class Registrar:
             if len(self._hosts) < self._num_hosts:
                 raise ClusterError(f"still missing after {timeout_s:.0f} s: {self._missing()}")
             self._wait(lambda: len(self._fetched) == self._num_hosts - 1, _FETCH_S, show, self._unfetched)
+            if len(self._fetched) < self._num_hosts - 1:
+                logger.warning("%s; the launcher will answer them", self._unfetched())
         return document_of(self._hosts.values(), self._groups)
 
     @contextlib.contextmanager
@@ -149,6 +151,10 @@ class Registrar:
         host = request.host
         with self._changed:
             known = self._hosts.get(host.host)
+            if host.group not in self._groups:
+                found = f"the main host has the groups {', '.join(self._groups)}, and not {host.group!r}"
+                refusal = f"{found}; give HETERO_GROUPS the same value on all hosts"
+                return pb.JoinReply(refusal=refusal, exit_code=int(ExitCode.DISAGREEMENT))
             if known is None and len(self._hosts) < self._num_hosts:
                 self._hosts[host.host] = host
                 logger.info("host %s of group %s has registered", host.host, host.group)

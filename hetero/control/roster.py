@@ -14,9 +14,10 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.directory import EndpointRecord
 from hetero.control.joined import MAX_JOINED, JoinedHost
-from hetero.control.newcomers import Newcomers
+from hetero.control.newcomers import Newcomers, Obstacle
 from hetero.control.peers import Member, Peer
 from hetero.control.status import HostState, HostStatus
+from hetero.errors import ExitCode
 
 __all__ = ["ENDED", "LEAVING", "Roster"]
 
@@ -172,16 +173,26 @@ class Roster:
         """Return whether a host belongs to the job."""
         return host in self._members
 
-    def obstacle_to(self, joined: JoinedHost) -> str:
-        """Return why a host cannot join now. Empty if it can."""
+    def obstacle_to(self, joined: JoinedHost) -> Obstacle | None:
+        """Return why a host cannot join now. None if it can."""
         if self.is_ending:
-            return "the job is about to end"
+            return Obstacle(text="the job is about to end", exit_code=ExitCode.OK)
         known = self.newcomers.present.get(joined.host)
-        if known is None and self.has(joined.host):
-            return f"the job already has a host {joined.host!r}; give this host another name with --host"
-        if known is not None and known.address != joined.address and self._lives(joined.host):
-            return f"{joined.host!r} has joined from {known.address}; give this host another name with --host"
-        return f"{MAX_JOINED} hosts have joined, which is the limit" if self.newcomers.is_full else ""
+        if known is None:
+            if self.has(joined.host):
+                text = f"the job already has a host {joined.host!r}; give this host another name with --host"
+                return Obstacle(text=text)
+            is_full = self.newcomers.is_full
+            return Obstacle(text=f"{MAX_JOINED} hosts have joined, which is the limit") if is_full else None
+        if known.address == joined.address or not self._lives(joined.host):
+            return None
+        # The host that has joined may have been replaced by this one a moment ago. If it is heard again, it lives.
+        contested_s = self.newcomers.contested_s(joined.host, self._clock())
+        is_heard = self._peers[joined.host].last_heard_s > contested_s + 2 * self._timings.heartbeat_s
+        text = f"{joined.host!r} has joined from {known.address}"
+        if is_heard:
+            return Obstacle(text=f"{text}; give this host another name with --host")
+        return Obstacle(text=f"{text}, and may have been lost", may_pass=True)
 
     def knows_newcomer(self, joined: JoinedHost) -> bool:
         """Return whether every living trainer host has received a status of this host that lists a newcomer."""
@@ -196,13 +207,16 @@ class Roster:
     def _add(self, joined: JoinedHost) -> None:
         if joined.host in self._members and joined.host not in self.newcomers.present:
             return  # the description of the cluster has it
-        self.newcomers.add(joined, self._clock())
-        if joined.host not in self._members:
-            member = Member(host=joined.host, role=Role.DATA, is_optional=True)
-            self._members[joined.host] = member
-            self._peers[joined.host] = Peer(member)
+        now_s = self._clock()
+        self.newcomers.add(joined, now_s)
+        is_new = joined.host not in self._members
+        member = Member(host=joined.host, role=Role.DATA, is_optional=True)
+        self._members[joined.host] = member
+        # A launcher that joins anew has lost what the one before it had reported.
+        self._peers[joined.host] = Peer(member, last_heard_s=now_s)
+        self._local_news = None
+        if is_new:
             self._hosts_of[Role.DATA].append(joined.host)
-            self._local_news = None
             logger.info("data host %s has joined the job, in group %s", joined.host, joined.group)
 
     def _follow_list(self, status: HostStatus) -> None:

@@ -15,6 +15,7 @@ from hetero.control.hub import Hub
 from hetero.control.joining import Reception
 from hetero.control.membership import Member, Membership
 from hetero.control.status import HostStatus, SessionOptions
+from hetero.errors import ConfigError
 from hetero.launch.placement import Placement
 from hetero.system.scripts import find_script
 from hetero.wire.limits import PROTOCOL
@@ -97,6 +98,24 @@ def members_of(cluster: ClusterSpec, options: LaunchOptions, *, needs_all: bool)
             for host in data_hosts
         ),
     ]
+
+
+def check_spot_groups(options: LaunchOptions, cluster: ClusterSpec) -> None:
+    """Check that ``--spot`` names data groups of the job.
+
+    Raises:
+        ConfigError: If it names another group.
+    """
+    roles = {group.name: group.role for group in cluster.groups}
+    data = [name for name, role in roles.items() if role is Role.DATA]
+    for name in (text.rpartition("=")[0] for text in options.spot_groups):
+        if roles.get(name) is Role.DATA:
+            continue
+        trains = f"--spot {name}: this group trains, and the job ends if the platform takes a trainer host back"
+        raise ConfigError(
+            f"{trains if name in roles else f'--spot {name}: the job has no such group'}\n"
+            f"  expected: a group of data hosts; this job has {', '.join(data) or 'none'}"
+        )
 
 
 def script_digest(options: LaunchOptions) -> str:

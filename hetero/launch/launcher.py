@@ -30,6 +30,7 @@ from hetero.cluster import ClusterSpec, Platform, Role, several_trainers
 from hetero.config import LaunchOptions, framework_of
 from hetero.control.status import Cause, HostState
 from hetero.errors import ExitCode, HeteroError
+from hetero.launch.control_plane import check_spot_groups
 from hetero.launch.failure import reserved_space, shown_detail, shown_first_line, write_failure
 from hetero.launch.host import JobEndsError, LaunchedHost, RestartError, StoppedEarlyError, cause_of
 from hetero.launch.ranks.leader import Follower, LocalLeader, meeting_name, rank_command
@@ -57,8 +58,8 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     """Run this host's part of the job and return its exit code. Call it on the main thread.
 
     Raises:
-        ConfigError: If the script does not exist, the plan is malformed, or `HETERO_FAULTS` is set where it is not
-            allowed.
+        ConfigError: If the script does not exist, the plan is malformed, `HETERO_FAULTS` is set where it is not
+            allowed, or ``--spot`` names no data group.
     """
     find_script(options.script, is_module=options.module)
     if options.plan is not None:  # an error in it must not appear hours later, with the report
@@ -69,6 +70,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
     )
     logger.info("platform: %s, from %s", platform.name, cluster.source)
+    check_spot_groups(options, cluster)
     is_simulated = "HETERO_SIMULATED" in os.environ  # set by `hetero simulate`
     permit_faults(
         os.environ,

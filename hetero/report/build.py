@@ -156,10 +156,13 @@ def _slowest(
 
 
 def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Cost:
-    groups = [group for group in facts.groups if group.spot_usd is None]
-    types = dict.fromkeys(
-        [group.instance_type for group in groups] + [joined.instance_type for joined in facts.joined_hosts]
-    )
+    spot_usd = {group.name: group.spot_usd for group in facts.groups if group.spot_usd is not None}
+    hosts = [(group.name, group.instance_type, float(group.count)) for group in facts.groups]
+    # Hosts that joined count for the share of the run in which they were there.
+    for joined in facts.joined_hosts:
+        share = min(1.0, joined.present_s / facts.wall_s) if facts.wall_s > 0 else 1.0
+        hosts.append((joined.group, joined.instance_type, share))
+    types = dict.fromkeys(name for group, name, _ in hosts if group not in spot_usd)
     missing = [line for line in map(catalogue.explain, types) if line is not None]
     prices = [
         PriceFacts(
@@ -176,14 +179,8 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     if not missing and facts.groups:
         by_type = {price.instance_type: price.hourly_usd for price in prices}
         hourly_usd = sum(
-            group.count * (by_type[group.instance_type] if group.spot_usd is None else group.spot_usd)
-            for group in facts.groups
+            number * (spot_usd[group] if group in spot_usd else by_type[name]) for group, name, number in hosts
         )
-        # Hosts that joined count for the share of the run in which they were there.
-        spot_usd = {group.name: group.spot_usd for group in facts.groups if group.spot_usd is not None}
-        for joined in facts.joined_hosts:
-            share = min(1.0, joined.present_s / facts.wall_s) if facts.wall_s > 0 else 1.0
-            hourly_usd += share * spot_usd.get(joined.group, by_type[joined.instance_type])
 
     objection = cost_objection(facts)
 

@@ -76,6 +76,22 @@ def test_cause_echo_alone_is_decided_after_a_longer_wait(clock: Clock) -> None:
     assert settled(membership, clock, Membership.ECHO_SETTLE_S) is not None
 
 
+def test_cause_lease_that_has_just_ended_is_the_cause_of_echoes(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-4", HostState.TRAINING))
+    clock.now_s += 0.2
+    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
+    clock.now_s += Timings().lease_s - 0.2 - Membership.CHECK_S / 2
+    membership.tick()  # checks the leases
+    assert membership.own.decided is None
+    clock.now_s += Membership.CHECK_S * 0.6
+    membership.tick()
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is not None
+    assert "algo-4 fell silent" in membership.own.decided.summary
+
+
 def test_failure_is_delivered_once_the_arbiter_has_it(clock: Clock) -> None:
     membership = view("algo-4", clock)
     membership.observe(status("algo-3", HostState.TRAINING))

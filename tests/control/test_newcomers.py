@@ -12,8 +12,9 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.joined import MAX_JOINED, JoinedHost
 from hetero.control.membership import Member, Membership
-from hetero.control.newcomers import MAX_DEPARTED, Newcomers
+from hetero.control.newcomers import MAX_DEPARTED, Newcomers, Obstacle
 from hetero.control.status import HostState
+from hetero.errors import ExitCode
 
 NEW = JoinedHost(host="new", address="10.0.0.9:17170", group="data", instance_type="ml.c5.xlarge")
 
@@ -28,7 +29,7 @@ def serving(host: str = "new", **changes: object) -> object:
 
 def test_newcomer_serves_as_soon_as_it_is_heard(clock: Clock) -> None:
     membership = view("algo-3", clock)
-    assert membership.obstacle_to(NEW) == ""
+    assert membership.obstacle_to(NEW) is None
     before = membership.news
     membership.admit(NEW)
     assert membership.news != before  # the other hosts are told at once
@@ -71,7 +72,6 @@ def test_reply_waits_until_every_living_trainer_knows_the_newcomer(clock: Clock)
     [
         ("algo-1", "10.0.0.9:1", "already has a host 'algo-1'"),
         ("algo-3", "10.0.0.9:1", "already has a host 'algo-3'"),
-        ("new", "10.0.0.8:1", "has joined from 10.0.0.9:17170"),
         ("new", NEW.address, ""),  # a restarted launcher
         ("other", "10.0.0.8:1", ""),
     ],
@@ -81,8 +81,42 @@ def test_name_belongs_to_one_host(clock: Clock, host: str, address: str, obstacl
     membership.admit(NEW)
     membership.observe(serving())  # type: ignore[arg-type]
     found = membership.obstacle_to(dataclasses.replace(NEW, host=host, address=address))
-    assert obstacle in found
-    assert bool(found) is bool(obstacle)
+    assert obstacle in ("" if found is None else found.text)
+    assert (found is not None) is bool(obstacle)
+
+
+def test_host_that_replaces_another_one_asks_until_that_one_is_lost_or_heard(clock: Clock) -> None:
+    timings = Timings()
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    membership.observe(serving())  # type: ignore[arg-type]
+    other = dataclasses.replace(NEW, address="10.0.0.8:17170")
+    found = membership.obstacle_to(other)
+    assert found is not None
+    assert found.may_pass
+    clock.now_s += 3 * timings.heartbeat_s
+    assert (found := membership.obstacle_to(other)) is not None
+    assert found.may_pass  # the first one is silent
+    membership.observe(serving(revision=1, ticks=1))  # type: ignore[arg-type]
+    assert (found := membership.obstacle_to(other)) is not None
+    assert not found.may_pass
+    assert found.text == "'new' has joined from 10.0.0.9:17170; give this host another name with --host"
+    clock.now_s += timings.lease_s + 1
+    assert membership.obstacle_to(other) is None
+
+
+def test_host_that_joins_again_is_new(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    membership.observe(serving())  # type: ignore[arg-type]
+    clock.now_s += 2 * Timings().orphan_s - 0.5
+    membership.admit(NEW)
+    assert membership.endpoints() == ()  # those of the launcher before
+    clock.now_s += 60.0
+    membership.tick()
+    assert "new" in hosts(membership)
+    membership.observe(dataclasses.replace(serving(), incarnation="second"))  # type: ignore[type-var]
+    assert [record.host for record in membership.endpoints()] == ["new"]
 
 
 def test_lost_host_may_come_back_from_another_address(clock: Clock) -> None:
@@ -91,7 +125,7 @@ def test_lost_host_may_come_back_from_another_address(clock: Clock) -> None:
     membership.observe(serving())  # type: ignore[arg-type]
     clock.now_s += Timings().lease_s + 1
     again = dataclasses.replace(NEW, address="10.0.0.8:17170")
-    assert membership.obstacle_to(again) == ""
+    assert membership.obstacle_to(again) is None
     membership.admit(again)
     assert membership.newcomers.present["new"] == again
     assert membership.own.joined == (again,)
@@ -107,7 +141,7 @@ def test_job_that_is_about_to_end_admits_nobody(clock: Clock, why: str) -> None:
     else:
         membership.update(state=HostState.DONE)
         membership.observe(status("algo-4", HostState.DONE))
-    assert membership.obstacle_to(NEW) == "the job is about to end"
+    assert membership.obstacle_to(NEW) == Obstacle(text="the job is about to end", exit_code=ExitCode.OK)
     assert membership.is_ending
 
 
@@ -115,7 +149,10 @@ def test_number_of_newcomers_is_limited(clock: Clock) -> None:
     membership = view("algo-3", clock)
     for number in range(MAX_JOINED):
         membership.admit(dataclasses.replace(NEW, host=f"new-{number}"))
-    assert "which is the limit" in membership.obstacle_to(NEW)
+    obstacle = membership.obstacle_to(NEW)
+    assert obstacle is not None
+    assert "which is the limit" in obstacle.text
+    assert membership.obstacle_to(dataclasses.replace(NEW, host="new-3")) is None  # it has its place
 
 
 @pytest.mark.parametrize("state", [HostState.DONE, HostState.FAILED])

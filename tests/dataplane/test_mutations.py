@@ -103,7 +103,7 @@ def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture) -> No
                 texts.add(error.details() or "")
         assert server.call("/hetero.v1.Launcher/Report", metadata) == b""
     # A heartbeat with another name is one of a stranger.
-    assert set(codes) == {"accepted", grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
+    assert set(codes) == {"accepted", grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
     assert min(codes["accepted"], codes[grpc.StatusCode.INVALID_ARGUMENT]) > 100
     assert not any("Traceback" in text for text in texts)
 

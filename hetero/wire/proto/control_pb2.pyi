@@ -165,7 +165,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., host: _Optional[_Union[JoinedHost, _Mapping]] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("refusal", "exit_code", "job_id", "cluster_json", "roles", "admitter", "admitter_address")
+    __slots__ = ("refusal", "exit_code", "job_id", "cluster_json", "roles", "admitter", "admitter_address", "may_pass")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class JoinReply(_message.Message):
     ROLES_FIELD_NUMBER: _ClassVar[int]
     ADMITTER_FIELD_NUMBER: _ClassVar[int]
     ADMITTER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MAY_PASS_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     exit_code: int
     job_id: str
@@ -180,7 +181,8 @@ class JoinReply(_message.Message):
     roles: _containers.RepeatedScalarFieldContainer[str]
     admitter: str
     admitter_address: str
-    def __init__(self, refusal: _Optional[str] = ..., exit_code: _Optional[int] = ..., job_id: _Optional[str] = ..., cluster_json: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., admitter: _Optional[str] = ..., admitter_address: _Optional[str] = ...) -> None: ...
+    may_pass: bool
+    def __init__(self, refusal: _Optional[str] = ..., exit_code: _Optional[int] = ..., job_id: _Optional[str] = ..., cluster_json: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., admitter: _Optional[str] = ..., admitter_address: _Optional[str] = ..., may_pass: bool = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("rank", "world_size", "generation")
