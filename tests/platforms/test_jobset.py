@@ -1,4 +1,4 @@
-"""JobSet and TrainJob: the environments of their pods, and what is wrong in others."""
+"""JobSet: the environments of its pods, and what is wrong in others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from recorded_environments import changed
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.platforms.jobset import JobSet
-from hetero.cluster.platforms.trainjob import TrainJob
 from hetero.errors import ClusterError
 
 GROUPS = "dnn=GPU:8:2 data=CPU:32:3"
@@ -30,19 +29,6 @@ def pod(group: str = "dnn", index: int = 0, **changes: str | None) -> dict[str, 
         "HETERO_GRACE_S": "120",
         "HOSTNAME": f"photos-{group}-0-{index}",
         "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    }
-    return changed(environ, **changes)
-
-
-def trainjob_pod(index: int = 0, **changes: str | None) -> dict[str, str]:
-    """Return the variables of a pod that trains in a TrainJob with Kubeflow's own runtime."""
-    environ = {
-        "PET_NNODES": "3",
-        "PET_NPROC_PER_NODE": "auto",
-        "PET_NODE_RANK": str(index),
-        "PET_MASTER_ADDR": "photos-node-0-0.photos",
-        "PET_MASTER_PORT": "29400",
-        "JOB_COMPLETION_INDEX": str(index),
     }
     return changed(environ, **changes)
 
@@ -120,62 +106,3 @@ def test_wrong_environment_of_a_pod_is_one_clear_sentence(changes: Mapping[str, 
 @pytest.mark.parametrize("changes", [{"JOBSET_NAME": None}, {"REPLICATED_JOB_NAME": None}, {"JOBSET_NAME": ""}])
 def test_pod_without_the_labels_is_no_jobset(changes: dict[str, str | None]) -> None:
     assert not JobSet(pod(**changes)).is_here()
-
-
-@pytest.mark.parametrize("index", range(3))
-def test_pod_of_a_trainjob_finds_the_pods_that_train(index: int) -> None:
-    platform = find_platform(trainjob_pod(index))
-    cluster = platform.read_cluster()
-    assert platform.name == "trainjob"
-    (group,) = cluster.groups
-    assert (group.name, group.role) == ("trainer", Role.TRAINER)
-    assert group.hosts == tuple(f"photos-node-0-{number}.photos" for number in range(3))
-    assert cluster.current_host == f"photos-node-0-{index}.photos"
-    assert platform.job_id(cluster) == "photos"
-
-
-def test_trainjob_with_the_runtime_of_render_has_all_groups() -> None:
-    for environ in (
-        {**trainjob_pod(1, PET_NNODES="2"), **pod("dnn", 1)},
-        pod("data", 2),  # data hosts have no PET_*
-    ):
-        platform = find_platform(environ)
-        cluster = platform.read_cluster()
-        assert [each.hosts for each in cluster.groups] == [TRAINERS, DATA]
-        assert platform.job_id(cluster) == "photos-0"
-
-
-def test_ranks_do_not_inherit_the_defaults_of_torchrun() -> None:
-    left = {name for name in trainjob_pod() if not name.startswith(TrainJob.stripped)}
-    assert left == {"JOB_COMPLETION_INDEX"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "hosts"),
-    [
-        ({"PET_NNODES": "1:3"}, 3),  # torchrun's form of an elastic job
-        ({"PET_NNODES": "1", "PET_MASTER_ADDR": None}, 1),
-        ({"PET_NNODES": "1", "PET_MASTER_ADDR": "10.0.0.7"}, 1),
-        ({"PET_MASTER_ADDR": "photos-node-0-0"}, 3),
-    ],
-)
-def test_forms_of_a_trainjob(changes: dict[str, str | None], hosts: int) -> None:
-    assert len(TrainJob(trainjob_pod(**changes)).read_cluster().hosts) == hosts
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"PET_NNODES": "many"}, "PET_NNODES is 'many'"),
-        ({"PET_NNODES": "0"}, "PET_NNODES is '0'"),
-        ({"PET_NNODES": "9999999"}, "PET_NNODES is '9999999'"),
-        ({"PET_NODE_RANK": "x"}, "PET_NODE_RANK is 'x'"),
-        ({"PET_NODE_RANK": "3"}, "PET_NODE_RANK is 3, and PET_NNODES 3"),
-        ({"PET_MASTER_ADDR": None}, "PET_MASTER_ADDR is ''\n.*\n.*hetero render trainjob"),
-        ({"PET_MASTER_ADDR": "10.0.0.7"}, "PET_MASTER_ADDR is '10.0.0.7'"),
-        ({"PET_MASTER_ADDR": "a/b-0.c"}, "PET_MASTER_ADDR is 'a/b-0.c'"),
-    ],
-)
-def test_wrong_environment_of_a_trainjob_is_one_clear_sentence(changes: dict[str, str | None], message: str) -> None:
-    with pytest.raises(ClusterError, match=message):
-        TrainJob(trainjob_pod(**changes)).read_cluster()

@@ -15,7 +15,7 @@ from hetero.cluster.platforms.platform import ClusterDescription
 
 __all__ = ["TrainJob"]
 
-_MASTER = re.compile(r"([A-Za-z0-9.-]{1,200})-0(\.[A-Za-z0-9.-]{1,200})?")
+_MASTER = re.compile(r"([A-Za-z0-9-]{1,200})-0(\.[A-Za-z0-9.-]{1,200})?")
 _MAX_NODES = 4096
 
 
@@ -57,4 +57,4 @@ class TrainJob(JobSet):
 
     def _jobset(self) -> str:
         name = self.environ.get("JOBSET_NAME", "")
-        return name or self.environ.get("PET_MASTER_ADDR", "").partition("-node-0-0")[0]
+        return name or self.environ.get("PET_MASTER_ADDR", "").partition(".")[0].removesuffix("-node-0-0")
