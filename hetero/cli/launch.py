@@ -31,7 +31,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.launch.launcher import launch
     from hetero.system.logs import write_line
 
-    if RAY in (namespace.platform, os.environ.get("HETERO_PLATFORM")):
+    if (namespace.platform or os.environ.get("HETERO_PLATFORM")) == RAY:
         from hetero.ray.job import run
 
         return run(config.resolve_options(namespace, os.environ, None))

@@ -19,6 +19,8 @@ __all__ = ["Child"]
 
 _MAX_LINES = 20
 _LAST_OUTPUT_S = 2.0
+_OF_THE_DRIVER = ("HETERO_PLATFORM", "HETERO_RAY_GROUPS")
+"""Variables that ask for a job on Ray. A child that had them would start another job."""
 
 
 class Child:
@@ -55,7 +57,7 @@ class Child:
         self._on_end = on_end
         self._token_descriptor, token_path = token_memfd(token)
         self._environ = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name not in _OF_THE_DRIVER},
             **variables,
             TOKEN_FILE_VARIABLE: token_path,
             PARENT_VARIABLE: str(os.getpid()),
@@ -64,10 +66,10 @@ class Child:
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
+        self._sent: set[signal.Signals] = set()
         self._ended = threading.Event()
         self.exit_code: int | None = None
         """Exit code as `subprocess` returns it. None while the process runs."""
-        self.was_asked_to_stop = False
         self._thread = threading.Thread(target=self._run, name="child", daemon=True)
         self._thread.start()
 
@@ -77,28 +79,36 @@ class Child:
         return 0 if self._process is None else self._process.pid
 
     @property
+    def was_asked_to_stop(self) -> bool:
+        """Whether `stop` was called."""
+        return bool(self._sent)
+
+    @property
     def last_lines(self) -> tuple[str, ...]:
         """The last lines that the process has written to standard error."""
         return tuple(self._lines)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send a signal that asks the process to end. Does not wait. Idempotent.
+        """Send a signal that ends the process, or asks it to end. Does not wait.
+
+        Each signal is sent once, because a launcher that gets SIGTERM again does not finish what it computes.
 
         Args:
             number: The signal.
         """
         with self._lock:
-            self.was_asked_to_stop = True
-            if self._process is not None and self._process.poll() is None:
+            is_new = number not in self._sent
+            self._sent.add(number)
+            if is_new and self._process is not None and self._process.poll() is None:
                 self._process.send_signal(number)
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Wait for the end of the process, at most ``timeout_s`` seconds. Return whether it has ended."""
         return self._ended.wait(timeout_s)
 
     def _run(self) -> None:
         with self._lock:
-            if not self.was_asked_to_stop:
+            if not self._sent:
                 self._process = subprocess.Popen(
                     self._command,
                     cwd=self._folder,
@@ -115,8 +125,9 @@ class Child:
             assert self._process.stderr is not None
             errors = threading.Thread(target=self._relay, args=(self._process.stderr,), name="relay", daemon=True)
             errors.start()
-            for line in self._process.stdout:
-                self._on_line(line.rstrip("\n"))
+            with self._process.stdout as stream:
+                for line in stream:
+                    self._on_line(line.rstrip("\n"))
             self.exit_code = self._process.wait()
             errors.join(_LAST_OUTPUT_S)  # a process that the child has left behind may keep the pipe open
         os.close(self._token_descriptor)
@@ -125,6 +136,7 @@ class Child:
 
     def _relay(self, stream: IO[str]) -> None:
         """Pass the lines of standard error on, and keep the last ones."""
-        for line in stream:
-            self._lines.append(line.rstrip("\n"))
-            self._on_error_line(line.rstrip("\n"))
+        with stream:
+            for line in stream:
+                self._lines.append(line.rstrip("\n"))
+                self._on_error_line(line.rstrip("\n"))

@@ -25,13 +25,14 @@ from hetero.cluster.groups import StatedGroup, group_document, parse_stated_grou
 from hetero.cluster.roles import assign_roles
 from hetero.config import LaunchOptions
 from hetero.control.security import Token
-from hetero.errors import CapacityError, ClusterError, ConfigError, ExitCode
-from hetero.ray.job_host import JobHost, JobHostOrder
+from hetero.errors import CapacityError, ClusterError, ConfigError, ExitCode, HeteroError
+from hetero.ray.job_host import Demand, JobHost, JobHostOrder
+from hetero.ray.scaling import Bounds, Scaler
 from hetero.render.request import resources_of
 from hetero.system.logs import write_line
 from hetero.system.scripts import script_words
 
-__all__ = ["ElasticGroup", "parse_group", "run"]
+__all__ = ["ElasticGroup", "Job", "parse_group", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +40,20 @@ _POLL_S = 2.0
 _PATIENCE_S = 10.0
 _STOP_S = 90.0
 """Longest time from a request to stop until the driver gives up the launchers."""
-_FOREVER_S = 1e8
+_END_S = 10.0
+"""Longest time from the end of the trainers' launchers until the driver ends the others."""
 _MAX_FAILURES = 3
 """No more data hosts are added after so many of them have failed."""
-_SHRINK_POLLS = 15
-"""A data host leaves after so many polls in a row in which the job wanted fewer."""
+_CODES = {
+    "ActorUnschedulableError": ExitCode.CAPACITY,
+    "AuthenticationError": ExitCode.AUTHENTICATION,
+    "ObjectStoreFullError": ExitCode.RESOURCES,
+    "OutOfDiskError": ExitCode.RESOURCES,
+    "OutOfMemoryError": ExitCode.RESOURCES,
+    "RayTaskError": ExitCode.INTERNAL,
+    "RuntimeEnvSetupError": ExitCode.USAGE,
+}
+"""Exit codes by the name of Ray's error. Every other error means that the host was lost."""
 _BOUNDS = re.compile(r"(.+:)([0-9]+)\.\.([0-9]+)")
 _NOT_PASSED = (
     "script",
@@ -108,12 +118,19 @@ def run(options: LaunchOptions) -> int:
     if any(group.max_hosts > group.stated.count for group in fixed):
         raise ConfigError("--group: only a data group can have MIN..MAX hosts, because the number of ranks is fixed")
     ray = _ray()
-    with _connection(ray), _Job(ray, options, groups, roles) as job:
+    with _connection(ray), Job(ray, options, groups, roles) as job:
         return job.run()
 
 
-class _Job:
-    """A job in progress."""
+class Job:
+    """A job in progress. Use it as a context manager, in the main thread.
+
+    Args:
+        ray: The module, connected to a cluster.
+        options: Options of the job.
+        groups: Groups of the job.
+        roles: Role of each group.
+    """
 
     def __init__(self, ray: Any, options: LaunchOptions, groups: Sequence[ElasticGroup], roles: Sequence[Role]) -> None:
         self._ray = ray
@@ -126,41 +143,48 @@ class _Job:
         """The actors, by the name of their host. Those of the description come first."""
         self._group_of: dict[str, ElasticGroup] = {}
         self._addresses: dict[str, str] = {}
+        self._ends: dict[Any, str] = {}
+        """Host whose launcher still runs, by Ray's reference to its exit code."""
         self._codes: dict[str, int] = {}
-        self._waits: dict[str, Any] = {}
-        """For each host, the reference to the exit code of its launcher."""
+        """Exit codes of the hosts that have ended or were lost."""
+        self._lost: set[str] = set()
+        self._leaving: set[str] = set()
+        self._elastic = next((group for group in groups if group.max_hosts > group.stated.count), None)
+        if self._elastic is not None:
+            bounds = Bounds(min_hosts=self._elastic.stated.count, max_hosts=self._elastic.max_hosts)
+            self._scaler = Scaler(bounds)
         self._placement: Any = None
         self._num_signals = 0
-        self._too_many = 0
 
-    def __enter__(self) -> _Job:
+    def __enter__(self) -> Job:
         self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        references = [actor.clean_up.remote() for actor in self._hosts.values()]
-        if references:
-            self._ray.wait(references, num_returns=len(references), timeout=_POLL_S)
+        grace_s = 0.0 if self._num_signals > 1 else _END_S
+        started = {*self._ends.values(), *self._codes}
+        closed = [actor.close.remote(grace_s) for name, actor in self._hosts.items() if name in started]
+        if closed:
+            self._ray.wait(closed, num_returns=len(closed), timeout=grace_s + _POLL_S)
         for actor in self._hosts.values():
             self._ray.kill(actor)
         if self._placement is not None:
             self._ray.util.remove_placement_group(self._placement)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def run(self) -> int:
         """Place the hosts, follow them to the end, and return the exit code of the job."""
-        if not self._place():
-            return 128 + signal.SIGTERM
+        if not (self._place() and self._find_addresses()):
+            return next(iter(self._codes.values()), 128 + signal.SIGTERM)
         cluster = {
             "instance_groups": [
                 group_document(group.stated.name, group.stated.instance_type, self._names(group))
                 for group in self._groups
             ]
         }
-        for name in list(self._hosts):
-            order = self._order(name, ["--cluster-file", "{folder}/cluster.json"], cluster)
-            self._ray.get(self._hosts[name].start.remote(order))
+        for name in self._hosts:
+            self._start(name, self._order(name, ["--cluster-file", "{folder}/cluster.json"], cluster))
         return self._follow()
 
     def _place(self) -> bool:
@@ -191,8 +215,29 @@ class _Job:
         for number, name in enumerate(names):
             where = strategies.PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=number)
             self._hosts[name] = self._actor(self._group_of[name], scheduling_strategy=where)
-        found = self._ray.get([actor.address.remote() for actor in self._hosts.values()])
-        self._addresses = dict(zip(self._hosts, found, strict=True))
+        return True
+
+    def _find_addresses(self) -> bool:
+        """Wait until all actors run. Return False if one was lost, or the job was asked to stop."""
+        pending = {actor.address.remote(): name for name, actor in self._hosts.items()}
+        deadline_s = time.monotonic() + self._options.start_timeout_s
+        while pending:
+            ready, _ = self._ray.wait(list(pending), timeout=_POLL_S)
+            for reference in ready:
+                name = pending.pop(reference)
+                try:
+                    self._addresses[name] = self._ray.get(reference, timeout=_PATIENCE_S)
+                except self._ray.exceptions.RayError as error:
+                    self._record_loss(name, error)
+                    return False
+            if self._num_signals:
+                return False
+            if time.monotonic() > deadline_s:
+                raise CapacityError(
+                    f"Ray has not started the job within {self._options.start_timeout_s:.0f} s\n"
+                    f"  found: no answer from {', '.join(pending.values())}\n"
+                    "  to do: see `ray status`, and the logs of Ray on these nodes"
+                )
         return True
 
     def _actor(self, group: ElasticGroup, **options: Any) -> Any:
@@ -201,6 +246,9 @@ class _Job:
             num_cpus=resources["CPU"], num_gpus=resources.get("GPU", 0), max_concurrency=8, **options
         )
         return actor.remote()
+
+    def _start(self, name: str, order: JobHostOrder) -> None:
+        self._ends[self._hosts[name].run.remote(order)] = name
 
     def _order(self, name: str, where: Sequence[str], cluster: object) -> JobHostOrder:
         options = self._options
@@ -226,71 +274,87 @@ class _Job:
         }
 
     def _follow(self) -> int:
-        """Wait for the launchers, and let the number of data hosts follow the demand."""
+        """Wait for the launchers of the trainers, and let the number of data hosts follow the demand."""
         trainers = [name for name in self._hosts if self._roles[self._group_of[name].stated.name] is Role.TRAINER]
+        demand = self._hosts[trainers[0]].demand.remote(0) if self._elastic else None
         stop_at_s: float | None = None
-        while True:
-            for name, actor in self._hosts.items():
-                if name not in self._codes:
-                    self._codes.update(self._end_of(name, actor))
-            if all(name in self._codes for name in trainers):
-                break
+        while not all(name in self._codes for name in trainers):
+            ready, _ = self._ray.wait([*self._ends, *([demand] if demand else [])], timeout=_POLL_S / 4)
+            for reference in ready:
+                if reference == demand:
+                    demand = self._follow_demand(reference, trainers)
+                else:
+                    self._record_end(reference)
             if self._num_signals and stop_at_s is None:
                 stop_at_s = time.monotonic() + _STOP_S
+                demand = None
                 self._tell_all_to_stop()
             if stop_at_s is not None and (time.monotonic() > stop_at_s or self._num_signals > 1):
                 _say("the launchers did not end in time; ending them")
                 return int(ExitCode.SHUTDOWN_OVERRAN)
-            if stop_at_s is None:
-                self._scale(trainers[0])
-            time.sleep(_POLL_S / 4)
-        code = self._codes[trainers[0]]
-        self._bring_home(trainers[0])
-        return code
+        if trainers[0] in self._lost:
+            _say(f"there is no report, because {trainers[0]} was lost")
+        else:
+            self._bring_home(trainers[0])
+        return self._exit_code(trainers)
 
-    def _end_of(self, name: str, actor: Any) -> dict[str, int]:
-        """Return the exit code of a launcher that has ended, or nothing while it runs."""
-        if name not in self._waits:
-            self._waits[name] = actor.wait.remote(_FOREVER_S)
-        ready, _ = self._ray.wait([self._waits[name]], timeout=0)  # an actor that Ray has not placed yet is not lost
-        if not ready:
-            return {}
+    def _record_end(self, reference: Any) -> None:
+        name = self._ends.pop(reference)
         try:
-            code = self._ray.get(self._waits.pop(name))
+            code = self._ray.get(reference, timeout=_PATIENCE_S)
         except self._ray.exceptions.RayError as error:
-            _say(f"host {name} was lost: {str(error).splitlines()[0]}")
-            return {name: int(ExitCode.ORPHANED)}
-        if code is not None:
-            _say(f"the launcher of {name} ended with {code}")
-        return {} if code is None else {name: code if code >= 0 else 128 - code}
+            self._record_loss(name, error)
+            return
+        _say(f"the launcher of {name} ended with {code}")
+        self._codes[name] = code if code >= 0 else 128 - code
+
+    def _record_loss(self, name: str, error: Exception) -> None:
+        self._lost.add(name)
+        self._codes[name] = int(_exit_code_of(error))
+        if name not in self._leaving:
+            _say(f"host {name} was lost: {_summary(error)}")
+
+    def _exit_code(self, trainers: Sequence[str]) -> int:
+        """Return the code of the first trainer host that failed. All launchers report the cause of the job's end.
+
+        The loss of a host is the code only if no launcher has reported one.
+        """
+        reported = [self._codes[name] for name in trainers if name not in self._lost]
+        return next(filter(None, reported), 0) if reported else self._codes[trainers[0]]
 
     def _tell_all_to_stop(self) -> None:
         _say("asked to stop: asking every launcher to stop")
-        for name, actor in self._hosts.items():
-            if name not in self._codes:
-                actor.stop.remote()
+        for name in self._ends.values():
+            self._hosts[name].stop.remote()
 
-    def _scale(self, first_trainer: str) -> None:
-        """Add a data host where the job could use one more, and let one leave where it has had too many for a while."""
-        elastic = next((group for group in self._groups if group.max_hosts > group.stated.count), None)
-        if elastic is None or 0 in self._codes.values():  # data hosts end with 0 as soon as the training has ended
-            return
-        added = [name for name, group in self._group_of.items() if group is elastic][elastic.stated.count :]
-        if sum(self._codes.get(name, 0) not in (0, 128 + signal.SIGTERM) for name in added) >= _MAX_FAILURES:
-            return  # more of them would fail too
+    def _follow_demand(self, reference: Any, trainers: Sequence[str]) -> Any:
+        """Add data hosts, or let one leave, after an estimate. Return the reference to the next estimate, or None."""
+        assert self._elastic is not None
         try:
-            wanted = self._ray.get(self._hosts[first_trainer].wanted.remote(), timeout=_POLL_S)
+            demand: Demand = self._ray.get(reference, timeout=_PATIENCE_S)
         except self._ray.exceptions.RayError:
-            return  # the loss of the host is noticed by its exit code
-        present = [name for name, group in self._group_of.items() if group is elastic and name not in self._codes]
-        if wanted.get("wanted_data_hosts_low", 0) > len(present) and len(present) < elastic.max_hosts:
-            self._add(elastic, first_trainer)
-        is_too_many = bool(wanted) and wanted["wanted_data_hosts_high"] < len(present) > elastic.stated.count
-        self._too_many = self._too_many + 1 if is_too_many else 0
-        if self._too_many > _SHRINK_POLLS:
-            self._too_many = 0
-            _say(f"the job wants at most {wanted['wanted_data_hosts_high']} data hosts; {present[-1]} leaves")
-            self._hosts[present[-1]].stop.remote()
+            return None  # the end of the host is recorded elsewhere
+        names = self._names(self._elastic)
+        if any(name in self._codes for name in trainers) or 0 in (self._codes.get(name) for name in names):
+            return None  # the job ends: its data hosts end with 0
+        present = [name for name in names if name not in self._codes and name not in self._leaving]
+        target = self._scaler.target(low=demand.low, high=demand.high, present=len(present))
+        if target < len(present):
+            _say(f"the job wants at most {demand.high} data hosts; {present[-1]} leaves")
+            self._let_leave(present[-1])
+        added = [name for name in names[self._elastic.stated.count :] if name not in self._leaving]
+        num_failed = sum(self._codes.get(name, 0) not in (0, 128 + signal.SIGTERM) for name in added)
+        for _ in range(target - len(present)):
+            if num_failed >= _MAX_FAILURES:
+                break  # more of them would fail too
+            self._add(self._elastic, trainers[0])
+        return self._hosts[trainers[0]].demand.remote(demand.number)
+
+    def _let_leave(self, name: str) -> None:
+        self._leaving.add(name)
+        asked = self._hosts[name].stop.remote()
+        if not self._ray.wait([asked], timeout=_POLL_S)[0]:
+            self._ray.kill(self._hosts[name])  # Ray has not placed it yet, and need not
 
     def _add(self, group: ElasticGroup, first_trainer: str) -> None:
         name = f"{group.stated.name}-{len(self._names(group))}"
@@ -299,19 +363,21 @@ class _Job:
         self._hosts[name] = self._actor(group)
         port = str(self._options.port)
         where = ["--join", f"{first_trainer}:{port}", "--join-group", group.stated.name, "--port", "{port}"]
-        self._hosts[name].start.remote(self._order(name, where, {}))
+        self._start(name, self._order(name, where, {}))
 
     def _bring_home(self, first_trainer: str) -> None:
         folder = self._options.output_dir or Path("runs") / self._id
         try:
             files = self._ray.get(self._hosts[first_trainer].results.remote(), timeout=_STOP_S)
-            folder.mkdir(parents=True, exist_ok=True)
+            if files:
+                folder.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 (folder / name).write_bytes(content)
         except (OSError, self._ray.exceptions.RayError) as error:
             _say(f"the report could not be brought to {folder}: {error}")
             return
-        _say(f"report: {folder / 'report.md'}")
+        if files:
+            _say(f"report: {folder / 'report.md'}")
 
     def _names(self, group: ElasticGroup) -> list[str]:
         return [name for name, own in self._group_of.items() if own is group]
@@ -348,8 +414,23 @@ def _connection(ray: Any) -> Iterator[None]:
         ) from error
     try:
         yield
+    except ray.exceptions.RayError as error:  # of a call that is not for one host
+        raise ClusterError(f"the Ray cluster has failed: {_summary(error)}") from error
     finally:
         ray.shutdown()
+
+
+def _exit_code_of(error: Exception) -> ExitCode:
+    """Return the exit code of a host whose actor did not answer. No other function translates Ray's errors to codes."""
+    cause = getattr(error, "cause", None)  # what the actor's own code has raised
+    if isinstance(cause, HeteroError):
+        return cause.exit_code
+    found = (_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)
+    return next(found, ExitCode.ORPHANED)
+
+
+def _summary(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _bundle(group: ElasticGroup) -> dict[str, float]:

@@ -1,15 +1,20 @@
-"""One host of a job that Ray places: an actor whose child process is a launcher."""
+"""One host of a job that Ray places: an actor whose child process is a launcher.
+
+The driver calls `run` once, which returns when the launcher has ended. The other methods run beside it, on further
+threads of the actor.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import signal
 import tempfile
-import time
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetero.control.security import Token
 from hetero.errors import ExitCode
@@ -18,24 +23,39 @@ from hetero.metrics.lines import METRIC_MARK
 from hetero.ray.child import Child
 from hetero.system.logs import write_line
 
-__all__ = ["JobHost", "JobHostOrder"]
+__all__ = ["Demand", "JobHost", "JobHostOrder"]
 
+_KILLED_S = 2.0
+"""Longest time from SIGKILL until the launcher's processes have ended."""
 _MAX_FILE_BYTES = 64 << 20
-_POLL_S = 0.1
 _RESULTS = ("report.json", "report.md", "metrics.json", "profile.json")
-_WANTED = re.compile(rf"{METRIC_MARK} (wanted_data_hosts(?:_low|_high)?)=([0-9]+)")
+_WANTED = re.compile(rf"{METRIC_MARK} (wanted_data_hosts_(?:low|high))=([0-9]+)")
+_LAST_FIGURE = "wanted_data_hosts_high"
+"""The launcher logs this figure of an estimate last."""
 JobHostOrder = dict[str, Any]
 """What a host gets from the driver: its ``name``, ``arguments`` of `hetero launch`, ``options``, ``cluster``, ``hosts``
 by name, ``token`` and ``variables``. Ray sends it, so it has plain values only."""
+
+
+class Demand(NamedTuple):
+    """An estimate of the number of data hosts that the job could use."""
+
+    number: int
+    """1 for the first estimate of the job, 2 for the second."""
+    low: int
+    high: int
 
 
 class JobHost:
     """Runs the launcher of one host. The driver makes it a Ray actor with several threads."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="hetero-ray-"))
+        self._folder: Path | None = None
         self._child: Child | None = None
-        self._wanted: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._was_asked_to_stop = False
+        self._figures: dict[str, int] = {}
+        self._num_estimates = 0
 
     def address(self) -> str:
         """Return the address of this node."""
@@ -43,18 +63,31 @@ class JobHost:
 
         return str(get_node_ip_address())  # type: ignore[no-untyped-call]
 
-    def start(self, order: JobHostOrder) -> None:
-        """Start the launcher."""
+    def run(self, order: JobHostOrder) -> int:
+        """Run the launcher and return its exit code, which is negative if a signal ended it.
+
+        Raises:
+            PortError: If this node has no free port.
+        """
+        with self._changed:
+            if self._was_asked_to_stop:
+                return -signal.SIGTERM
+            self._child = child = self._start(order)
+        child.wait(None)
+        return int(ExitCode.RESOURCES) if child.exit_code is None else child.exit_code
+
+    def _start(self, order: JobHostOrder) -> Child:
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="hetero-ray-"))
         files: Mapping[str, object] = {"options.json": order["options"], "cluster.json": order["cluster"]}
         for name, content in files.items():
-            (self._folder / name).write_text(json.dumps(content), encoding="utf-8")
+            (folder / name).write_text(json.dumps(content), encoding="utf-8")
         addresses = {**order["hosts"], order["name"]: self.address()}
-        hosts = self._folder / "hosts"
+        hosts = folder / "hosts"
         hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()), encoding="utf-8")
         # A host that joins may be on the node of another one, so it needs a port of its own.
-        values = {"{folder}": str(self._folder), "{port}": str(free_port())}
+        values = {"{folder}": str(folder), "{port}": str(free_port())}
         arguments: Sequence[str] = [_filled(text, values) for text in order["arguments"]]
-        self._child = Child(
+        return Child(
             ["-m", "hetero.cli", *arguments],
             token=Token(order["token"]),
             folder=str(Path.cwd()),
@@ -64,44 +97,47 @@ class JobHost:
             on_end=lambda _: None,
         )
 
-    def wait(self, timeout_s: float) -> int | None:
-        """Return the exit code of the launcher, or None if it still runs after this time."""
-        deadline_s = time.monotonic() + timeout_s
-        while (child := self._child) is None:  # another thread of this actor is about to start it
-            if time.monotonic() > deadline_s:
-                return None
-            time.sleep(_POLL_S)
-        if not child.wait(max(0.0, deadline_s - time.monotonic())):
-            return None
-        return int(ExitCode.RESOURCES) if child.exit_code is None else child.exit_code
-
     def stop(self) -> None:
-        """Ask the launcher to stop. Does not wait."""
-        if self._child is not None:
-            self._child.stop()
+        """Ask the launcher to stop. Does not wait. Idempotent."""
+        with self._changed:
+            self._was_asked_to_stop = True
+            if self._child is not None:
+                self._child.stop()
 
-    def wanted(self) -> dict[str, int]:
-        """Return the number of data hosts that the job could use, with its interval. Empty if it is not known."""
-        return dict(self._wanted)
+    def demand(self, after: int) -> Demand:
+        """Wait for an estimate that is newer than number ``after``, and return the latest one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_estimates > after)
+            low, high = (self._figures[f"wanted_data_hosts_{end}"] for end in ("low", "high"))
+            return Demand(self._num_estimates, low, high)
 
     def results(self) -> dict[str, bytes]:
         """Return the files that the launcher has written, without those that are too large."""
         found = {}
-        for name in _RESULTS:
-            path = self._folder / "output" / name
+        for path in [] if self._folder is None else [self._folder / "output" / name for name in _RESULTS]:
             if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
-                found[name] = path.read_bytes()
+                found[path.name] = path.read_bytes()
         return found
 
-    def clean_up(self) -> None:
-        """Remove the files of this host."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def close(self, grace_s: float) -> None:
+        """Wait until the launcher has ended, end it after ``grace_s`` seconds, and remove the files of this host."""
+        with self._changed:
+            self._was_asked_to_stop = True  # a launcher that has not started does not start any more
+            child = self._child
+        if child is not None and not child.wait(grace_s):
+            child.stop(signal.SIGKILL)
+            child.wait(_KILLED_S)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self, line: str) -> None:
         """Print a line of the launcher, which Ray sends to the driver, and read its figures."""
-        match = _WANTED.search(line)
-        if match:
-            self._wanted[match[1]] = int(match[2])
+        if match := _WANTED.search(line):
+            with self._changed:
+                self._figures[match[1]] = int(match[2])
+                if match[1] == _LAST_FIGURE:
+                    self._num_estimates += 1
+                    self._changed.notify_all()
         write_line(line)
 
 

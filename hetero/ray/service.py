@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 10.0
 _CALL_S = 30.0
+_HUB_S = 150.0
+"""Longest time until the coordinator's actor has started the hub, or says that it did not start."""
 _SHUTDOWN_S = 60.0
 _REFUSED = ("data_service", "tls_dir", "profile", "plan", "audit", "join", "join_group", "host", "port", "platform")
 
@@ -102,7 +104,7 @@ class DataService:
             self._coordinator = (
                 ray.remote(Coordinator).options(num_cpus=0, max_concurrency=16).remote(self._order, self._placement)
             )
-            reason = ray.get(self._coordinator.start.remote())
+            reason = ray.get(self._coordinator.start.remote(), timeout=start_timeout_s + _HUB_S)
         except BaseException as error:
             self.shutdown()
             if isinstance(error, ray.exceptions.RayError):

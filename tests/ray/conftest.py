@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_harness import SCRIPT, Training
+from ray_harness import DATA, SCRIPT, Training
+
+from hetero.ray import DataService
 
 _QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -17,49 +18,74 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
-    "HETERO_PROGRESS_SECONDS": "1",
+    "HETERO_PROGRESS_SECONDS": "0.5",
+    "HETERO_TIME_SCALE": "0.5",
 }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents and "cluster" in getattr(item, "fixturenames", ()):
+        if Path(__file__).parent in item.path.parents and "address" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.integration)
             item.add_marker(pytest.mark.filterwarnings("ignore"))  # Ray's own
             item.add_marker(pytest.mark.timeout(300))  # Ray starts dozens of processes, and other tests run beside
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Start a cluster of two nodes. The second one has the label ``role=data``."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    pytest.importorskip("ray.train", reason="ray[train] is not installed")
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Start a cluster of a node with a GPU, as Ray counts it, and two others. Return its address.
+
+    Each node has an address of its own, because all launchers of a job use the same port. The other nodes have the
+    label ``role=data``.
+    """
+    pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
 
-    before = {name: os.environ.get(name) for name in _QUIET}
-    os.environ.update(_QUIET)
-    started = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20},
-    )
+    common = {"num_cpus": 3, "object_store_memory": 100 << 20}
+    # Ray takes 127.0.0.1 for the address of the machine.
+    head = {"num_gpus": 1, "node_ip_address": "127.0.0.21", "include_dashboard": False}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _QUIET.items():
+            patch.setenv(name, value)
+        started = Cluster(initialize_head=True, head_node_args={**head, **common})
+        try:
+            for number in (22, 23):
+                started.add_node(node_ip_address=f"127.0.0.{number}", labels=DATA, **common)
+            yield started.address
+        finally:
+            started.shutdown()
+
+
+@pytest.fixture(scope="session")
+def cluster(address: str) -> Iterator[Any]:
+    """Connect this process to the cluster. Return the module ``ray``."""
+    pytest.importorskip("ray.train", reason="ray[train] is not installed")
+    import ray
+
+    ray.init(address=address, log_to_driver=True, logging_level="warning")
     try:
-        started.add_node(num_cpus=4, object_store_memory=100 << 20, labels={"role": "data"})
-        ray.init(address=started.address, log_to_driver=True, logging_level="warning")
         yield ray
     finally:
         ray.shutdown()
-        started.shutdown()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def service(cluster: Any) -> Iterator[DataService]:
+    """Two data hosts for the tests that do not change them."""
+    with DataService(str(SCRIPT), num_hosts=2, label_selector=DATA) as service:
+        service.wait_serving()
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the scripts importable."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
 
 
 @pytest.fixture
-def train(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Training]:
+def train(cluster: Any, tmp_path: Path) -> Callable[..., Training]:
     """Return a function that starts a training run with a service."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     count = iter(range(100))
     return lambda service, config=None, **options: Training(
         tmp_path / f"run-{next(count)}", service, config or {}, **options

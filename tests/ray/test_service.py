@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_harness import SCRIPT, Training, living
+from ray_harness import DATA, SCRIPT, Training, alone, check_batches, check_ended, wait_until
 
 import hetero.ray
 from hetero.errors import CapacityError, ConfigError, DataPlaneError
 from hetero.ray import DataService
 
-DATA = {"role": "data"}
 
-
-def test_nothing_is_left_after_shutdown(cluster: Any) -> None:
-    total = cluster.cluster_resources()["CPU"]
-    with DataService(str(SCRIPT), num_hosts=2, label_selector=DATA) as service:
-        service.wait_serving()
-        processes = service.call("processes")
-        assert cluster.available_resources()["CPU"] == total - 2
-        assert sorted(service.serving()) == ["data-0", "data-1"]
-    service.shutdown()  # idempotent
-    pids = [pid for each in processes.values() for pid in each]
-    assert len(pids) == 6
-    deadline_s = time.monotonic() + 10
-    while (living(pids) or cluster.available_resources()["CPU"] != total) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert living(pids) == []
-    assert cluster.available_resources()["CPU"] == total
-    with pytest.raises(DataPlaneError, match="the data service was shut down"):
-        service.serving()
-
-
-def test_token_is_in_no_argument_environment_or_pickle(cluster: Any) -> None:
-    with DataService(str(SCRIPT), label_selector=DATA) as service:
-        service.wait_serving()
-        token = service.call("admission")["token"].encode()
-        found = cluster.cloudpickle.dumps(service)
-        for pids in service.call("processes").values():
-            for pid in pids:
-                found += Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+def test_token_is_in_no_argument_environment_or_pickle(service: DataService, cluster: Any) -> None:
+    token = service.call("admission")["token"].encode()
+    found = cluster.cloudpickle.dumps(service)
+    processes = service.call("processes")
+    assert sorted(len(pids) for pids in processes.values()) == [2, 2, 2]
+    for pid in [pid for pids in processes.values() for pid in pids]:
+        found += Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
     assert token not in found
-    logs = Path("/tmp/ray/session_latest/logs")
+    logs = Path(cluster._private.worker._global_node.get_logs_dir_path())
     assert not [path for path in logs.iterdir() if path.is_file() and token in path.read_bytes()]
+
+
+def test_process_without_rank_cannot_connect(service: DataService) -> None:
+    with pytest.raises(ConfigError, match="has no rank"):
+        hetero.ray.connect(service)
+
+
+def test_copy_cannot_shut_the_service_down(service: DataService, cluster: Any) -> None:
+    copy = cluster.cloudpickle.loads(cluster.cloudpickle.dumps(service))
+    with pytest.raises(ConfigError, match="only the process that made"):
+        copy.shutdown()
+    assert sorted(copy.serving()) == ["data-0", "data-1"]
 
 
 def test_script_that_fails_on_data_hosts_fails_the_service_with_its_traceback(cluster: Any, tmp_path: Path) -> None:
@@ -68,26 +58,35 @@ def test_script_that_no_node_has_is_an_error(cluster: Any) -> None:
         DataService("missing.py")
 
 
-def test_process_without_rank_cannot_connect(cluster: Any) -> None:
-    with DataService(str(SCRIPT)) as service, pytest.raises(ConfigError, match="has no rank"):
-        hetero.ray.connect(service)
-
-
-def test_copy_cannot_shut_the_service_down(cluster: Any) -> None:
-    with DataService(str(SCRIPT)) as service:
-        copy = cluster.cloudpickle.loads(cluster.cloudpickle.dumps(service))
-        with pytest.raises(ConfigError, match="only the process that made"):
-            copy.shutdown()
-
-
-def test_number_of_data_hosts_follows_the_demand_until_shutdown(cluster: Any, train: Callable[..., Training]) -> None:
+def test_number_of_data_hosts_follows_the_demand_of_a_resumed_run_until_shutdown(
+    service: DataService, cluster: Any, train: Callable[..., Training], tmp_path: Path
+) -> None:
+    free = cluster.cluster_resources()["CPU"] - len(service.serving())
     # A rank takes a batch of 8 samples in 20 ms, and an endpoint needs 8 x 5 ms for it: four endpoints for two ranks.
-    config = {"num_samples": 480_000, "sleep_s": 0.005, "step_s": 0.02}
-    with DataService(str(SCRIPT), num_hosts=1, max_hosts=3, label_selector=DATA) as service:
-        training = train(service, config)
-        service.wait_serving(3, timeout_s=60)
-    training.wait()
-    assert "the data service is gone" in str(training.error)
+    # Later a rank takes a batch in 300 ms, and one endpoint is enough.
+    config = {"num_samples": 480_000, "sleep_s": 0.005, "step_s": 0.02, "slow_step_s": 0.3}
+
+    def save(loader: Any, step: int) -> None:
+        if step == 40:
+            (tmp_path / "loader.json").write_text(json.dumps(loader.state_dict()))
+
+    alone(tmp_path / "alone", {**config, "stop_at": 40}, report=save)
+    resumed = {**config, "checkpoint": cluster.train.Checkpoint.from_directory(tmp_path)}
+    with DataService(str(SCRIPT), num_hosts=1, max_hosts=2, label_selector=DATA) as own:
+        training = train(own, resumed)
+        own.wait_serving(2, timeout_s=60)
+        (training.folder / "slow").touch()
+        wait_until(lambda: own.serving() == ["data-0"], "a data host leaves")
+        training.wait_step(training.steps() + 3)
+        processes = own.call("processes")
+        assert sorted(processes) == ["0", "coordinator"]
+    training.wait_failed("the data service is gone")
+    check_batches(training.folder, config, first=40)
+    own.shutdown()  # idempotent
+    check_ended(processes)
+    wait_until(lambda: cluster.available_resources()["CPU"] == free, "CPUs are left", timeout_s=10)
+    with pytest.raises(DataPlaneError, match="the data service was shut down"):
+        own.serving()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
-"""Trains on nothing in Ray Train, but says exactly what it was fed: a SHA-256 chain per rank over every batch."""
+"""Trains on nothing, but writes what it was fed: for each batch of a rank, a line with its SHA-256 and the data wait.
+
+Ray Train runs `train`. Without Ray Train it is a script, whose argument is the configuration as JSON.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -40,10 +45,8 @@ def augmented(num_samples: int, sleep_s: float = 0.0) -> torch.utils.data.Datase
     return Augmented(num_samples, sleep_s)
 
 
-def chain(
-    config: dict[str, Any], *, rank: int, world_size: int, state: Any = None, report: Any = None
-) -> dict[str, Any]:
-    """Run the epochs and return what the rank was fed.
+def chain(config: dict[str, Any], *, rank: int, world_size: int, state: Any = None, report: Any = None) -> None:
+    """Run the epochs.
 
     Args:
         config: Settings of the run.
@@ -56,33 +59,31 @@ def chain(
     loader = DataLoader(spec, batch_size=8, shuffle=True, seed=17, shard=(rank, world_size))
     if state is not None:
         loader.load_state_dict(state)
-    digest, batches, longest_s = hashlib.sha256(), [], 0.0
+    folder = Path(config["folder"])
+    step = 0
     for _ in range(config.get("epochs", 1)):
         asked_s = time.monotonic()
         for batch in loader:
-            if batches:  # the first batch waits until endpoints have started
-                longest_s = max(longest_s, time.monotonic() - asked_s)
+            wait_s = time.monotonic() - asked_s if step else 0.0  # the first batch waits until endpoints have started
+            step += 1
             content = repr(batch["index"].tolist()).encode() + batch["image"].numpy().tobytes()
-            digest.update(content)
-            batches.append(hashlib.sha256(content).hexdigest())
+            with (folder / f"batches-{rank}").open("a") as file:
+                file.write(f"{hashlib.sha256(content).hexdigest()} {wait_s}\n")
             if report is not None:
-                report(loader, len(batches))
-            is_over = len(batches) == config.get("stop_at") or (Path(config.get("folder", "/")) / "stop").exists()
-            if is_over:
-                break
-            time.sleep(config.get("step_s", 0.0))
+                report(loader, step)
+            if step == config.get("stop_at") or (folder / "stop").exists():
+                return
+            time.sleep(config["slow_step_s"] if (folder / "slow").exists() else config.get("step_s", 0.0))
             asked_s = time.monotonic()
-    return {"chain": digest.hexdigest(), "batches": batches, "longest_wait_s": longest_s}
 
 
 def train(config: dict[str, Any]) -> None:
-    """Run as ``train_loop_per_worker``. Write what the rank was fed into a file."""
+    """Run as ``train_loop_per_worker``."""
     import ray.train
 
     config["service"].connect()
     context = ray.train.get_context()
     rank = context.get_world_rank()
-    folder = Path(config["folder"])
     checkpoint, state = ray.train.get_checkpoint() or config.get("checkpoint"), None
     if checkpoint is not None:
         with checkpoint.as_directory() as path:
@@ -96,9 +97,9 @@ def train(config: dict[str, Any]) -> None:
                 ray.train.report({"step": step}, checkpoint=saved)
         if rank == 0 and step == config.get("fail_at") and state is None:
             raise RuntimeError("training fails on purpose")
-        partial = folder / f"step-{rank}.partial"
-        partial.write_text(str(step))
-        partial.rename(folder / f"step-{rank}")
 
-    result = chain(config, rank=rank, world_size=context.get_world_size(), state=state, report=report)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(result))
+    chain(config, rank=rank, world_size=context.get_world_size(), state=state, report=report)
+
+
+if __name__ == "__main__":
+    chain(json.loads(sys.argv[1]), rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))

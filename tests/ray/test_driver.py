@@ -1,0 +1,227 @@
+"""The driver of a job on Ray: what it does when hosts are lost, signals arrive, or the demand changes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_ray import FakeRay, RayActorError, RayError
+
+from hetero.cluster import Role
+from hetero.config import LaunchOptions
+from hetero.errors import CapacityError, ExitCode, PortError
+from hetero.ray.job import Job, parse_group
+
+TWO_TRAINERS = ("trainer=GPU:1:2", "data=CPU:1:1..4")
+STOPPED = 128 + signal.SIGTERM
+
+
+def follow(ray: FakeRay, scenario: Callable[[], Iterator[None]], *groups: str, start_timeout_s: float = 60.0) -> int:
+    """Run a job to its end. The scenario goes on whenever the driver waits."""
+    ray.scenario = scenario()
+    options = LaunchOptions(script="train.py", start_timeout_s=start_timeout_s)
+    parsed = [parse_group(text) for text in groups]
+    with Job(ray, options, parsed, [Role.TRAINER] + [Role.DATA] * (len(groups) - 1)) as job:
+        return job.run()
+
+
+def grown(ray: FakeRay, low: int, high: int, count: int = 1, *, first: int = 1) -> Iterator[None]:
+    """Give the driver several estimates, one after the other."""
+    for number in range(first, first + count):
+        ray.actors[0].estimate(number, low, high)
+        yield
+
+
+def test_other_trainers_end_in_order_after_the_first_was_lost_and_give_the_code() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        first, second, data = ray.actors
+        first.lose()
+        yield
+        assert (second.calls, data.calls) == (["address", "run"], ["address", "run"])  # neither was asked to end
+        second.end.set_result(ExitCode.SCRIPT_FAILED)
+        yield
+
+    assert follow(ray, scenario, *TWO_TRAINERS) == ExitCode.SCRIPT_FAILED
+    assert all(actor.calls[-1] == "close" for actor in ray.actors[1:])
+    assert all(actor.is_killed for actor in ray.actors)
+
+
+def test_job_whose_trainers_are_all_lost_is_orphaned() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        for actor in ray.actors[:2]:
+            actor.lose()
+            yield
+
+    assert follow(ray, scenario, *TWO_TRAINERS) == ExitCode.ORPHANED
+
+
+def test_failure_of_any_trainer_is_the_code_of_the_job() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        ray.actors[0].end.set_result(0)
+        yield
+        ray.actors[1].end.set_result(-signal.SIGKILL)
+        yield
+
+    assert follow(ray, scenario, *TWO_TRAINERS) == 128 + signal.SIGKILL
+
+
+class RayTaskError(RayError):
+    """The actor's own code has failed."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"the actor raised {cause}")
+        self.cause = cause
+
+
+def _named(name: str) -> RayError:
+    error: RayError = type(name, (RayError,), {})(f"{name} happened")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RayActorError("lost"), ExitCode.ORPHANED),
+        (_named("ActorUnavailableError"), ExitCode.ORPHANED),
+        (_named("OutOfMemoryError"), ExitCode.RESOURCES),
+        (_named("RuntimeEnvSetupError"), ExitCode.USAGE),
+        (_named("ActorUnschedulableError"), ExitCode.CAPACITY),
+        (RayTaskError(ValueError("unexpected")), ExitCode.INTERNAL),
+        (RayTaskError(PortError("no free port")), ExitCode.PORT),
+    ],
+)
+@pytest.mark.parametrize("when", ["starting", "running"])
+def test_error_of_ray_becomes_an_exit_code(
+    error: RayError, code: ExitCode, when: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ray = FakeRay()
+    if when == "starting":
+        new = ray._new
+
+        def lost() -> object:
+            actor = new()
+            actor.lose(error)
+            return actor
+
+        ray._new = lost  # type: ignore[assignment,method-assign]
+
+    def scenario() -> Iterator[None]:
+        ray.actors[0].lose(error)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1") == code
+    assert f"host trainer-0 was lost: {error}" in capfd.readouterr().err
+
+
+def test_job_that_is_interrupted_while_actors_start_ends() -> None:
+    ray = FakeRay(num_placed=1)
+
+    def scenario() -> Iterator[None]:
+        yield  # the first answer of the actor that is missing
+        os.kill(os.getpid(), signal.SIGINT)
+        yield
+
+    assert follow(ray, scenario, *TWO_TRAINERS) == STOPPED
+    assert all(actor.is_killed and actor.calls == ["address"] for actor in ray.actors)
+
+
+def test_actor_that_does_not_start_in_time_is_named() -> None:
+    ray = FakeRay(num_placed=2)
+    with pytest.raises(CapacityError, match="no answer from data-0"):
+        follow(ray, lambda: itertools.repeat(None), *TWO_TRAINERS, start_timeout_s=0.01)
+
+
+def test_request_to_stop_reaches_each_launcher_once() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+        yield
+        for actor in ray.actors:
+            assert actor.calls == ["address", "run", "stop"]
+            actor.end.set_result(STOPPED)
+        yield
+
+    assert follow(ray, scenario, *TWO_TRAINERS) == STOPPED
+    assert [actor.grace_s for actor in ray.actors] == [10.0] * 3
+
+
+def test_second_signal_ends_the_launchers_at_once() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            yield
+
+    assert follow(ray, scenario, *TWO_TRAINERS) == ExitCode.SHUTDOWN_OVERRAN
+    assert [actor.grace_s for actor in ray.actors] == [0.0] * 3
+
+
+def test_estimate_adds_the_hosts_that_it_wants_and_six_remove_one() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        yield from grown(ray, 9, 9)
+        assert [actor.name for actor in ray.actors] == ["trainer-0", "data-0", "data-1", "data-2", "data-3"]
+        yield from [None] * 40  # the driver sees no estimate twice
+        yield from grown(ray, 0, 1, 5, first=2)
+        assert not any("stop" in actor.calls for actor in ray.actors)
+        yield from grown(ray, 0, 1, 1, first=7)
+        assert ray.actors[4].calls == ["run", "stop"]
+        yield from grown(ray, 0, 1, 5, first=8)  # data-3 drains, and is not counted
+        yield from grown(ray, 0, 1, 1, first=13)
+        assert [actor.calls.count("stop") for actor in ray.actors] == [0, 0, 0, 1, 1]
+        ray.actors[4].end.set_result(-signal.SIGTERM)
+        yield
+        yield from grown(ray, 0, 1, 12, first=14)
+        assert [actor.calls.count("stop") for actor in ray.actors] == [0, 0, 1, 1, 1]  # one is the least
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1..4") == 0
+
+
+def test_host_that_ray_has_not_placed_need_not_leave_in_order() -> None:
+    ray = FakeRay(num_placed=2)
+
+    def scenario() -> Iterator[None]:
+        yield from grown(ray, 2, 2)
+        yield from grown(ray, 0, 1, 6, first=2)
+        yield
+        assert ray.actors[2].is_killed
+        ray.actors[2].lose()
+        yield
+        yield from grown(ray, 2, 2, first=8)
+        assert [actor.name for actor in ray.actors] == ["trainer-0", "data-0", "data-1", "data-2"]
+        ray.actors[0].end.set_result(0)
+        yield
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1..4") == 0
+
+
+def test_no_more_hosts_are_added_after_three_have_failed() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        for number in range(1, 6):
+            yield from grown(ray, 2, 2, first=number)
+            if not ray.actors[-1].end.done():
+                ray.actors[-1].end.set_result(ExitCode.PORT)
+                yield
+        assert [actor.name for actor in ray.actors[2:]] == ["data-1", "data-2", "data-3"]
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1..4") == 0

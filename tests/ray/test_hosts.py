@@ -1,0 +1,140 @@
+"""The processes that Ray's actors start, without Ray."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hetero import cli
+from hetero.control.security import Token
+from hetero.errors import ExitCode
+from hetero.ray.child import Child
+from hetero.ray.job_host import Demand, JobHost
+
+COUNTS_SIGNALS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("SIGTERM", flush=True))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+class _Lines(list[str]):
+    def wait_for(self, line: str) -> None:
+        deadline_s = time.monotonic() + 30
+        while line not in self:
+            assert time.monotonic() < deadline_s, list(self)
+            time.sleep(0.01)
+
+
+def _child(code: str, lines: list[str], tmp_path: Path) -> Child:
+    return Child(
+        ["-c", code],
+        token=Token.generate(),
+        folder=str(tmp_path),
+        variables={},
+        on_line=lines.append,
+        on_end=lambda _: None,
+    )
+
+
+def test_child_gets_each_signal_once(tmp_path: Path) -> None:
+    lines = _Lines()
+    child = _child(COUNTS_SIGNALS, lines, tmp_path)
+    lines.wait_for("ready")
+    child.stop()
+    lines.wait_for("SIGTERM")
+    child.stop()
+    child.stop(signal.SIGKILL)
+    assert child.wait(30)
+    assert (lines, child.exit_code) == (["ready", "SIGTERM"], -signal.SIGKILL)
+
+
+def test_child_does_not_inherit_what_asks_for_a_job_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_PLATFORM", "ray")
+    monkeypatch.setenv("HETERO_RAY_GROUPS", "trainer=GPU:1:1")
+    monkeypatch.setenv("HETERO_LOG_LEVEL", "debug")
+    lines = _Lines()
+    assert _child("import os; print(*os.environ, sep='\\n')", lines, tmp_path).wait(30)
+    assert {"HETERO_PLATFORM", "HETERO_RAY_GROUPS", "HETERO_LOG_LEVEL"} & set(lines) == {"HETERO_LOG_LEVEL"}
+
+
+def test_platform_of_the_command_line_is_used_instead_of_ray(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HETERO_PLATFORM", "ray")
+    monkeypatch.setattr("hetero.cli.launch.bind_to_parent", lambda: None)
+    cli.main(["launch", "--platform", "volcano", "train.py"])
+    found = capfd.readouterr().err
+    assert "volcano" in found.lower()
+    assert "--platform ray" not in found
+    cli.main(["launch", "train.py"])
+    assert "--platform ray needs the groups" in capfd.readouterr().err
+
+
+class _Host(JobHost):
+    def address(self) -> str:
+        return "127.0.0.1"
+
+
+def _order(arguments: Sequence[str]) -> dict[str, object]:
+    return {
+        "name": "data-0",
+        "arguments": arguments,
+        "options": {},
+        "cluster": {},
+        "hosts": {},
+        "token": Token.generate().reveal(),
+        "variables": {},
+    }
+
+
+@pytest.fixture
+def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_host_removes_its_files(tmp: Path) -> None:
+    host = _Host()
+    assert host.run(_order(["--version"])) == ExitCode.OK
+    assert [path.name[:11] for path in tmp.iterdir()] == ["hetero-ray-"]
+    host.close(1)
+    assert list(tmp.iterdir()) == []
+
+
+def test_host_whose_launcher_hangs_is_closed(tmp: Path) -> None:
+    host, codes = _Host(), []
+    # It waits for the other host until the start timeout.
+    thread = threading.Thread(target=lambda: codes.append(host.run(_order(["launch", "--join=127.0.0.1:9", __file__]))))
+    thread.start()
+    deadline_s = time.monotonic() + 30
+    while not any(tmp.glob("hetero-ray-*/hosts")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    host.close(0)
+    thread.join(30)
+    assert codes in ([-signal.SIGKILL], [-signal.SIGTERM])  # it had started, or not yet
+    assert list(tmp.iterdir()) == []
+
+
+def test_host_that_was_asked_to_stop_starts_no_launcher(tmp: Path) -> None:
+    host = _Host()
+    host.stop()
+    assert host.run(_order(["--version"])) == -signal.SIGTERM
+    host.close(0)
+    assert list(tmp.iterdir()) == []
+
+
+def test_host_counts_estimates() -> None:
+    host = _Host()
+    for high in (3, 4):
+        for name, value in (("", 2), ("_low", 1), ("_high", high)):
+            host._read(f"[trainer trainer-0] INFO hetero_metric wanted_data_hosts{name}={value}")
+    assert host.demand(0) == Demand(2, 1, 4)
+    assert host.demand(1) == Demand(2, 1, 4)
