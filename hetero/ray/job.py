@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hetero.cluster import Role
 from hetero.cluster.groups import StatedGroup, group_document, parse_stated_group
@@ -26,6 +26,7 @@ from hetero.cluster.roles import assign_roles
 from hetero.config import LaunchOptions
 from hetero.control.security import Token
 from hetero.errors import CapacityError, ClusterError, ConfigError, ExitCode, HeteroError
+from hetero.ray.head import HeadWatch
 from hetero.ray.job_host import Demand, JobHost, JobHostOrder
 from hetero.ray.scaling import Bounds, Scaler
 from hetero.render.request import resources_of
@@ -118,7 +119,7 @@ def run(options: LaunchOptions) -> int:
     if any(group.max_hosts > group.stated.count for group in fixed):
         raise ConfigError("--group: only a data group can have MIN..MAX hosts, because the number of ranks is fixed")
     ray = _ray()
-    with _connection(ray), Job(ray, options, groups, roles) as job:
+    with _connection(ray) as head_address, Job(ray, options, groups, roles, head_address) as job:
         return job.run()
 
 
@@ -130,9 +131,18 @@ class Job:
         options: Options of the job.
         groups: Groups of the job.
         roles: Role of each group.
+        head_address: ``ADDRESS:PORT`` of the head of the cluster. Empty: its loss is not watched for.
     """
 
-    def __init__(self, ray: Any, options: LaunchOptions, groups: Sequence[ElasticGroup], roles: Sequence[Role]) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        options: LaunchOptions,
+        groups: Sequence[ElasticGroup],
+        roles: Sequence[Role],
+        head_address: str = "",
+    ) -> None:
+        self._head_address = head_address
         self._ray = ray
         self._options = options
         self._groups = groups
@@ -147,7 +157,8 @@ class Job:
         """Host whose launcher still runs, by Ray's reference to its exit code."""
         self._codes: dict[str, int] = {}
         """Exit codes of the hosts that have ended or were lost."""
-        self._lost: set[str] = set()
+        self._silent: set[str] = set()
+        """Hosts that could not report why they ended: lost, or their launcher was killed."""
         self._leaving: set[str] = set()
         self._elastic = next((group for group in groups if group.max_hosts > group.stated.count), None)
         if self._elastic is not None:
@@ -278,7 +289,10 @@ class Job:
         trainers = [name for name in self._hosts if self._roles[self._group_of[name].stated.name] is Role.TRAINER]
         demand = self._hosts[trainers[0]].demand.remote(0) if self._elastic else None
         stop_at_s: float | None = None
+        head = HeadWatch(self._head_address, say=_say)
         while not all(name in self._codes for name in trainers):
+            if loss := head.loss():
+                _end_without_ray(loss)
             ready, _ = self._ray.wait([*self._ends, *([demand] if demand else [])], timeout=_POLL_S / 4)
             for reference in ready:
                 if reference == demand:
@@ -307,9 +321,11 @@ class Job:
             return
         _say(f"the launcher of {name} ended with {code}")
         self._codes[name] = code if code >= 0 else 128 - code
+        if code < 0:
+            self._silent.add(name)
 
     def _record_loss(self, name: str, error: Exception) -> None:
-        self._lost.add(name)
+        self._silent.add(name)
         self._codes[name] = int(_exit_code_of(error))
         if name not in self._leaving:
             _say(f"host {name} was lost: {_summary(error)}")
@@ -317,9 +333,9 @@ class Job:
     def _exit_code(self, trainers: Sequence[str]) -> int:
         """Return the code of the first trainer host that failed. All launchers report the cause of the job's end.
 
-        The loss of a host is the code only if no launcher has reported one.
+        The loss of a host or of a launcher is the code only if no launcher has reported one.
         """
-        reported = [self._codes[name] for name in trainers if name not in self._lost]
+        reported = [self._codes[name] for name in trainers if name not in self._silent]
         return next(filter(None, reported), 0) if reported else self._codes[trainers[0]]
 
     def _tell_all_to_stop(self) -> None:
@@ -396,10 +412,14 @@ def _ray() -> Any:
 
 
 @contextmanager
-def _connection(ray: Any) -> Iterator[None]:
-    """Connect to the Ray cluster, and disconnect at the end if this process was not connected before."""
+def _connection(ray: Any) -> Iterator[str]:
+    """Connect to the Ray cluster, and disconnect at the end if this process was not connected before.
+
+    Yields:
+        ``ADDRESS:PORT`` of the head. Empty if Ray Client is between, which notices the loss itself.
+    """
     if ray.is_initialized():
-        yield
+        yield _head_address(ray)
         return
     in_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # its runtime environment has the working directory
     environment = None if in_ray_job else {"working_dir": str(Path.cwd())}
@@ -413,11 +433,24 @@ def _connection(ray: Any) -> Iterator[None]:
             "  to do: start one (ray start --head), set RAY_ADDRESS, or submit this command as a Ray job"
         ) from error
     try:
-        yield
+        yield _head_address(ray)
     except ray.exceptions.RayError as error:  # of a call that is not for one host
         raise ClusterError(f"the Ray cluster has failed: {_summary(error)}") from error
     finally:
         ray.shutdown()
+
+
+def _head_address(ray: Any) -> str:
+    return str(getattr(ray.get_runtime_context(), "gcs_address", ""))
+
+
+def _end_without_ray(why: str) -> NoReturn:
+    """End this process because the head was lost. Ray ends the actors by itself.
+
+    A call to Ray would wait for the head until Ray ends this process, with an exit code of its own.
+    """
+    _say(f"error HET-{int(ExitCode.ORPHANED)}: {why}")
+    os._exit(ExitCode.ORPHANED)
 
 
 def _exit_code_of(error: Exception) -> ExitCode:
