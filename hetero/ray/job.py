@@ -306,7 +306,7 @@ class Job:
             if stop_at_s is not None and (time.monotonic() > stop_at_s or self._num_signals > 1):
                 _say("the launchers did not end in time; ending them")
                 return int(ExitCode.SHUTDOWN_OVERRAN)
-        if trainers[0] in self._lost:
+        if trainers[0] in self._silent:
             _say(f"there is no report, because {trainers[0]} was lost")
         else:
             self._bring_home(trainers[0])

@@ -7,6 +7,7 @@ threads of the actor.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -25,6 +26,9 @@ from hetero.system.logs import write_line
 
 __all__ = ["Demand", "JobHost", "JobHostOrder"]
 
+_CHECK_S = 1.0
+_GRACE_S = 60.0
+"""Longest time that a launcher may take to stop when Ray has ended on its node."""
 _KILLED_S = 2.0
 """Longest time from SIGKILL until the launcher's processes have ended."""
 _MAX_FILE_BYTES = 64 << 20
@@ -50,6 +54,8 @@ class JobHost:
     """Runs the launcher of one host. The driver makes it a Ray actor with several threads."""
 
     def __init__(self) -> None:
+        self._node_pid = os.getppid()
+        """The process of Ray on this node. Ray does not end a method that runs when that process ends."""
         self._folder: Path | None = None
         self._child: Child | None = None
         self._changed = threading.Condition()
@@ -73,7 +79,11 @@ class JobHost:
             if self._was_asked_to_stop:
                 return -signal.SIGTERM
             self._child = child = self._start(order)
-        child.wait(None)
+        while not child.wait(_CHECK_S):
+            if os.getppid() != self._node_pid:
+                write_line("hetero: Ray has ended on this node, so the launcher is asked to stop")
+                child.stop()
+                self.close(_GRACE_S)
         return int(ExitCode.RESOURCES) if child.exit_code is None else child.exit_code
 
     def _start(self, order: JobHostOrder) -> Child:
