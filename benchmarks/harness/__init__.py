@@ -28,8 +28,8 @@ from harness.options import Plan, parser, plan
 from harness.processes import HERE, Child, ProcessFailedError, call, say, server
 from harness.results import RESULTS, environment, save
 from harness.tables import Column, columns, grouped, ratio, report, table, target
-from harness.trainer import dispatch, found_in
-from harness.trials import Competitor, Row, Run, Trial
+from harness.trainer import dispatch, found_in, run_once
+from harness.trials import Competitor, Job, Row, Run, Trial
 from harness.usage import descendants, resident_bytes, resident_bytes_of
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Child",
     "Column",
     "Competitor",
+    "Job",
     "Plan",
     "ProcessFailedError",
     "Row",
@@ -58,6 +59,7 @@ __all__ = [
     "report",
     "resident_bytes",
     "resident_bytes_of",
+    "run_once",
     "save",
     "say",
     "server",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from harness import usage
-from harness.trials import Competitor, Run
+from harness.trials import Competitor, Job, Run
 
 
 def found_in(module: str, name: str) -> Callable[[Mapping[str, Any]], Any]:
@@ -24,13 +24,13 @@ def found_in(module: str, name: str) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def dispatch(
-    competitors: Mapping[str, Callable[[Mapping[str, Any]], Competitor]],
+    competitors: Mapping[str, Callable[[Mapping[str, Any]], Competitor | Job]],
     servers: Mapping[str, Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[Any]]] | None = None,
 ) -> None:
     """Become a trainer or server process if the command line says so, and then do not return.
 
     Args:
-        competitors: Classes of competitors. Trainer processes create them.
+        competitors: Classes of competitors or jobs. Trainer processes create them.
         servers: Context managers for server processes. Entering one returns the reply, or a function that makes the
             reply to every later request.
     """
@@ -41,7 +41,8 @@ def dispatch(
     with os.fdopen(int(sys.argv[3]), "w", encoding="utf-8") as replies:
         try:
             if role == "--child-trainer":
-                _be_trainer(competitors[name](config), replies)
+                competitor = competitors[name](config)
+                (_be_driver if isinstance(competitor, Job) else _be_trainer)(competitor, replies)
             else:
                 with (servers or {})[name](config) as facts:
                     _reply(replies, {} if callable(facts) else facts)
@@ -66,12 +67,8 @@ def _reply(replies: IO[str], content: Any) -> None:
 
 def _be_trainer(competitor: Competitor, replies: IO[str]) -> None:
     before_bytes = usage.resident_bytes()
-    begin_s = time.perf_counter()
     try:
-        competitor.start()
-        batches: Any = iter(competitor.batches())
-        competitor.consume(next(batches))
-        first_batch_s = time.perf_counter() - begin_s
+        batches, first_batch_s = _first_batch(competitor)
         _reply(replies, {"first_batch_s": first_batch_s})
         for line in sys.stdin:
             command = json.loads(line)
@@ -88,6 +85,44 @@ def _be_trainer(competitor: Competitor, replies: IO[str]) -> None:
             competitor.stop()
         raise
     competitor.stop()
+
+
+def _be_driver(job: Job, replies: IO[str]) -> None:
+    try:
+        job.start()
+        _reply(replies, {})
+        for line in sys.stdin:
+            _reply(replies, dataclasses.asdict(job.run(json.loads(line))))
+    finally:
+        job.stop()
+
+
+def run_once(competitor: Competitor, command: Mapping[str, Any]) -> Run:
+    """Feed this process from the start to the end of one run, and return what it took.
+
+    The trainer process of a `Job` calls it. The harness's own trainer processes do the same by themselves.
+
+    Args:
+        competitor: What feeds this process.
+        command: ``seconds``, ``warmup_batches`` and ``min_batches``, see `Protocol`.
+    """
+    before_bytes = usage.resident_bytes()
+    try:
+        batches, first_batch_s = _first_batch(competitor)
+        _warm_up(competitor, batches, command["warmup_batches"])
+        competitor.begin_run()
+        return measure(competitor, batches, before_bytes, first_batch_s, command)
+    finally:
+        competitor.stop()
+
+
+def _first_batch(competitor: Competitor) -> tuple[Any, float]:
+    """Start, and consume the first batch. Return the iterator of the others, and the time that it took."""
+    begin_s = time.perf_counter()
+    competitor.start()
+    batches = iter(competitor.batches())
+    competitor.consume(next(batches))
+    return batches, time.perf_counter() - begin_s
 
 
 def _warm_up(competitor: Competitor, batches: Iterator[Any], num_batches: int) -> None:

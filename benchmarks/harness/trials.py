@@ -1,4 +1,4 @@
-"""What is compared, `Competitor` and `Trial`, and what was found, `Run` and `Row`."""
+"""What is compared, `Competitor`, `Job` and `Trial`, and what was found, `Run` and `Row`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,33 @@ class Competitor:
     def facts(self) -> dict[str, Any]:
         """Return more facts for the row. Called after a run, and not measured."""
         return {}
+
+    def stop(self) -> None:
+        """End what `start` started."""
+
+
+class Job:
+    """A way to feed a trainer that another program starts, such as Ray Train. The harness's process is its driver.
+
+    Subclasses override the methods. The job's trainer process calls `harness.run_once`, which measures that process.
+
+    Args:
+        config: The trial's `Trial.config`, JSON values.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+
+    def start(self) -> None:
+        """Prepare the driver."""
+
+    def run(self, command: Mapping[str, Any]) -> Run:
+        """Run the job once and return what its trainer process measured.
+
+        Args:
+            command: ``seconds``, ``warmup_batches`` and ``min_batches`` of the protocol, for `harness.run_once`.
+        """
+        raise NotImplementedError
 
     def stop(self) -> None:
         """End what `start` started."""
