@@ -53,7 +53,7 @@ WITH_ROWS = ("jpeg", "audio", "video")
 """Pipelines of fixed shapes, whose samples are computed one by one."""
 
 FORMS: Mapping[str, Mapping[str, Any]] = {
-    "jpeg": {"form": "rows", "block_batches": 1, "prefetch": 4},
+    "jpeg": {"form": "rows", "block_batches": 4, "prefetch": 4},
     "detection": {"form": "tasks", "block_batches": 1, "prefetch": 4},
     "audio": {"form": "tasks", "block_batches": 4, "prefetch": 4},
     "text": {"form": "actors", "block_batches": 16, "prefetch": 4},
@@ -63,9 +63,9 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 """Ray Data's fastest form for each pipeline, see `ray_jobs.job.RayDataJob`."""
 
 BLOCKS_BATCHES = {
-    "jpeg": (1, 4),
+    "jpeg": (4, 8),
     "detection": (1, 4),
-    "audio": (4, 16),
+    "audio": (4, 8),
     "text": (16, 64),
     "video": (1, 2),
     "tabular_batches": (64, 250),
