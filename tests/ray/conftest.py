@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(300))  # Ray starts dozens of processes, and other tests run beside
 
 
+@contextlib.contextmanager
+def _environment(**more: str) -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**_QUIET, **more}.items():
+            patch.setenv(name, value)
+        yield patch
+
+
+@pytest.fixture(autouse=True)
+def _surroundings() -> Iterator[None]:
+    """Set the environment, and make the scripts importable."""
+    with _environment() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        yield
+
+
 @pytest.fixture(scope="session")
-def address() -> Iterator[str]:
+def host_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Temporary folder of the processes on the nodes."""
+    return tmp_path_factory.mktemp("hosts")
+
+
+@pytest.fixture(scope="session")
+def address(host_folders: Path) -> Iterator[str]:
     """Start a cluster of a node with a GPU, as Ray counts it, and two others. Return its address.
 
     Each node has an address of its own, because all launchers of a job use the same port. The other nodes have the
@@ -44,25 +67,23 @@ def address() -> Iterator[str]:
     common = {"num_cpus": 3, "object_store_memory": 100 << 20}
     # Ray takes 127.0.0.1 for the address of the machine.
     head = {"num_gpus": 1, "node_ip_address": "127.0.0.21", "include_dashboard": False}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in _QUIET.items():
-            patch.setenv(name, value)
-        started = Cluster(initialize_head=True, head_node_args={**head, **common})
-        try:
+    with contextlib.ExitStack() as stack:
+        with _environment(TMPDIR=str(host_folders)):
+            started = Cluster(initialize_head=True, head_node_args={**head, **common})
+            stack.callback(started.shutdown)
             for number in (22, 23):
                 started.add_node(node_ip_address=f"127.0.0.{number}", labels=DATA, **common)
-            yield started.address
-        finally:
-            started.shutdown()
+        yield started.address
 
 
 @pytest.fixture(scope="session")
 def cluster(address: str) -> Iterator[Any]:
     """Connect this process to the cluster. Return the module ``ray``."""
-    pytest.importorskip("ray.train", reason="ray[train] is not installed")
-    import ray
+    with _environment():
+        pytest.importorskip("ray.train", reason="ray[train] is not installed")
+        import ray
 
-    ray.init(address=address, log_to_driver=True, logging_level="warning")
+        ray.init(address=address, log_to_driver=True, logging_level="warning")
     try:
         yield ray
     finally:
@@ -75,12 +96,6 @@ def service(cluster: Any) -> Iterator[DataService]:
     with DataService(str(SCRIPT), num_hosts=2, label_selector=DATA) as service:
         service.wait_serving()
         yield service
-
-
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the scripts importable."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
 
 
 @pytest.fixture

@@ -68,10 +68,23 @@ def test_failure_of_any_trainer_is_the_code_of_the_job() -> None:
     def scenario() -> Iterator[None]:
         ray.actors[0].end.set_result(0)
         yield
-        ray.actors[1].end.set_result(-signal.SIGKILL)
+        ray.actors[1].end.set_result(ExitCode.DATA_PLANE_LOST)
         yield
 
-    assert follow(ray, scenario, *TWO_TRAINERS) == 128 + signal.SIGKILL
+    assert follow(ray, scenario, *TWO_TRAINERS) == ExitCode.DATA_PLANE_LOST
+
+
+@pytest.mark.parametrize(("other", "code"), [(ExitCode.ORPHANED, ExitCode.ORPHANED), (-9, 137)])
+def test_launcher_that_is_killed_gives_the_code_only_if_no_other_reports_one(other: int, code: int) -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        ray.actors[0].end.set_result(-signal.SIGKILL)
+        yield
+        ray.actors[1].end.set_result(other)
+        yield
+
+    assert follow(ray, scenario, *TWO_TRAINERS) == code
 
 
 class RayTaskError(RayError):

@@ -69,8 +69,8 @@ time.sleep(600)
 """
 
 
-def test_driver_that_is_killed_leaves_nothing(cluster: Any, tmp_path: Path) -> None:
-    free = cluster.available_resources()["CPU"]
+def test_driver_that_is_killed_leaves_nothing(cluster: Any, service: DataService, tmp_path: Path) -> None:
+    free = cluster.cluster_resources()["CPU"] - len(service.serving())
     address = cluster.get_runtime_context().gcs_address
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)

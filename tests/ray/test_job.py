@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from hetero.ray.job import parse_group
 CHAIN = Path(__file__).parents[1] / "integration" / "scripts" / "chain.py"
 OPTIONS = ["--endpoints-per-host", "1", "--trainer-endpoints", "0", "--nproc-per-node", "1"]
 TWO = ["--group", "trainer=GPU:1:1", "--group", "data=CPU:1:1"]
-FOLDERS = "hetero-ray-*"
 
 
 class Driver:
@@ -32,7 +30,6 @@ class Driver:
     def __init__(self, address: str, folder: Path, *words: str, script: Path, args: Sequence[str] = ()) -> None:
         self.folder = folder
         (folder / "out").mkdir(exist_ok=True)
-        self._folders_before = set(Path(tempfile.gettempdir()).glob(FOLDERS))
         environ = {**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(CHAIN.parents[3])}
         command = [sys.executable, "-m", "hetero.cli", "launch", "--platform", "ray", *words, *OPTIONS]
         command += ["--output-dir", str(folder / "report"), str(script), "--", *args]
@@ -57,9 +54,9 @@ class Driver:
             assert self.process.poll() is None, self.output[-5000:]
             time.sleep(0.1)
 
-    def check_nothing_is_left(self) -> None:
+    def check_nothing_is_left(self, host_folders: Path) -> None:
         wait_until(lambda: not self._launchers(), "launchers are left", timeout_s=20)
-        assert set(Path(tempfile.gettempdir()).glob(FOLDERS)) <= self._folders_before
+        assert not list(host_folders.glob("hetero-ray-*"))
 
     def _launchers(self) -> list[list[str]]:
         found = []
@@ -71,17 +68,19 @@ class Driver:
         return found
 
 
-def test_request_to_stop_ends_every_launcher_in_order(address: str, tmp_path: Path) -> None:
+def test_request_to_stop_ends_every_launcher_in_order(address: str, host_folders: Path, tmp_path: Path) -> None:
     args = ["--output", str(tmp_path / "out"), "--num-samples", "100000", "--step-s", "0.05"]
     driver = Driver(address, tmp_path, *TWO, script=CHAIN, args=args)
     driver.wait_for("step 3")
     driver.process.send_signal(signal.SIGTERM)
     assert driver.wait() == 128 + signal.SIGTERM, driver.output[-5000:]
     assert (tmp_path / "out" / "stopped-0").is_file()  # the stop callback has run
-    driver.check_nothing_is_left()
+    driver.check_nothing_is_left(host_folders)
 
 
-def test_number_of_data_hosts_follows_the_demand_and_no_batch_is_lost_or_repeated(address: str, tmp_path: Path) -> None:
+def test_number_of_data_hosts_follows_the_demand_and_no_batch_is_lost_or_repeated(
+    address: str, host_folders: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     # A batch of 8 samples takes 160 ms on one endpoint, and a step 80 ms. Later a step takes 600 ms.
     config = {"num_samples": 80_000, "sleep_s": 0.02, "step_s": 0.08, "slow_step_s": 0.6, "folder": str(out)}
@@ -101,7 +100,7 @@ def test_number_of_data_hosts_follows_the_demand_and_no_batch_is_lost_or_repeate
     assert groups_of == {"trainer": ("GPU:1", 1), "data": ("CPU:1", 1)}
     assert [joined["host"] for joined in report["joined_hosts"]] == ["data-1"]
     assert report["placement"] == "heterogeneous"
-    driver.check_nothing_is_left()
+    driver.check_nothing_is_left(host_folders)
 
 
 def test_job_that_ray_cannot_place_says_what_is_needed_and_found(address: str, tmp_path: Path) -> None:
