@@ -24,6 +24,7 @@ ACTOR, LAUNCHER, HUB = 0, 1, 1
 """Positions in the lists of processes."""
 
 
+@pytest.mark.fault("F43")
 @pytest.mark.usefixtures("cluster")
 def test_killed_data_hosts_cost_no_batch_and_the_killed_hub_fails_the_training(
     train: Callable[..., Training],
@@ -46,6 +47,7 @@ def test_killed_data_hosts_cost_no_batch_and_the_killed_hub_fails_the_training(
     check_ended(processes)
 
 
+@pytest.mark.fault("F44")
 def test_killed_coordinator_ends_the_service(cluster: Any) -> None:
     with DataService(str(SCRIPT), label_selector=DATA) as service:
         service.wait_serving()
@@ -69,6 +71,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.fault("F44")
 def test_driver_that_is_killed_leaves_nothing(cluster: Any, service: DataService, tmp_path: Path) -> None:
     free = cluster.cluster_resources()["CPU"] - len(service.serving())
     address = cluster.get_runtime_context().gcs_address

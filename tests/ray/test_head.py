@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from ray_driver import CHAIN, TWO, Driver
 
+from hetero.errors import ExitCode
 from hetero.ray.head import HeadWatch
 
 
@@ -51,3 +60,39 @@ def test_head_that_comes_back_is_not_lost() -> None:
 
 def test_without_an_address_nothing_is_watched() -> None:
     assert HeadWatch("", say=print, clock=Clock()).loss() == ""
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Start a cluster whose head may be killed. Ray gives a lost head up after 8 s instead of a minute."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "8")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    common = {"object_store_memory": 100 << 20}
+    with contextlib.ExitStack() as stack:
+        # The names of sockets may have 107 characters.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True))
+        head = {"num_cpus": 0, "node_ip_address": "127.0.0.31", "include_dashboard": False, "temp_dir": folder}
+        cluster = Cluster(initialize_head=True, head_node_args={**head, **common})
+        stack.callback(cluster.shutdown)
+        cluster.add_node(num_cpus=1, num_gpus=1, node_ip_address="127.0.0.32", **common)
+        cluster.add_node(num_cpus=1, node_ip_address="127.0.0.33", **common)
+        yield cluster
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_lost_head_ends_the_job_with_its_cause_and_leaves_nothing(own_cluster: Any, tmp_path: Path) -> None:
+    args = ["--output", str(tmp_path / "out"), "--num-samples", "100000", "--step-s", "0.05"]
+    driver = Driver(own_cluster.address, tmp_path, *TWO, script=CHAIN, args=args)
+    driver.wait_for("step 3")
+    for infos in own_cluster.head_node.all_processes.values():
+        for info in infos:
+            os.kill(info.process.pid, signal.SIGKILL)
+    assert driver.wait() == ExitCode.ORPHANED, driver.output
+    assert f"error HET-32: the head of the Ray cluster at {own_cluster.address} has not answered" in driver.output
+    driver.check_nothing_is_left(tmp_path)

@@ -2,70 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
-from ray_harness import SCRIPT, check_batches, wait_until
+from ray_driver import CHAIN, TWO, Driver
+from ray_harness import SCRIPT, check_batches
 
 from hetero.errors import ConfigError, ExitCode
 from hetero.ray.job import parse_group
-
-CHAIN = Path(__file__).parents[1] / "integration" / "scripts" / "chain.py"
-OPTIONS = ["--endpoints-per-host", "1", "--trainer-endpoints", "0", "--nproc-per-node", "1"]
-TWO = ["--group", "trainer=GPU:1:1", "--group", "data=CPU:1:1"]
-
-
-class Driver:
-    """The command, running."""
-
-    def __init__(self, address: str, folder: Path, *words: str, script: Path, args: Sequence[str] = ()) -> None:
-        self.folder = folder
-        (folder / "out").mkdir(exist_ok=True)
-        environ = {**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(CHAIN.parents[3])}
-        command = [sys.executable, "-m", "hetero.cli", "launch", "--platform", "ray", *words, *OPTIONS]
-        command += ["--output-dir", str(folder / "report"), str(script), "--", *args]
-        self.log = folder / "log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, env=environ, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def wait(self) -> int:
-        try:
-            return self.process.wait(150)
-        finally:
-            self.process.kill()
-
-    def wait_for(self, text: str, timeout_s: float = 100.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while text not in self.output:
-            assert time.monotonic() < deadline_s, self.output[-5000:]
-            assert self.process.poll() is None, self.output[-5000:]
-            time.sleep(0.1)
-
-    def check_nothing_is_left(self, host_folders: Path) -> None:
-        wait_until(lambda: not self._launchers(), "launchers are left", timeout_s=20)
-        assert not list(host_folders.glob("hetero-ray-*"))
-
-    def _launchers(self) -> list[list[str]]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if any(str(self.folder / "out") in word for word in words) and process.pid != self.process.pid:
-                    found.append(words)
-        return found
 
 
 def test_request_to_stop_ends_every_launcher_in_order(address: str, host_folders: Path, tmp_path: Path) -> None:
