@@ -76,6 +76,7 @@ def test_cause_echo_alone_is_decided_after_a_longer_wait(clock: Clock) -> None:
     assert settled(membership, clock, Membership.ECHO_SETTLE_S) is not None
 
 
+@pytest.mark.fault("F11")
 def test_cause_lease_that_has_just_ended_is_the_cause_of_echoes(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.observe(status("algo-4", HostState.TRAINING))

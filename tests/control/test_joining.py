@@ -66,6 +66,7 @@ def ask(address: str) -> Any:
     return ask_to_join("first", address, REQUEST, token=None, tls=None)
 
 
+@pytest.mark.attack("A23")
 @pytest.mark.parametrize(
     ("reply", "error", "words"),
     [
@@ -87,6 +88,7 @@ def test_answer_of_an_untrusted_launcher_is_checked(reply: dict[str, Any], error
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.attack("A23")
 def test_one_redirection_is_followed() -> None:
     asked: list[pb.JoinRequest] = []
 
@@ -114,6 +116,7 @@ def test_host_that_is_rejected_for_its_protocol_does_not_ask_again() -> None:
         ask(address)
 
 
+@pytest.mark.attack("A23")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -150,6 +153,7 @@ def test_joined_host_survives_the_wire(address: str) -> None:
     assert joined_from_proto(joined_to_proto(joined)) == joined
 
 
+@pytest.mark.attack("A23")
 @pytest.mark.parametrize("changes", [{"version": "v" * 101}, {"script_digest": "d" * 1_000_000}, {"version": "\n"}])
 def test_request_with_a_malformed_text_is_rejected(changes: dict[str, str]) -> None:
     message = pb.JoinRequest(protocol=CONTROL_PROTOCOL, host=joined_to_proto(NEW), version="1", script_digest="d")

@@ -85,6 +85,7 @@ def test_name_belongs_to_one_host(clock: Clock, host: str, address: str, obstacl
     assert (found is not None) is bool(obstacle)
 
 
+@pytest.mark.fault("F40")
 def test_host_that_replaces_another_one_asks_until_that_one_is_lost_or_heard(clock: Clock) -> None:
     timings = Timings()
     membership = view("algo-3", clock)
@@ -105,6 +106,7 @@ def test_host_that_replaces_another_one_asks_until_that_one_is_lost_or_heard(clo
     assert membership.obstacle_to(other) is None
 
 
+@pytest.mark.fault("F40")
 def test_host_that_joins_again_is_new(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.admit(NEW)
@@ -119,6 +121,7 @@ def test_host_that_joins_again_is_new(clock: Clock) -> None:
     assert [record.host for record in membership.endpoints()] == ["new"]
 
 
+@pytest.mark.fault("F40")
 def test_lost_host_may_come_back_from_another_address(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.admit(NEW)
@@ -169,6 +172,7 @@ def test_newcomer_that_ends_leaves_the_job_and_stays_in_its_report(clock: Clock,
     assert membership.own.failure is None
 
 
+@pytest.mark.fault("F40")
 def test_newcomer_that_is_lost_leaves_long_after_its_lease(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.admit(NEW)
@@ -209,6 +213,7 @@ def test_start_waits_for_no_newcomer(clock: Clock) -> None:
     assert membership.missing(Role.DATA, at_least=HostState.SERVING) == []
 
 
+@pytest.mark.fault("F41")
 def test_start_waits_for_one_of_the_hosts_that_may_be_taken_away(clock: Clock) -> None:
     members = [dataclasses.replace(member, is_optional=member.role is Role.DATA) for member in MEMBERS]
     membership = Membership(members, status("algo-3"), timings=Timings(), clock=clock)
@@ -263,6 +268,7 @@ def test_spot_host_that_has_failed_or_fallen_silent_does_not_serve(clock: Clock)
     assert [host for host, _ in membership.missing(Role.DATA, at_least=HostState.SERVING)] == ["algo-1", "algo-2"]
 
 
+@pytest.mark.fault("F41")
 def test_job_whose_spot_hosts_all_fail_at_the_start_has_their_cause(clock: Clock) -> None:
     membership = spot_view(clock)
     first = cause("algo-1", "the script cannot be imported")
@@ -275,6 +281,7 @@ def test_job_whose_spot_hosts_all_fail_at_the_start_has_their_cause(clock: Clock
     assert membership.own.decided.host == "algo-2"
 
 
+@pytest.mark.fault("F41")
 def test_loss_of_the_last_spot_host_that_served_is_no_failure(clock: Clock) -> None:
     membership = spot_view(clock)
     membership.observe(serving("algo-1"))  # type: ignore[arg-type]

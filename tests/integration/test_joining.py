@@ -42,6 +42,7 @@ def report(trainer: Job) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.fault("F33")
 def test_host_joins_serves_and_the_batches_are_those_of_one_host(start_launcher: StartLauncher, tmp_path: Path) -> None:
     trainer, data = started(start_launcher, SHORT)
     output = str(tmp_path / "joined")
@@ -60,6 +61,7 @@ def test_host_joins_serves_and_the_batches_are_those_of_one_host(start_launcher:
     assert metrics["events"]["batches computed"] > 0
 
 
+@pytest.mark.fault("F33")
 def test_any_host_of_the_job_admits(start_launcher: StartLauncher) -> None:
     trainer, data = started(start_launcher, LONG)
     joined = start_launcher("algo-3", "--trainer-endpoints", "0", args=LONG, join="algo-1")
@@ -69,6 +71,7 @@ def test_any_host_of_the_job_admits(start_launcher: StartLauncher) -> None:
     assert [job.wait() for job in (trainer, data, joined)] == [143] * 3
 
 
+@pytest.mark.fault("F34")
 def test_host_that_is_asked_to_stop_drains_and_no_batch_is_computed_twice(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:
@@ -88,6 +91,7 @@ def test_host_that_is_asked_to_stop_drains_and_no_batch_is_computed_twice(
     assert chain(trainer) == alone(start_launcher, tmp_path, args)
 
 
+@pytest.mark.fault("F40")
 def test_host_that_is_killed_costs_no_batch_and_comes_back(start_launcher: StartLauncher, tmp_path: Path) -> None:
     trainer, data = started(start_launcher, SHORT)
     joined = start_launcher("algo-3", "--trainer-endpoints", "0", args=SHORT, join="algo-2")
@@ -100,6 +104,7 @@ def test_host_that_is_killed_costs_no_batch_and_comes_back(start_launcher: Start
     assert chain(trainer) == alone(start_launcher, tmp_path, SHORT)
 
 
+@pytest.mark.attack("A23")
 def test_host_without_the_token_does_not_get_in(start_launcher: StartLauncher) -> None:
     trainer, data = started(start_launcher, LONG)
     joined = start_launcher("algo-3", "--trainer-endpoints", "0", args=LONG, join="algo-2", token="wrong-secret")
@@ -150,6 +155,7 @@ def test_job_that_loads_its_own_data_admits_nobody(start_launcher: StartLauncher
     assert trainer.wait() == 143
 
 
+@pytest.mark.fault("F33")
 def test_host_that_is_added_to_the_cluster_file_joins(start_launcher: StartLauncher, tmp_path: Path) -> None:
     trainer, data = started(start_launcher, SHORT)
     cluster_file = tmp_path / "cluster.json"
@@ -163,6 +169,7 @@ def test_host_that_is_added_to_the_cluster_file_joins(start_launcher: StartLaunc
     assert chain(trainer) == alone(start_launcher, tmp_path, SHORT)
 
 
+@pytest.mark.fault("F41")
 def test_spot_host_may_be_missing_at_the_start_and_has_its_price(start_launcher: StartLauncher) -> None:
     flags = [
         "--trainer-endpoints",

@@ -333,6 +333,7 @@ def test_pods_that_are_deleted_stop_as_asked(tmp_path: Path, capsys: pytest.Capt
         assert time.monotonic() - begin_s < 60
 
 
+@pytest.mark.fault("F41")
 def test_spot_group_starts_without_a_host_and_loses_the_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

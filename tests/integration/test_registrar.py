@@ -62,6 +62,7 @@ def test_node_that_does_not_come_is_counted(start: Start, tmp_path: Path) -> Non
     assert jobs[1].wait() == ExitCode.CLUSTER, jobs[1].output
 
 
+@pytest.mark.attack("A23")
 def test_node_without_the_token_is_refused(start: Start, tmp_path: Path) -> None:
     main = start_node(start, tmp_path, 0, 2, "--start-timeout", "6")
     stranger = start_node(start, tmp_path, 1, 2, HETERO_TOKEN_FILE="/dev/null")

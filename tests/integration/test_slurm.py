@@ -141,6 +141,7 @@ def test_script_that_fails_gives_the_job_its_exit_code(
     check_nothing_is_left(tmp_path)
 
 
+@pytest.mark.fault("F42")
 @pytest.mark.parametrize("ended_by", ["scancel", "time limit"])
 def test_job_that_is_ended_stops_as_asked(
     slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], ended_by: str
@@ -163,6 +164,7 @@ def test_job_that_is_ended_stops_as_asked(
     assert "HET-30" not in output.read_text()
 
 
+@pytest.mark.fault("F42")
 def test_data_node_that_is_lost_does_not_end_the_job(
     slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
