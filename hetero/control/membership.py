@@ -39,6 +39,7 @@ class Membership(Roster):
         timings: Leases and intervals, seconds.
         clock: Monotonic seconds.
         max_restarts: Maximum number of restarts of the trainer group after failures of its ranks.
+        needs_data_hosts: Whether the batches need data hosts, because trainer hosts compute none.
     """
 
     CHECK_S = 0.1
@@ -58,11 +59,13 @@ class Membership(Roster):
         timings: Timings,
         clock: Callable[[], float],
         max_restarts: int = 0,
+        needs_data_hosts: bool = True,
     ) -> None:
         super().__init__(members, own, timings=timings, clock=clock)
         self._started_s = clock()
         self._check_s = self._started_s
         self._max_restarts = max_restarts
+        self._needs_data_hosts = needs_data_hosts
         self._failures: list[tuple[float, Cause]] = []
         self.past_ranks = PastRanks()
 
@@ -209,19 +212,16 @@ class Membership(Roster):
         # this, because a host that fails has no endpoints left. If a host never served, its failure ends the job.
         if peer.member.role is Role.TRAINER or not (peer.has_served or peer.member.is_optional):
             return True
-        spare = [host for host in self.hosts(Role.DATA) if host not in self.newcomers.present]
-        has_endpoints = any(status.endpoints for status in self.statuses(Role.TRAINER))
+        if not self._needs_data_hosts or peer.member.host in self.newcomers.present or self.endpoints():
+            return False
         # If all hosts that the job could do without fail before any has served, nobody is left to compute its batches.
-        return (
-            not has_endpoints
-            and all(
-                host in self._peers
-                and self._members[host].is_optional
-                and self._state(host) is HostState.FAILED
-                and not self._peers[host].has_served
-                for host in spare
-            )
-            and peer.member.host in spare
+        spare = [host for host in self.hosts(Role.DATA) if host not in self.newcomers.present]
+        return all(
+            host in self._peers
+            and self._members[host].is_optional
+            and self._state(host) is HostState.FAILED
+            and not self._peers[host].has_served
+            for host in spare
         )
 
     def _may_decide(self, member: Member, decided: Cause) -> bool:

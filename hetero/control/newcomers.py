@@ -70,9 +70,16 @@ class Newcomers:
             present_s = max(0.0, last_heard_s - admitted_s)
             self.departed.append(DepartedHost(joined=joined, status=status, present_s=present_s))
 
-    def contested_s(self, host: str, now_s: float) -> float:
-        """Return when another host first asked to join with the name of ``host``, which is present."""
-        return self._contested_s.setdefault(host, now_s)
+    def contested_s(self, host: str, now_s: float, lease_s: float) -> float:
+        """Return when another host first asked to join with the name of ``host``, which is present.
+
+        A request that is older than a lease was of a host that does not ask any more.
+        """
+        first_s = self._contested_s.get(host, now_s)
+        if now_s - first_s > lease_s:
+            first_s = now_s
+        self._contested_s[host] = first_s
+        return first_s
 
     def present_s(self, host: str, now_s: float) -> float:
         """Return the seconds since a host has joined."""

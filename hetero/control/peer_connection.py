@@ -209,7 +209,7 @@ class PeerConnection:
             why = f"{self._target}: {channels.short_details(error)}, this host belongs to job {self._options.job_id}"
             self._unreachable(f"{why}; give each job that runs there another --port")
         elif code is grpc.StatusCode.NOT_FOUND:
-            why = "the job has taken it for lost, or is described without it on that host"
+            why = "the job has removed it after a long silence, or the description on that host does not list it"
             self._unreachable(f"{self._target}: {channels.short_details(error)}; {why}")
         else:
             self._unreachable(f"{self._target}: {code.name.lower()}, {channels.short_details(error)}")

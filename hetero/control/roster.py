@@ -146,17 +146,15 @@ class Roster:
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
         """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``.
 
-        Hosts that the job can do without do not count, unless all hosts of the role are such hosts, and none of them is
-        in that state and lives. Hosts that have joined never count.
+        Hosts that the job can do without do not count, unless all hosts of the role are such hosts, and none of them or
+        of those that have joined serves. Hosts that have joined are never missing.
         """
         others = [host for host in self.hosts(role) if host != self.own.host and host not in self.newcomers.present]
         missing = [host for host in others if self._state(host).value < at_least.value]
         if not all(self._members[host].is_optional for host in others):
             missing = [host for host in missing if not self._members[host].is_optional]
-        elif any(self._lives(host) and at_least <= self._state(host) < HostState.DRAINING for host in others):
-            missing = []
-        else:
-            missing = others
+        elif at_least < HostState.DRAINING:
+            missing = [] if self._has_host(role, at_least) else others
         return [(host, self._peers[host].last_state) for host in missing]
 
     def endpoints(self) -> tuple[EndpointRecord, ...]:
@@ -187,9 +185,11 @@ class Roster:
         if known.address == joined.address or not self._lives(joined.host):
             return None
         # The host that has joined may have been replaced by this one a moment ago. If it is heard again, it lives.
-        contested_s = self.newcomers.contested_s(joined.host, self._clock())
+        contested_s = self.newcomers.contested_s(joined.host, self._clock(), self._timings.lease_s)
         is_heard = self._peers[joined.host].last_heard_s > contested_s + 2 * self._timings.heartbeat_s
         text = f"{joined.host!r} has joined from {known.address}"
+        if self._state(joined.host) in LEAVING:
+            return Obstacle(text=f"{text}, and is leaving", may_pass=True)
         if is_heard:
             return Obstacle(text=f"{text}; give this host another name with --host")
         return Obstacle(text=f"{text}, and may have been lost", may_pass=True)
@@ -203,6 +203,11 @@ class Roster:
         )
 
     # Rules
+
+    def _has_host(self, role: Role, at_least: HostState) -> bool:
+        """Return whether another host of ``role`` lives, is in a state from ``at_least`` on, and does not leave."""
+        others = (host for host in self.hosts(role) if host != self.own.host)
+        return any(self._lives(host) and at_least <= self._state(host) < HostState.DRAINING for host in others)
 
     def _add(self, joined: JoinedHost) -> None:
         if joined.host in self._members and joined.host not in self.newcomers.present:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hetero import __version__
 from hetero.cluster import ClusterSpec, Role
-from hetero.config import LaunchOptions
+from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.control import security
 from hetero.control.hub import Hub
 from hetero.control.joining import Reception
@@ -58,8 +58,16 @@ def make_hub(host: LaunchedHost, token: security.Token | None, tls: Tls | None, 
         profile=options.profile,
     )
     reception = Reception(cluster, host.job_id, obstacle=_obstacle(options, placement), read_again=host.read_again)
+    membership = Membership(
+        members,
+        own,
+        timings=timings,
+        clock=time.monotonic,
+        max_restarts=options.job_restarts,
+        needs_data_hosts=not trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts)),
+    )
     return Hub(
-        Membership(members, own, timings=timings, clock=time.monotonic, max_restarts=options.job_restarts),
+        membership,
         address=host.address,
         port=options.port,
         resolve=host.launcher_of,

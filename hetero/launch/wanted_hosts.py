@@ -69,25 +69,29 @@ class WantedHosts:
         self._began_s = clock()
         """Time when the present window began."""
         self._clock = clock
-        self._values: collections.deque[float] = collections.deque(maxlen=_MAX_WINDOWS)
+        self._values: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MAX_WINDOWS)
+        """Time of each window's end, and the number that follows from it."""
 
     def observe(self, now: Window) -> Estimate | None:
         """Add the latest totals. Return an estimate, or None while there are fewer than three windows."""
-        value = None if self._before is None else _wanted(self._before, now)
-        if value is not None:
-            self._values.append(value)
-        # Reports of ranks and of endpoints come at different times, so a window lasts until both have changed.
         now_s = self._clock()
-        is_old = now_s - self._began_s > _MAX_AGE_S
-        if is_old:
-            self._values.clear()  # what they describe is long ago
-        if value is not None or self._before is None or is_old:
+        value = None if self._before is None else _wanted(self._before, now)
+        # Reports of ranks and of endpoints come at different times, so a window lasts until both have changed.
+        has_stopped = value is None and now_s - self._began_s > _MAX_AGE_S
+        if value is not None:
+            self._values.append((now_s, value))
+        if has_stopped:
+            self._values.clear()
+        if value is not None or self._before is None or has_stopped:
             self._before, self._began_s = now, now_s
+        while len(self._values) > _MIN_WINDOWS and now_s - self._values[0][0] > _MAX_AGE_S:
+            self._values.popleft()
         if len(self._values) < _MIN_WINDOWS:
             return None
-        mean = statistics.fmean(self._values)
-        error = statistics.stdev(self._values) / math.sqrt(len(self._values))
-        reach = _STUDENT_90[len(self._values)] * error
+        values = [number for _, number in self._values]
+        mean = statistics.fmean(values)
+        error = statistics.stdev(values) / math.sqrt(len(values))
+        reach = _STUDENT_90[len(values)] * error
         return Estimate(
             hosts=math.ceil(mean), low=max(0, math.ceil(mean - reach)), high=max(0, math.ceil(mean + reach))
         )

@@ -1,15 +1,19 @@
-"""Whether the head of a Ray cluster still answers.
+"""Watches whether the head of a Ray cluster still answers.
 
-Ray ends the driver and all actors when the head has not answered for a minute, and says so only in its own words. The
-driver of a job watches the head itself, so that the job ends with its cause and exit code before that.
+Ray ends the driver when the head has not answered for a minute, with an exit code of its own. The driver of a job
+watches the head itself, on a thread. So it ends with the cause and a documented code before that, whatever it does.
+A head that accepts connections and answers nothing does not count as lost.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
+
+from hetero.errors import ExitCode
 
 __all__ = ["HeadWatch"]
 
@@ -22,39 +26,54 @@ _RECONNECT_S = 60.0
 
 
 class HeadWatch:
-    """Watches the head of a cluster.
+    """Watches the head of a cluster, while it is open as a context manager.
 
     Args:
         address: ``ADDRESS:PORT`` of its global control store. Empty: nothing is watched.
-        say: Called with a line when the head does not answer, and when it answers again.
+        log_line: Called with a line when the head does not answer, when it answers again, and when it is lost.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, address: str, *, say: Callable[[str], object], clock: Callable[[], float] = time.monotonic
+        self, address: str, *, log_line: Callable[[str], object], clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.exit_code = int(ExitCode.ORPHANED)
+        """Exit code of this process if the head is lost."""
         self._address = address
-        self._say = say
+        self._log_line = log_line
         self._clock = clock
-        self._next_s = clock() + _CHECK_S
         self._silent_since_s: float | None = None
         self._is_reported = False
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="head", daemon=True)
         try:
             reconnect_s = float(os.environ.get(_RECONNECT_VARIABLE, ""))
         except ValueError:
             reconnect_s = _RECONNECT_S
         self._limit_s = 0.75 * reconnect_s
 
+    def __enter__(self) -> HeadWatch:
+        if self._address:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closed.set()
+
+    def _watch(self) -> None:
+        while not self._is_closed.wait(_CHECK_S):
+            if (loss := self.loss()) and not self._is_closed.is_set():
+                self._log_line(f"error HET-{int(ExitCode.ORPHANED)}: {loss}")
+                # The main thread may wait for Ray, which would wait for the head until it ends this process.
+                os._exit(self.exit_code)
+
     def loss(self) -> str:
-        """Return why the head counts as lost. Empty while it does not. May block for a second."""
+        """Ask the head whether it answers. Return why it counts as lost, empty if it does not. Blocks for a second."""
         now_s = self._clock()
-        if not self._address or now_s < self._next_s:
-            return ""
-        self._next_s = now_s + _CHECK_S
         why = self._why_silent()
         if not why:
             if self._is_reported:
-                self._say("the head of the Ray cluster answers again")
+                self._log_line("the head of the Ray cluster answers again")
             self._silent_since_s, self._is_reported = None, False
             return ""
         if self._silent_since_s is None:
@@ -64,7 +83,7 @@ class HeadWatch:
             return f"the head of the Ray cluster at {self._address} has not answered for {silent_s:.0f} s: {why}"
         if silent_s >= min(_PATIENCE_S, self._limit_s / 2) and not self._is_reported:
             self._is_reported = True
-            self._say(f"the head of the Ray cluster at {self._address} does not answer: {why}; waiting for it")
+            self._log_line(f"the head of the Ray cluster at {self._address} does not answer: {why}; waiting for it")
         return ""
 
     def _why_silent(self) -> str:

@@ -8,34 +8,28 @@ hetero's own connections.
 from __future__ import annotations
 
 import dataclasses
-import logging
-import os
-import re
+import functools
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hetero.cluster import Role
-from hetero.cluster.groups import StatedGroup, group_document, parse_stated_group
+from hetero.cluster.groups import group_document
 from hetero.cluster.roles import assign_roles
 from hetero.config import LaunchOptions
 from hetero.control.security import Token
-from hetero.errors import CapacityError, ClusterError, ConfigError, ExitCode, HeteroError
-from hetero.ray.head import HeadWatch
+from hetero.errors import CapacityError, ConfigError, ExitCode
+from hetero.ray.connection import connected, exit_code_of, import_ray, nodes_of, say, summary
+from hetero.ray.groups import ElasticGroup, bundle_of, parse_group
 from hetero.ray.job_host import Demand, JobHost, JobHostOrder
 from hetero.ray.scaling import Bounds, Scaler
 from hetero.render.request import resources_of
-from hetero.system.logs import write_line
 from hetero.system.scripts import script_words
 
-__all__ = ["ElasticGroup", "Job", "parse_group", "run"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Job", "run"]
 
 _POLL_S = 2.0
 _PATIENCE_S = 10.0
@@ -43,19 +37,10 @@ _STOP_S = 90.0
 """Longest time from a request to stop until the driver gives up the launchers."""
 _END_S = 10.0
 """Longest time from the end of the trainers' launchers until the driver ends the others."""
+_SHORT_LIFE_S = 60.0
+"""A data host that ends earlier has failed. One that ends later was lost, as spot hosts are."""
 _MAX_FAILURES = 3
-"""No more data hosts are added after so many of them have failed."""
-_CODES = {
-    "ActorUnschedulableError": ExitCode.CAPACITY,
-    "AuthenticationError": ExitCode.AUTHENTICATION,
-    "ObjectStoreFullError": ExitCode.RESOURCES,
-    "OutOfDiskError": ExitCode.RESOURCES,
-    "OutOfMemoryError": ExitCode.RESOURCES,
-    "RayTaskError": ExitCode.INTERNAL,
-    "RuntimeEnvSetupError": ExitCode.USAGE,
-}
-"""Exit codes by the name of Ray's error. Every other error means that the host was lost."""
-_BOUNDS = re.compile(r"(.+:)([0-9]+)\.\.([0-9]+)")
+"""No more data hosts are added after so many have failed in a row."""
 _NOT_PASSED = (
     "script",
     "script_args",
@@ -67,36 +52,6 @@ _NOT_PASSED = (
     "output_dir",
     "ray_groups",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticGroup:
-    """A group of the job."""
-
-    stated: StatedGroup
-    """With the number of hosts at the start."""
-    max_hosts: int
-    """Largest number of hosts. More than the number at the start only in a data group."""
-
-
-def parse_group(text: str) -> ElasticGroup:
-    """Parse ``NAME=RESOURCES:COUNT`` or ``NAME=RESOURCES:MIN..MAX``, for example ``data=CPU:16:2..8``.
-
-    Raises:
-        ConfigError: If the text is malformed.
-    """
-    bounds = _BOUNDS.fullmatch(text)
-    stated = parse_stated_group(text if bounds is None else bounds[1] + bounds[2])
-    resources = resources_of(stated)
-    if not (resources.cpus or resources.gpus):
-        raise ConfigError(
-            f"--group {text!r:.80}: Ray does not know the type {stated.instance_type!r:.60}\n"
-            f"  to do: state what a host needs, for example {stated.name}=CPU:16:{stated.count}"
-        )
-    max_hosts = stated.count if bounds is None else int(bounds[3])
-    if max_hosts < stated.count:
-        raise ConfigError(f"--group {text!r:.80}: found {stated.count}..{max_hosts}; expected the smaller number first")
-    return ElasticGroup(stated=stated, max_hosts=max_hosts)
 
 
 def run(options: LaunchOptions) -> int:
@@ -118,9 +73,11 @@ def run(options: LaunchOptions) -> int:
     fixed = [group for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER]
     if any(group.max_hosts > group.stated.count for group in fixed):
         raise ConfigError("--group: only a data group can have MIN..MAX hosts, because the number of ranks is fixed")
-    ray = _ray()
-    with _connection(ray) as head_address, Job(ray, options, groups, roles, head_address) as job:
-        return job.run()
+    ray = import_ray()
+    with connected(ray) as head:
+        with Job(ray, options, groups, roles) as job:
+            head.exit_code = job.run()
+        return head.exit_code
 
 
 class Job:
@@ -131,35 +88,36 @@ class Job:
         options: Options of the job.
         groups: Groups of the job.
         roles: Role of each group.
-        head_address: ``ADDRESS:PORT`` of the head of the cluster. Empty: its loss is not watched for.
     """
 
-    def __init__(
-        self,
-        ray: Any,
-        options: LaunchOptions,
-        groups: Sequence[ElasticGroup],
-        roles: Sequence[Role],
-        head_address: str = "",
-    ) -> None:
-        self._head_address = head_address
+    def __init__(self, ray: Any, options: LaunchOptions, groups: Sequence[ElasticGroup], roles: Sequence[Role]) -> None:
         self._ray = ray
+        self._actors = ray.remote(JobHost)
         self._options = options
         self._groups = groups
         self._roles = dict(zip((group.stated.name for group in groups), roles, strict=True))
         self._token = Token.generate()
         self._id = f"ray-{secrets.token_hex(4)}"
         self._hosts: dict[str, Any] = {}
-        """The actors, by the name of their host. Those of the description come first."""
+        """The actors, by the name of their host, without those of data hosts that have ended."""
         self._group_of: dict[str, ElasticGroup] = {}
+        """Group of each host that the job ever had."""
+        self._bundles: dict[str, int] = {}
+        """Bundle of the placement group, by the name of the host that uses it."""
         self._addresses: dict[str, str] = {}
-        self._ends: dict[Any, str] = {}
-        """Host whose launcher still runs, by Ray's reference to its exit code."""
+        self._waiting: dict[Any, Callable[[Any], None]] = {}
+        """What is done with each answer of an actor that is still to come, by Ray's reference to it."""
+        self._started: set[str] = set()
+        self._placed_s: dict[str, float] = {}
+        """Times when Ray had placed hosts. A host that Ray has not placed yet is not in it."""
         self._codes: dict[str, int] = {}
         """Exit codes of the hosts that have ended or were lost."""
         self._silent: set[str] = set()
         """Hosts that could not report why they ended: lost, or their launcher was killed."""
         self._leaving: set[str] = set()
+        self._num_failures = 0
+        """Number of data hosts that have failed in a row."""
+        self._trainers: list[str] = []
         self._elastic = next((group for group in groups if group.max_hosts > group.stated.count), None)
         if self._elastic is not None:
             bounds = Bounds(min_hosts=self._elastic.stated.count, max_hosts=self._elastic.max_hosts)
@@ -173,8 +131,9 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         grace_s = 0.0 if self._num_signals > 1 else _END_S
-        started = {*self._ends.values(), *self._codes}
-        closed = [actor.close.remote(grace_s) for name, actor in self._hosts.items() if name in started]
+        # A host that Ray has not placed, or that was lost, would not answer.
+        closable = (self._started & self._placed_s.keys() & self._hosts.keys()) - self._silent
+        closed = [self._hosts[name].close.remote(grace_s) for name in closable]
         if closed:
             self._ray.wait(closed, num_returns=len(closed), timeout=grace_s + _POLL_S)
         for actor in self._hosts.values():
@@ -190,7 +149,7 @@ class Job:
             return next(iter(self._codes.values()), 128 + signal.SIGTERM)
         cluster = {
             "instance_groups": [
-                group_document(group.stated.name, group.stated.instance_type, self._names(group))
+                group_document(group.stated.name, group.stated.instance_type, self._present(group))
                 for group in self._groups
             ]
         }
@@ -205,7 +164,7 @@ class Job:
             for number in range(group.stated.count):
                 names.append(f"{group.stated.name}-{number}")
                 self._group_of[names[-1]] = group
-                bundles.append(_bundle(group))
+                bundles.append(bundle_of(group))
         # One launcher per node, because all launchers of a description use the same port.
         self._placement = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
         begin_s = shown_s = time.monotonic()
@@ -217,15 +176,14 @@ class Job:
                 raise CapacityError(
                     f"Ray has not placed the job within {self._options.start_timeout_s:.0f} s\n"
                     f"  needed: {len(bundles)} nodes, with {', '.join(group.stated.text for group in self._groups)}\n"
-                    f"  found: {_nodes(self._ray)}"
+                    f"  found: {nodes_of(self._ray)}"
                 )
             if now_s - shown_s > _PATIENCE_S:
                 shown_s = now_s
-                _say(f"waiting for Ray to place {len(bundles)} hosts on different nodes; found: {_nodes(self._ray)}")
-        strategies = self._ray.util.scheduling_strategies
-        for number, name in enumerate(names):
-            where = strategies.PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=number)
-            self._hosts[name] = self._actor(self._group_of[name], scheduling_strategy=where)
+                say(f"waiting for Ray to place {len(bundles)} hosts on different nodes; found: {nodes_of(self._ray)}")
+        self._bundles = {name: number for number, name in enumerate(names)}
+        for name in names:
+            self._hosts[name] = self._actor(name)
         return True
 
     def _find_addresses(self) -> bool:
@@ -238,6 +196,7 @@ class Job:
                 name = pending.pop(reference)
                 try:
                     self._addresses[name] = self._ray.get(reference, timeout=_PATIENCE_S)
+                    self._placed_s[name] = time.monotonic()
                 except self._ray.exceptions.RayError as error:
                     self._record_loss(name, error)
                     return False
@@ -251,15 +210,19 @@ class Job:
                 )
         return True
 
-    def _actor(self, group: ElasticGroup, **options: Any) -> Any:
-        resources = _bundle(group)
-        actor = self._ray.remote(JobHost).options(
-            num_cpus=resources["CPU"], num_gpus=resources.get("GPU", 0), max_concurrency=8, **options
-        )
-        return actor.remote()
+    def _actor(self, name: str) -> Any:
+        resources = bundle_of(self._group_of[name])
+        options = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0), "max_concurrency": 8}
+        if name in self._bundles:
+            strategies = self._ray.util.scheduling_strategies
+            options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(
+                self._placement, placement_group_bundle_index=self._bundles[name]
+            )
+        return self._actors.options(**options).remote()
 
     def _start(self, name: str, order: JobHostOrder) -> None:
-        self._ends[self._hosts[name].run.remote(order)] = name
+        self._started.add(name)
+        self._waiting[self._hosts[name].run.remote(order)] = functools.partial(self._record_end, name)
 
     def _order(self, name: str, where: Sequence[str], cluster: object) -> JobHostOrder:
         options = self._options
@@ -271,12 +234,8 @@ class Job:
             arguments += ["--nproc-per-node", str(gpus)]
         return {
             "name": name,
-            "arguments": [
-                *arguments,
-                *script_words(options.script, is_module=options.module),
-                "--",
-                *options.script_args,
-            ],
+            "arguments": arguments,
+            "script": [*script_words(options.script, is_module=options.module), "--", *options.script_args],
             "options": _stated(options),
             "cluster": cluster,
             "hosts": self._addresses,
@@ -286,100 +245,135 @@ class Job:
 
     def _follow(self) -> int:
         """Wait for the launchers of the trainers, and let the number of data hosts follow the demand."""
-        trainers = [name for name in self._hosts if self._roles[self._group_of[name].stated.name] is Role.TRAINER]
-        demand = self._hosts[trainers[0]].demand.remote(0) if self._elastic else None
+        self._trainers = [name for name in self._hosts if self._role(name) is Role.TRAINER]
+        self._ask_for_demand(0)
         stop_at_s: float | None = None
-        head = HeadWatch(self._head_address, say=_say)
-        while not all(name in self._codes for name in trainers):
-            if loss := head.loss():
-                _end_without_ray(loss)
-            ready, _ = self._ray.wait([*self._ends, *([demand] if demand else [])], timeout=_POLL_S / 4)
+        while not all(name in self._codes for name in self._trainers):
+            ready, _ = self._ray.wait(list(self._waiting), timeout=_POLL_S / 4)
             for reference in ready:
-                if reference == demand:
-                    demand = self._follow_demand(reference, trainers)
-                else:
-                    self._record_end(reference)
+                self._waiting.pop(reference)(reference)
             if self._num_signals and stop_at_s is None:
                 stop_at_s = time.monotonic() + _STOP_S
-                demand = None
                 self._tell_all_to_stop()
             if stop_at_s is not None and (time.monotonic() > stop_at_s or self._num_signals > 1):
-                _say("the launchers did not end in time; ending them")
+                say("the launchers did not end in time; ending them")
                 return int(ExitCode.SHUTDOWN_OVERRAN)
-        if trainers[0] in self._silent:
-            _say(f"there is no report, because {trainers[0]} was lost")
+        if self._trainers[0] in self._silent:
+            say(f"there is no report, because {self._trainers[0]} was lost")
         else:
-            self._bring_home(trainers[0])
-        return self._exit_code(trainers)
+            self._bring_home(self._trainers[0])
+        return self._exit_code()
 
-    def _record_end(self, reference: Any) -> None:
-        name = self._ends.pop(reference)
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the job ends. Its data hosts end with 0."""
+        ended = any(code == 0 or name in self._trainers for name, code in self._codes.items())
+        return bool(ended or self._num_signals)
+
+    def _record_end(self, name: str, reference: Any) -> None:
         try:
             code = self._ray.get(reference, timeout=_PATIENCE_S)
         except self._ray.exceptions.RayError as error:
             self._record_loss(name, error)
-            return
-        _say(f"the launcher of {name} ended with {code}")
-        self._codes[name] = code if code >= 0 else 128 - code
-        if code < 0:
-            self._silent.add(name)
+        else:
+            say(f"the launcher of {name} ended with {code}")
+            self._codes[name] = code if code >= 0 else 128 - code
+            if code < 0:
+                self._silent.add(name)
+        if self._role(name) is Role.DATA:
+            self._retire(name)
 
     def _record_loss(self, name: str, error: Exception) -> None:
         self._silent.add(name)
-        self._codes[name] = int(_exit_code_of(error))
+        self._codes[name] = int(exit_code_of(error))
         if name not in self._leaving:
-            _say(f"host {name} was lost: {_summary(error)}")
+            say(f"host {name} was lost: {summary(error)}")
 
-    def _exit_code(self, trainers: Sequence[str]) -> int:
+    def _retire(self, name: str) -> None:
+        """Give back the resources of a data host that has ended. Replace it if it was lost."""
+        self._waiting[self._hosts[name].close.remote(0.0)] = functools.partial(self._forget, name)
+        if self._is_ending or name in self._leaving:
+            return
+        lived_s = time.monotonic() - self._placed_s.get(name, time.monotonic())
+        self._num_failures = 0 if lived_s >= _SHORT_LIFE_S else self._num_failures + 1
+        if self._num_failures == _MAX_FAILURES:
+            say(f"no more data hosts are added, because {_MAX_FAILURES} in a row have failed")
+        was_taken = name in self._silent or self._codes[name] == 128 + signal.SIGTERM
+        group = self._group_of[name]
+        if was_taken and len(self._present(group)) < group.stated.count:
+            self._add(group, bundle=self._bundles.pop(name, None))
+
+    def _forget(self, name: str, _: Any) -> None:
+        self._ray.kill(self._hosts.pop(name))
+
+    def _exit_code(self) -> int:
         """Return the code of the first trainer host that failed. All launchers report the cause of the job's end.
 
         The loss of a host or of a launcher is the code only if no launcher has reported one.
         """
-        reported = [self._codes[name] for name in trainers if name not in self._silent]
-        return next(filter(None, reported), 0) if reported else self._codes[trainers[0]]
+        reported = [self._codes[name] for name in self._trainers if name not in self._silent]
+        return next(filter(None, reported), 0) if reported else self._codes[self._trainers[0]]
 
     def _tell_all_to_stop(self) -> None:
-        _say("asked to stop: asking every launcher to stop")
-        for name in self._ends.values():
+        say("asked to stop: asking every launcher to stop")
+        for name in self._started - self._codes.keys():
             self._hosts[name].stop.remote()
 
-    def _follow_demand(self, reference: Any, trainers: Sequence[str]) -> Any:
-        """Add data hosts, or let one leave, after an estimate. Return the reference to the next estimate, or None."""
-        assert self._elastic is not None
+    def _ask_for_demand(self, after: int) -> None:
+        if self._elastic is not None:
+            reference = self._hosts[self._trainers[0]].demand.remote(after)
+            self._waiting[reference] = functools.partial(self._follow_demand, self._elastic)
+
+    def _follow_demand(self, group: ElasticGroup, reference: Any) -> None:
+        """Add data hosts, or let one leave, after an estimate. Ask for the next estimate."""
         try:
             demand: Demand = self._ray.get(reference, timeout=_PATIENCE_S)
         except self._ray.exceptions.RayError:
-            return None  # the end of the host is recorded elsewhere
-        names = self._names(self._elastic)
-        if any(name in self._codes for name in trainers) or 0 in (self._codes.get(name) for name in names):
-            return None  # the job ends: its data hosts end with 0
-        present = [name for name in names if name not in self._codes and name not in self._leaving]
+            return  # the end of the host is recorded elsewhere
+        if self._is_ending:
+            return
+        present = self._present(group)
         target = self._scaler.target(low=demand.low, high=demand.high, present=len(present))
         if target < len(present):
-            _say(f"the job wants at most {demand.high} data hosts; {present[-1]} leaves")
+            say(f"the job wants at most {demand.high} data hosts; {present[-1]} leaves")
             self._let_leave(present[-1])
-        added = [name for name in names[self._elastic.stated.count :] if name not in self._leaving]
-        num_failed = sum(self._codes.get(name, 0) not in (0, 128 + signal.SIGTERM) for name in added)
         for _ in range(target - len(present)):
-            if num_failed >= _MAX_FAILURES:
-                break  # more of them would fail too
-            self._add(self._elastic, trainers[0])
-        return self._hosts[trainers[0]].demand.remote(demand.number)
+            self._add(group)
+        self._ask_for_demand(demand.number)
 
     def _let_leave(self, name: str) -> None:
         self._leaving.add(name)
-        asked = self._hosts[name].stop.remote()
-        if not self._ray.wait([asked], timeout=_POLL_S)[0]:
-            self._ray.kill(self._hosts[name])  # Ray has not placed it yet, and need not
+        if name in self._placed_s:
+            self._hosts[name].stop.remote()
+        else:
+            self._ray.kill(self._hosts[name])
 
-    def _add(self, group: ElasticGroup, first_trainer: str) -> None:
-        name = f"{group.stated.name}-{len(self._names(group))}"
-        _say(f"the job could use another data host; asking Ray for {name}")
+    def _add(self, group: ElasticGroup, *, bundle: int | None = None) -> None:
+        """Add a data host, unless too many have failed.
+
+        Args:
+            group: Its group.
+            bundle: Bundle of the placement group that a lost host has left. None: Ray places it anywhere.
+        """
+        if self._num_failures >= _MAX_FAILURES:
+            return
+        name = f"{group.stated.name}-{sum(own is group for own in self._group_of.values())}"
+        say(f"the job could use another data host; asking Ray for {name}")
         self._group_of[name] = group
-        self._hosts[name] = self._actor(group)
+        if bundle is not None:
+            self._bundles[name] = bundle
+        self._hosts[name] = actor = self._actor(name)
+        self._waiting[actor.address.remote()] = functools.partial(self._record_placed, name)
         port = str(self._options.port)
-        where = ["--join", f"{first_trainer}:{port}", "--join-group", group.stated.name, "--port", "{port}"]
+        where = ["--join", f"{self._trainers[0]}:{port}", "--join-group", group.stated.name, "--port", "{port}"]
         self._start(name, self._order(name, where, {}))
+
+    def _record_placed(self, name: str, reference: Any) -> None:
+        try:
+            self._ray.get(reference, timeout=_PATIENCE_S)
+        except self._ray.exceptions.RayError:
+            return  # its loss is recorded with its end
+        self._placed_s[name] = time.monotonic()
 
     def _bring_home(self, first_trainer: str) -> None:
         folder = self._options.output_dir or Path("runs") / self._id
@@ -390,85 +384,21 @@ class Job:
             for name, content in files.items():
                 (folder / name).write_bytes(content)
         except (OSError, self._ray.exceptions.RayError) as error:
-            _say(f"the report could not be brought to {folder}: {error}")
+            say(f"the report could not be brought to {folder}: {error}")
             return
         if files:
-            _say(f"report: {folder / 'report.md'}")
+            say(f"report: {folder / 'report.md'}")
 
-    def _names(self, group: ElasticGroup) -> list[str]:
-        return [name for name, own in self._group_of.items() if own is group]
+    def _role(self, name: str) -> Role:
+        return self._roles[self._group_of[name].stated.name]
+
+    def _present(self, group: ElasticGroup) -> list[str]:
+        """Return the hosts of a group that have not ended and were not asked to leave."""
+        names = [name for name, own in self._group_of.items() if own is group]
+        return [name for name in names if name not in self._codes and name not in self._leaving]
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._num_signals += 1
-
-
-def _ray() -> Any:
-    try:
-        import ray
-        import ray.util.scheduling_strategies
-    except ImportError as error:
-        raise ConfigError("--platform ray needs Ray; pip install 'hetero[ray]'") from error
-    return ray
-
-
-@contextmanager
-def _connection(ray: Any) -> Iterator[str]:
-    """Connect to the Ray cluster, and disconnect at the end if this process was not connected before.
-
-    Yields:
-        ``ADDRESS:PORT`` of the head. Empty if Ray Client is between, which notices the loss itself.
-    """
-    if ray.is_initialized():
-        yield _head_address(ray)
-        return
-    in_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # its runtime environment has the working directory
-    environment = None if in_ray_job else {"working_dir": str(Path.cwd())}
-    address = os.environ.get("RAY_ADDRESS", "auto")
-    _say(f"connecting to the Ray cluster {address}")
-    try:
-        ray.init(address=address, runtime_env=environment, logging_level=logging.WARNING)
-    except (ConnectionError, ray.exceptions.RaySystemError) as error:
-        raise ClusterError(
-            f"found no Ray cluster: {error}\n"
-            "  to do: start one (ray start --head), set RAY_ADDRESS, or submit this command as a Ray job"
-        ) from error
-    try:
-        yield _head_address(ray)
-    except ray.exceptions.RayError as error:  # of a call that is not for one host
-        raise ClusterError(f"the Ray cluster has failed: {_summary(error)}") from error
-    finally:
-        ray.shutdown()
-
-
-def _head_address(ray: Any) -> str:
-    return str(getattr(ray.get_runtime_context(), "gcs_address", ""))
-
-
-def _end_without_ray(why: str) -> NoReturn:
-    """End this process because the head was lost. Ray ends the actors by itself.
-
-    A call to Ray would wait for the head until Ray ends this process, with an exit code of its own.
-    """
-    _say(f"error HET-{int(ExitCode.ORPHANED)}: {why}")
-    os._exit(ExitCode.ORPHANED)
-
-
-def _exit_code_of(error: Exception) -> ExitCode:
-    """Return the exit code of a host whose actor did not answer. No other function translates Ray's errors to codes."""
-    cause = getattr(error, "cause", None)  # what the actor's own code has raised
-    if isinstance(cause, HeteroError):
-        return cause.exit_code
-    found = (_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)
-    return next(found, ExitCode.ORPHANED)
-
-
-def _summary(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _bundle(group: ElasticGroup) -> dict[str, float]:
-    resources = resources_of(group.stated)
-    return {"CPU": resources.cpus or 1, **({"GPU": resources.gpus} if resources.gpus else {})}
 
 
 def _stated(options: LaunchOptions) -> dict[str, object]:
@@ -482,15 +412,3 @@ def _stated(options: LaunchOptions) -> dict[str, object]:
             list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
         )
     return found
-
-
-def _nodes(ray: Any) -> str:
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    shown = [
-        " ".join(f"{name}:{resources[name]:g}" for name in ("CPU", "GPU") if name in resources) for resources in nodes
-    ]
-    return f"{len(nodes)} nodes ({', '.join(shown)})"
-
-
-def _say(text: str) -> None:
-    write_line(f"hetero: {text}")

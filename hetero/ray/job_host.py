@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetero.control.security import Token
-from hetero.errors import ExitCode
+from hetero.errors import ClusterError, ExitCode
 from hetero.launch.ranks.ranks import free_port
 from hetero.metrics.lines import METRIC_MARK
 from hetero.ray.child import Child
@@ -37,8 +37,8 @@ _WANTED = re.compile(rf"{METRIC_MARK} (wanted_data_hosts_(?:low|high))=([0-9]+)"
 _LAST_FIGURE = "wanted_data_hosts_high"
 """The launcher logs this figure of an estimate last."""
 JobHostOrder = dict[str, Any]
-"""What a host gets from the driver: its ``name``, ``arguments`` of `hetero launch`, ``options``, ``cluster``, ``hosts``
-by name, ``token`` and ``variables``. Ray sends it, so it has plain values only."""
+"""What a host gets from the driver: its ``name``, ``arguments`` of `hetero launch`, the words of the ``script`` that
+follow them, ``options``, ``cluster``, ``hosts`` by name, ``token``, ``variables``. Plain values, as Ray sends it."""
 
 
 class Demand(NamedTuple):
@@ -81,7 +81,7 @@ class JobHost:
             self._child = child = self._start(order)
         while not child.wait(_CHECK_S):
             if os.getppid() != self._node_pid:
-                write_line("hetero: Ray has ended on this node, so the launcher is asked to stop")
+                write_line("hetero: Ray's process on this node has ended, so the launcher is asked to stop")
                 child.stop()
                 self.close(_GRACE_S)
         return int(ExitCode.RESOURCES) if child.exit_code is None else child.exit_code
@@ -96,9 +96,10 @@ class JobHost:
         hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()), encoding="utf-8")
         # A host that joins may be on the node of another one, so it needs a port of its own.
         values = {"{folder}": str(folder), "{port}": str(free_port())}
-        arguments: Sequence[str] = [_filled(text, values) for text in order["arguments"]]
+        options = [_filled(text, values) for text in order["arguments"]]
+        script: Sequence[str] = order["script"]
         return Child(
-            ["-m", "hetero.cli", *arguments],
+            ["-m", "hetero.cli", *options, *script],
             token=Token(order["token"]),
             folder=str(Path.cwd()),
             variables={**order["variables"], "HETERO_HOSTS_FILE": str(hosts)},
@@ -115,9 +116,16 @@ class JobHost:
                 self._child.stop()
 
     def demand(self, after: int) -> Demand:
-        """Wait for an estimate that is newer than number ``after``, and return the latest one."""
+        """Wait for an estimate that is newer than number ``after``, and return the latest one.
+
+        Raises:
+            ClusterError: If there will be no more estimates.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._num_estimates > after)
+            while not self._changed.wait_for(lambda: self._num_estimates > after, _CHECK_S):
+                has_ended = self._child is not None and self._child.wait(0)
+                if has_ended or os.getppid() != self._node_pid:
+                    raise ClusterError("the launcher of this host has ended, or Ray on its node")
             low, high = (self._figures[f"wanted_data_hosts_{end}"] for end in ("low", "high"))
             return Demand(self._num_estimates, low, high)
 

@@ -53,8 +53,8 @@ class Scaler:
         """
         bounds = self._bounds
         self._num_too_many = self._num_too_many + 1 if high < present else 0
-        if low > present:
-            return max(present, min(low, bounds.max_hosts))
+        if max(low, bounds.min_hosts) > present:
+            return max(present, min(max(low, bounds.min_hosts), bounds.max_hosts))
         if self._num_too_many >= _SHRINK_AFTER and present > bounds.min_hosts:
             self._num_too_many = 0
             return present - 1

@@ -107,6 +107,36 @@ def test_host_that_replaces_another_one_asks_until_that_one_is_lost_or_heard(clo
 
 
 @pytest.mark.fault("F40")
+def test_host_may_be_replaced_after_a_stranger_had_asked_for_its_name(clock: Clock) -> None:
+    timings = Timings()
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    other = dataclasses.replace(NEW, address="10.0.0.8:17170")
+    for revision in range(10):
+        membership.observe(serving(revision=revision, ticks=revision + 1))  # type: ignore[arg-type]
+        membership.obstacle_to(other)
+        clock.now_s += timings.lease_s / 3
+    membership.observe(serving(revision=10, ticks=11))  # type: ignore[arg-type]
+    clock.now_s += timings.lease_s - 1  # the stranger asks no more, and the host is silent
+    found = membership.obstacle_to(dataclasses.replace(NEW, address="10.0.0.7:17170"))
+    assert found is not None
+    assert found.may_pass
+
+
+@pytest.mark.fault("F40")
+def test_replacement_of_a_host_that_drains_asks_again(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.admit(NEW)
+    other = dataclasses.replace(NEW, address="10.0.0.8:17170")
+    for revision in range(5):
+        membership.observe(status("new", HostState.DRAINING, revision=revision, ticks=revision + 1))
+        found = membership.obstacle_to(other)
+        assert found is not None
+        assert found.may_pass
+        clock.now_s += 1.0
+
+
+@pytest.mark.fault("F40")
 def test_host_that_joins_again_is_new(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.admit(NEW)
@@ -246,9 +276,9 @@ def test_member_is_needed_unless_it_says_otherwise() -> None:
     assert not Member(host="a", role=Role.DATA).is_optional
 
 
-def spot_view(clock: Clock) -> Membership:
+def spot_view(clock: Clock, *, needs_data_hosts: bool = True) -> Membership:
     members = [dataclasses.replace(member, is_optional=member.role is Role.DATA) for member in MEMBERS]
-    return Membership(members, status("algo-3"), timings=Timings(), clock=clock)
+    return Membership(members, status("algo-3"), timings=Timings(), clock=clock, needs_data_hosts=needs_data_hosts)
 
 
 def test_dead_newcomer_holds_up_no_job_without_data_hosts(clock: Clock) -> None:
@@ -290,3 +320,34 @@ def test_loss_of_the_last_spot_host_that_served_is_no_failure(clock: Clock) -> N
     clock.now_s += Membership.SETTLE_S
     membership.tick()
     assert membership.own.decided is None
+
+
+@pytest.mark.fault("F41")
+def test_joined_host_that_serves_is_enough_for_a_spot_job(clock: Clock) -> None:
+    membership = spot_view(clock)
+    membership.admit(NEW)
+    assert membership.missing(Role.DATA, at_least=HostState.SERVING)
+    membership.observe(serving())  # type: ignore[arg-type]
+    assert membership.missing(Role.DATA, at_least=HostState.SERVING) == []
+    for host in ("algo-1", "algo-2"):
+        membership.observe(status(host, HostState.FAILED, failure=cause(host)))
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is None
+
+
+@pytest.mark.fault("F41")
+def test_spot_hosts_may_all_fail_while_endpoints_of_trainers_start(clock: Clock) -> None:
+    membership = spot_view(clock, needs_data_hosts=False)
+    for host in ("algo-1", "algo-2"):
+        membership.observe(status(host, HostState.FAILED, failure=cause(host)))
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is None
+
+
+def test_spot_hosts_that_are_done_are_not_missing(clock: Clock) -> None:
+    membership = spot_view(clock)
+    for host in ("algo-1", "algo-2"):
+        membership.observe(status(host, HostState.DONE))
+    assert membership.missing(Role.DATA, at_least=HostState.DONE) == []

@@ -64,7 +64,7 @@ def script_of(
     root = CHAIN.parents[3]
     lines = [line for line in text.splitlines() if not line.startswith("#SBATCH --exclusive")]
     first = next(at for at, line in enumerate(lines) if line.startswith("set -euo"))
-    variables = {"PATH": f"{bin_folder}:$PATH", "PYTHONPATH": str(root), "HETERO_TIME_SCALE": "0.2"}
+    variables = {"PATH": f"{bin_folder}:$PATH", "PYTHONPATH": str(root), "HETERO_TIME_SCALE": "0.5"}
     lines[first + 1 : first + 1] = [f"export {name}={value}" for name, value in variables.items()]
     return "\n".join(lines) + "\n"
 

@@ -116,6 +116,22 @@ def test_number_that_cannot_be_measured_any_more_is_forgotten() -> None:
     assert wanted.observe(totals(30)) is None
 
 
+def test_estimate_follows_the_latest_two_minutes_and_slow_steps_have_one_too() -> None:
+    now_s = [0.0]
+    wanted = WantedHosts(lambda: now_s[0])
+    at_s, busy_s, batches = 0, 0.0, 0
+    found = []
+    for batch_s in (1.0,) * 6 + (2.0,) * 3:  # a window lasts longer than two minutes
+        now_s[0] += 200.0
+        at_s += 10
+        after = totals(at_s)
+        busy_s += (after.num_batches - batches) * batch_s
+        batches = after.num_batches
+        found.append(wanted.observe(dataclasses.replace(after, busy_s=busy_s)))
+    assert [each and each.hosts for each in found[2:6]] == [None, 6, 6, 6]
+    assert (found[-1].hosts, found[-1].low) == (12, 12)  # only the last three windows count
+
+
 def test_totals_are_those_of_the_last_statuses() -> None:
     loader: dict[str, Any] = {
         "name": "train",

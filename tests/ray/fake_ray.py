@@ -18,6 +18,10 @@ class RayActorError(RayError):
     """The actor or its node was lost."""
 
 
+def _bundle(_placement: object, *, placement_group_bundle_index: int) -> int:
+    return placement_group_bundle_index
+
+
 class FakeActor:
     """An actor of `JobHost`.
 
@@ -29,6 +33,7 @@ class FakeActor:
         self.is_placed = is_placed
         self.is_killed = False
         self.name = ""
+        self.bundle: int | None = None
         self.calls: list[str] = []
         """Methods that the driver has called, except `demand`."""
         self.grace_s: float | None = None
@@ -84,12 +89,17 @@ class FakeRay:
         self.util = SimpleNamespace(
             placement_group=lambda *_, **__: SimpleNamespace(wait=lambda _: True),
             remove_placement_group=lambda _: None,
-            scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=lambda *_, **__: None),
+            scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=_bundle),
         )
 
     def remote(self, _kind: type) -> Any:
         """Return a class of actors."""
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._new))
+        return SimpleNamespace(options=lambda **stated: SimpleNamespace(remote=lambda: self._placed(**stated)))
+
+    def _placed(self, *, scheduling_strategy: int | None = None, **_: Any) -> FakeActor:
+        actor = self._new()
+        actor.bundle = scheduling_strategy
+        return actor
 
     def _new(self) -> FakeActor:
         self.actors.append(FakeActor(is_placed=len(self.actors) < self._num_placed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -48,9 +49,23 @@ class Driver:
             assert self.process.poll() is None, self.output[-5000:]
             time.sleep(0.1)
 
-    def check_nothing_is_left(self, host_folders: Path) -> None:
+    def actor_of(self, host: str) -> psutil.Process:
+        """Return the process of the actor that runs the launcher of a host."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                is_ours = any(str(self.folder / "out") in word for word in words)
+                if is_ours and "--host" in words and words[words.index("--host") + 1] == host:
+                    return process.parent()  # type: ignore[return-value]
+        raise AssertionError(f"{host} has no launcher")
+
+    def check_nothing_is_left(self, host_folders: Path, *, num_killed: int = 0) -> None:
+        """Check that all launchers have ended, and that only actors that were killed have left their folder."""
         wait_until(lambda: not self._launchers(), "launchers are left", timeout_s=20)
-        assert not list(host_folders.glob("hetero-ray-*"))
+        left = list(host_folders.glob("hetero-ray-*"))
+        assert len(left) == num_killed
+        for folder in left:
+            shutil.rmtree(folder)
 
     def _launchers(self) -> list[list[str]]:
         found = []

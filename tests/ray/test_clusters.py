@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
-from hetero.ray.job import _bundle, parse_group
+from hetero.ray.groups import bundle_of, parse_group
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
 GUIDE = Path(__file__).parents[2] / "docs" / "ray.md"
@@ -124,7 +124,7 @@ def planned(types: dict[str, Any], requests: list[Any], *, spread: bool) -> dict
     return {launch.instance_type: launch.count for launch in reply.to_launch}
 
 
-def test_kuberay_job_has_the_fields_of_the_published_schema() -> None:
+def test_kuberay_job_has_the_fields_that_were_compared_with_the_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(JOB)
     jsonschema.validate(load("kuberay-job.yaml"), JOB)
 
@@ -145,9 +145,9 @@ def test_autoscaler_starts_the_hosts_of_the_job(node_types: Any) -> None:
     groups = [parse_group(words[at + 1]) for at, word in enumerate(words) if word == "--group"]
     types = node_types()
     apart = [(ResourceRequestUtil.PlacementConstraintType.ANTI_AFFINITY, "job", "")]
-    bundles = [ResourceRequestUtil.make(_bundle(group), apart) for group in groups for _ in range(group.stated.count)]
+    bundles = [ResourceRequestUtil.make(bundle_of(group), apart) for group in groups for _ in range(group.stated.count)]
     assert planned(types, bundles, spread=True) == {"trainer": 1, "data": 2}
-    added = [ResourceRequestUtil.make(_bundle(groups[1])) for _ in range(groups[1].max_hosts)]
+    added = [ResourceRequestUtil.make(bundle_of(groups[1])) for _ in range(groups[1].max_hosts)]
     assert planned(types, added, spread=False)["data"] == 8
 
 
@@ -173,7 +173,7 @@ def test_nodes_are_as_many_as_the_job_may_have(node_types: Any) -> None:
         assert found["min_workers"] <= group.stated.count
         assert found["max_workers"] == group.max_hosts
         assert found["labels"] == {"role": group.stated.name}
-        assert all(found["resources"][name] >= need for name, need in _bundle(group).items())
+        assert all(found["resources"][name] >= need for name, need in bundle_of(group).items())
     assert types["trainer"]["resources"]["CPU"] < types["data"]["resources"]["CPU"]  # no data host is placed there
 
 

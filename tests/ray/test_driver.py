@@ -13,7 +13,8 @@ from fake_ray import FakeRay, RayActorError, RayError
 from hetero.cluster import Role
 from hetero.config import LaunchOptions
 from hetero.errors import CapacityError, ExitCode, PortError
-from hetero.ray.job import Job, parse_group
+from hetero.ray.groups import parse_group
+from hetero.ray.job import Job
 
 TWO_TRAINERS = ("trainer=GPU:1:2", "data=CPU:1:1..4")
 STOPPED = 128 + signal.SIGTERM
@@ -191,7 +192,7 @@ def test_estimate_adds_the_hosts_that_it_wants_and_six_remove_one() -> None:
         yield from grown(ray, 0, 1, 5, first=2)
         assert not any("stop" in actor.calls for actor in ray.actors)
         yield from grown(ray, 0, 1, 1, first=7)
-        assert ray.actors[4].calls == ["run", "stop"]
+        assert ray.actors[4].calls == ["address", "run", "stop"]
         yield from grown(ray, 0, 1, 5, first=8)  # data-3 drains, and is not counted
         yield from grown(ray, 0, 1, 1, first=13)
         assert [actor.calls.count("stop") for actor in ray.actors] == [0, 0, 0, 1, 1]
@@ -224,7 +225,7 @@ def test_host_that_ray_has_not_placed_need_not_leave_in_order() -> None:
     assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1..4") == 0
 
 
-def test_no_more_hosts_are_added_after_three_have_failed() -> None:
+def test_no_more_hosts_are_added_after_three_have_failed(capfd: pytest.CaptureFixture[str]) -> None:
     ray = FakeRay()
 
     def scenario() -> Iterator[None]:
@@ -238,3 +239,68 @@ def test_no_more_hosts_are_added_after_three_have_failed() -> None:
         yield
 
     assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1..4") == 0
+    assert capfd.readouterr().err.count("no more data hosts are added, because 3 in a row have failed") == 1
+
+
+def test_hosts_that_served_for_long_and_were_lost_are_replaced_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.ray.job._SHORT_LIFE_S", 0.0)
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        for number in range(6):
+            ray.actors[-1].lose()
+            yield
+            assert ray.actors[-1].name == f"data-{number + 2}"
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:2") == 0
+    assert len(ray.actors) == 3 + 6
+
+
+@pytest.mark.parametrize(("code", "is_replaced"), [(-9, True), (STOPPED, True), (ExitCode.PORT, False)])
+def test_data_host_that_was_taken_is_replaced_and_one_that_failed_is_not(code: int, is_replaced: bool) -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        data = ray.actors[1]
+        data.end.set_result(code)
+        yield
+        yield
+        assert data.is_killed  # its CPUs are free
+        assert data.calls == ["address", "run", "close"]
+        assert [actor.name for actor in ray.actors[2:]] == (["data-1"] if is_replaced else [])
+        assert (ray.actors[-1].bundle == data.bundle) is is_replaced or not is_replaced
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1") == 0
+
+
+def test_lower_bound_holds_after_a_failure() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        ray.actors[1].end.set_result(ExitCode.PORT)
+        yield
+        yield from grown(ray, 0, 1)
+        assert [actor.name for actor in ray.actors] == ["trainer-0", "data-0", "data-1", "data-2"]
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:2..4") == 0
+
+
+def test_host_that_ends_with_the_job_is_not_replaced() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        ray.actors[1].end.set_result(0)
+        yield
+        ray.actors[2].lose()
+        yield
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:2") == 0
+    assert len(ray.actors) == 3

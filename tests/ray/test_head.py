@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from ray_driver import CHAIN, TWO, Driver
+from ray_driver import CHAIN, Driver
+from ray_harness import wait_until
 
 from hetero.errors import ExitCode
 from hetero.ray.head import HeadWatch
@@ -29,7 +29,7 @@ class Clock:
 def test_head_that_answers_is_not_lost() -> None:
     lines: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
-        watch = HeadWatch(f"127.0.0.1:{server.getsockname()[1]}", say=lines.append, clock=Clock())
+        watch = HeadWatch(f"127.0.0.1:{server.getsockname()[1]}", log_line=lines.append, clock=Clock())
         assert [watch.loss() for _ in range(100)] == [""] * 100
     assert lines == []
 
@@ -39,7 +39,7 @@ def test_head_that_does_not_answer_is_waited_for_then_lost(monkeypatch: pytest.M
     lines: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    watch = HeadWatch(address, say=lines.append, clock=Clock())
+    watch = HeadWatch(address, log_line=lines.append, clock=Clock())
     found = [watch.loss() for _ in range(20)]
     first = next(loss for loss in found if loss)
     assert first.startswith(f"the head of the Ray cluster at {address} has not answered for 30 s: ")
@@ -51,15 +51,11 @@ def test_head_that_comes_back_is_not_lost() -> None:
     lines: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-    watch = HeadWatch(f"127.0.0.1:{address[1]}", say=lines.append, clock=Clock())
+    watch = HeadWatch(f"127.0.0.1:{address[1]}", log_line=lines.append, clock=Clock())
     assert not any(watch.loss() for _ in range(12))
     with socket.create_server(address):
         assert not any(watch.loss() for _ in range(40))
     assert [line.rpartition(" ")[2] for line in lines] == ["it", "again"]
-
-
-def test_without_an_address_nothing_is_watched() -> None:
-    assert HeadWatch("", say=print, clock=Clock()).loss() == ""
 
 
 @pytest.fixture
@@ -82,17 +78,42 @@ def own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
         yield cluster
 
 
+def processes_of(node: Any) -> list[psutil.Process]:
+    """Return the processes of a node of Ray. Some of them live on if their parent is killed."""
+    roots = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
+    return [process for root in roots for process in [root, *root.children(recursive=True)]]
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 @pytest.mark.fault("F45")
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_lost_head_ends_the_job_with_its_cause_and_leaves_nothing(own_cluster: Any, tmp_path: Path) -> None:
     args = ["--output", str(tmp_path / "out"), "--num-samples", "100000", "--step-s", "0.05"]
-    driver = Driver(own_cluster.address, tmp_path, *TWO, script=CHAIN, args=args)
+    groups = ["--group", "trainer=GPU:1:1", "--group", "data=CPU:1:1..2"]  # the driver asks for estimates
+    driver = Driver(own_cluster.address, tmp_path, *groups, script=CHAIN, args=args)
     driver.wait_for("step 3")
-    for infos in own_cluster.head_node.all_processes.values():
-        for info in infos:
-            os.kill(info.process.pid, signal.SIGKILL)
-    assert driver.wait() == ExitCode.ORPHANED, driver.output
-    assert f"error HET-32: the head of the Ray cluster at {own_cluster.address} has not answered" in driver.output
-    driver.check_nothing_is_left(tmp_path)
+    of_others = [process for node in own_cluster.worker_nodes for process in processes_of(node)]
+    kill(processes_of(own_cluster.head_node))
+    try:
+        assert driver.wait() == ExitCode.ORPHANED, driver.output
+        assert f"error HET-32: the head of the Ray cluster at {own_cluster.address} has not answered" in driver.output
+        driver.check_nothing_is_left(tmp_path)
+        assert (tmp_path / "out" / "stopped-0").is_file()  # the stop callback has run
+        actors = [process for process in of_others if "JobHost" in name_of(process)]
+        wait_until(lambda: not any(process.is_running() for process in actors), "actors are left", timeout_s=30)
+    finally:
+        kill(of_others)

@@ -13,17 +13,21 @@ from ray_driver import CHAIN, TWO, Driver
 from ray_harness import SCRIPT, check_batches
 
 from hetero.errors import ConfigError, ExitCode
-from hetero.ray.job import parse_group
+from hetero.ray.groups import parse_group
 
 
-def test_request_to_stop_ends_every_launcher_in_order(address: str, host_folders: Path, tmp_path: Path) -> None:
+def test_lost_data_host_is_replaced_and_a_request_to_stop_ends_every_launcher_in_order(
+    address: str, host_folders: Path, tmp_path: Path
+) -> None:
     args = ["--output", str(tmp_path / "out"), "--num-samples", "100000", "--step-s", "0.05"]
     driver = Driver(address, tmp_path, *TWO, script=CHAIN, args=args)
     driver.wait_for("step 3")
+    driver.actor_of("data-0").kill()
+    driver.wait_for("data host data-1 has joined the job, in group data")
     driver.process.send_signal(signal.SIGTERM)
     assert driver.wait() == 128 + signal.SIGTERM, driver.output[-5000:]
     assert (tmp_path / "out" / "stopped-0").is_file()  # the stop callback has run
-    driver.check_nothing_is_left(host_folders)
+    driver.check_nothing_is_left(host_folders, num_killed=1)
 
 
 def test_number_of_data_hosts_follows_the_demand_and_no_batch_is_lost_or_repeated(

@@ -1,4 +1,4 @@
-"""The part that platforms share whose cluster is described elsewhere: everything else comes from the platform below."""
+"""The base of platforms that take only the description of the cluster from elsewhere."""
 
 from __future__ import annotations
 
