@@ -50,11 +50,12 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Expect that this process holds afterwards what it held before, if the test shows a fault or starts jobs.
 
-    Not those of attacks: the servers that they attack outlive them. What starts processes of its own sweeps for those:
-    their marks, ports, shared memory and files are not known here.
+    Not those of attacks and of Ray: the servers that they attack and the connections of the driver outlive them. What
+    starts processes of its own sweeps for those: their marks, ports, shared memory and files are not known here.
     """
     node = request.node
-    is_swept = node.path.parent.name == "integration" or node.get_closest_marker("fault") is not None
+    folder = node.path.parent.name
+    is_swept = folder == "integration" or (folder != "ray" and node.get_closest_marker("fault") is not None)
     before = _held() if is_swept else None
     yield
     deadline_s = time.monotonic() + _SWEEP_TIMEOUT_S

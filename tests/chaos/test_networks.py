@@ -149,9 +149,9 @@ def test_link_that_is_down_for_a_while_is_no_error(make_hosts: MakeHosts) -> Non
 @pytest.mark.fault("F20")
 def test_slow_link_loses_no_host(make_hosts: MakeHosts) -> None:
     hosts = start(make_hosts, "--width", "1024")  # batches of 33 KB
-    step = hosts.step()
     for host in hosts.data_hosts:
         hosts.network.slow(host, 60_000.0)
+    step = hosts.step()
     time.sleep(2 * LEASE_S)  # heartbeats have to come through all the while
     assert step < hosts.step() < step + 60  # it goes on, at half of its pace or less
     for host in hosts.data_hosts:

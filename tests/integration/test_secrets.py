@@ -58,11 +58,16 @@ def check(token: bytes, texts: Iterator[tuple[str, bytes]]) -> int:
 
 @pytest.mark.attack("A15")
 @pytest.mark.parametrize(
-    ("args", "code"),
-    [((), 0), (("--fail-at", "20"), 30), (("--raise-at", "90"), 34), (("--kill-at", "90"), 34)],
-    ids=["well", "rank fails", "data set fails", "endpoint dies"],
+    ("args", "code", "debug"),
+    [
+        ((), 0, {}),
+        ((), 0, GRPC_DEBUG),
+        (("--fail-at", "20"), 30, GRPC_DEBUG),
+        (("--raise-at", "90"), 34, GRPC_DEBUG),
+        (("--kill-at", "90"), 34, GRPC_DEBUG),
+    ],
+    ids=["well", "well, traced", "rank fails", "data set fails", "endpoint dies"],
 )
-@pytest.mark.parametrize("debug", [{}, GRPC_DEBUG], ids=["plain", "gRPC traced"])
 def test_token_of_a_simulated_job_is_in_nothing_that_it_says_or_leaves(
     start_job: StartJob, tmp_path: Path, args: Sequence[str], code: int, debug: Mapping[str, str]
 ) -> None:

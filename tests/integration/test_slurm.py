@@ -147,8 +147,8 @@ def test_job_that_is_ended_stops_as_asked(
     slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], ended_by: str
 ) -> None:
     text = script_of(capsys, tmp_path, "--epochs", "1000", "--step-s", "0.05", render=TWO)
-    if ended_by == "time limit":  # a minute is the shortest; the signal comes 50 s before it
-        text = text.replace("--signal=TERM@120", "--time=1\n#SBATCH --signal=TERM@50")
+    if ended_by == "time limit":  # whole minutes; the signal comes 70 s before the second one
+        text = text.replace("--signal=TERM@120", "--time=2\n#SBATCH --signal=TERM@70")
     job = slurm.submit(text, tmp_path)
     output = tmp_path / "job.out"
     wait_until(lambda: output.is_file() and "step 3" in output.read_text(), "the training has not begun")

@@ -66,6 +66,7 @@ def own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
 
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "8")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()  # Ray notes the address of the cluster there
     common = {"object_store_memory": 100 << 20}
     with contextlib.ExitStack() as stack:
         # The names of sockets may have 107 characters.
