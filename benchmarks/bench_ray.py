@@ -53,12 +53,12 @@ WITH_ROWS = ("jpeg", "audio", "video")
 """Pipelines of fixed shapes, whose samples are computed one by one."""
 
 FORMS: Mapping[str, Mapping[str, Any]] = {
-    "jpeg": {"form": "rows", "block_batches": 4, "prefetch": 4},
-    "detection": {"form": "tasks", "block_batches": 1, "prefetch": 4},
-    "audio": {"form": "tasks", "block_batches": 4, "prefetch": 4},
-    "text": {"form": "actors", "block_batches": 16, "prefetch": 4},
-    "video": {"form": "tasks", "block_batches": 1, "prefetch": 4},
-    "tabular_batches": {"form": "tasks", "block_batches": 64, "prefetch": 4},
+    "jpeg": {"form": "tasks", "block_batches": 8, "prefetch": 4},
+    "detection": {"form": "tasks", "block_batches": 4, "prefetch": 4},
+    "audio": {"form": "tasks", "block_batches": 8, "prefetch": 4},
+    "text": {"form": "tasks", "block_batches": 64, "prefetch": 4},
+    "video": {"form": "tasks", "block_batches": 2, "prefetch": 4},
+    "tabular_batches": {"form": "tasks", "block_batches": 64, "prefetch": 8},
 }
 """Ray Data's fastest form for each pipeline, see `ray_jobs.job.RayDataJob`."""
 
