@@ -58,7 +58,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "audio": {"form": "tasks", "block_batches": 8, "prefetch": 4},
     "text": {"form": "tasks", "block_batches": 64, "prefetch": 4},
     "video": {"form": "tasks", "block_batches": 2, "prefetch": 4},
-    "tabular_batches": {"form": "tasks", "block_batches": 64, "prefetch": 8},
+    "tabular_batches": {"form": "tasks", "block_batches": 250, "prefetch": 4},
 }
 """Ray Data's fastest form for each pipeline, see `ray_jobs.job.RayDataJob`."""
 
