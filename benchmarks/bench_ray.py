@@ -11,8 +11,8 @@ one preprocesses. Six pipelines (`pipelines/`), the same Python function for bot
              concurrent tasks, and one more CPU for Ray Data's own tasks
 
 Ray Data runs as its guides recommend: order is not preserved, and batches are made on the data node, aligned with
-blocks. Tables are computed by batch in NumPy by both competitors. FORMS has the
-fastest form, block size and prefetching of those that were tried for each pipeline. ``--forms`` measures the candidates.
+blocks. Tables are computed by batch in NumPy by both competitors. FORMS has, for each pipeline, the form, block size
+and prefetching that were the fastest of those tried. ``--forms`` measures the candidates.
 
 Each run is a new driver with a new job, interleaved as A B B A. The cluster is the same for all runs. Measured in the
 worker:
@@ -60,8 +60,8 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "video": {"form": "tasks", "block_batches": 2, "prefetch": 4},
     "tabular_batches": {"form": "tasks", "block_batches": 250, "prefetch": 4},
 }
-"""The fastest of the forms that were tried for each pipeline, in one run each. A faster one may exist: the larger blocks
-won everywhere, and actors were tried with the smaller ones only (tables not at all). See `ray_jobs.job.RayDataJob`."""
+"""The fastest of the forms that were tried for each pipeline, in one run each. A faster one may exist: larger blocks
+won everywhere, and actors were tried with smaller ones only (tables not at all). See `ray_jobs.job.RayDataJob`."""
 
 BLOCKS_BATCHES = {
     "jpeg": (4, 8),
