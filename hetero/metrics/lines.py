@@ -11,7 +11,7 @@ __all__ = ["METRIC_MARK", "METRIC_NAMES", "metric_text"]
 
 METRIC_MARK = "hetero_metric"
 METRIC_NAMES = {
-    "steps": "steps of the loader that is used longest, on the rank with the fewest steps",
+    "steps": "steps of the loader that is used longest, on the rank with the fewest steps among those that have begun",
     "step_time_ms": "mean time of a step after the warm-up, on the slowest rank",
     "data_wait_ms": "mean time per step that a rank waits for its next batch, on the rank that waits longest",
     "data_wait_percent": "data_wait_ms as a share of that rank's step time",

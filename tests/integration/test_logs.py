@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 
@@ -47,7 +48,8 @@ def test_every_metric_definition_finds_its_figure_in_the_log_of_one_host(start_j
     report = job.report()
     steps = [loader["num_steps"] for rank in report["run"]["ranks"] for loader in rank["loaders"]]
     assert found["hetero:steps"][-1] == min(steps)
-    assert found["hetero:steps"] == sorted(found["hetero:steps"])
+    falls = [after < before for before, after in itertools.pairwise(found["hetero:steps"])]
+    assert sum(falls) <= 1, "it falls at most once: when the second rank begins"
     assert found["hetero:endpoints"] == [1.0] * len(found["hetero:endpoints"])
     assert found["hetero:wall_seconds"] == [pytest.approx(report["run"]["wall_s"], abs=1e-6)]
     assert found["hetero:usd_per_1k_steps"] == [pytest.approx(report["cost"]["per_1k_steps"]["value"], abs=1e-6)]
