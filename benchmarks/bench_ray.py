@@ -64,14 +64,15 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 won everywhere, and actors were tried with smaller ones only (tables not at all). See `ray_jobs.job.RayDataJob`."""
 
 BLOCKS_BATCHES = {
-    "jpeg": (4, 8),
-    "detection": (1, 4),
-    "audio": (4, 8),
-    "text": (16, 64),
-    "video": (1, 2),
-    "tabular_batches": (64, 250),
+    "jpeg": (8, 24),
+    "detection": (4, 8),
+    "audio": (8, 24),
+    "text": (64, 250),
+    "video": (2, 6),
+    "tabular_batches": (250, 500),
 }
-"""Two sizes of blocks that `--forms` compares. Ray recommends blocks of 1 to 128 MB."""
+"""Two sizes of blocks that `--forms` compares. Ray recommends blocks of 1 to 128 MB. Smaller ones than these were slower
+in every pipeline."""
 
 START_S = {"hetero": 12.0, "ray": 12.0}
 WARMUP_S = {"hetero": 2.0, "ray": 7.5}
@@ -134,7 +135,7 @@ def make_trials(name: str) -> list[Trial]:
 def form_trials(name: str) -> list[Trial]:
     """Return the candidates for `FORMS`, and hetero."""
     small, large = BLOCKS_BATCHES[name]
-    forms = [("tasks", small, 4), ("tasks", small, 8), ("tasks", large, 4), ("actors", small, 4)]
+    forms = [("tasks", small, 4), ("tasks", small, 8), ("tasks", large, 4), ("actors", small, 4), ("actors", large, 4)]
     forms += [("rows", small, 4)] if name in WITH_ROWS else []
     found = [_trial("hetero", name, {})]
     for form, block_batches, prefetch in forms:
