@@ -64,11 +64,11 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 won everywhere, and actors were tried with smaller ones only (tables not at all). See `ray_jobs.job.RayDataJob`."""
 
 BLOCKS_BATCHES = {
-    "jpeg": (8, 24),
+    "jpeg": (8, 12),
     "detection": (4, 8),
     "audio": (8, 24),
     "text": (64, 250),
-    "video": (2, 6),
+    "video": (2, 3),
     "tabular_batches": (250, 500),
 }
 """Two sizes of blocks that `--forms` compares. Ray recommends blocks of 1 to 128 MB. Smaller ones than these were slower
