@@ -64,6 +64,8 @@ class ServiceOrder:
     """Current folder of the driver. Used on a node if it exists there and has the script."""
     num_hosts: int
     """Data hosts at the start."""
+    num_reserved: int
+    """How many of them have a bundle of the placement group, whose CPUs stay reserved to the end."""
     cpus_per_host: float
     label_selector: dict[str, str] | None
     bounds: Bounds | None
@@ -86,7 +88,7 @@ class Coordinator:
 
     Args:
         order: What the driver asks for.
-        placement: Placement group of the first data hosts.
+        placement: Placement group of the data hosts that never leave.
     """
 
     def __init__(self, order: ServiceOrder, placement: Any) -> None:
@@ -188,7 +190,11 @@ class Coordinator:
 
     def _on_line(self, line: str) -> None:
         """Read what the hub's process has written, see `hetero.ray.coordinator`."""
-        fact = json.loads(line)
+        try:
+            fact = json.loads(line)
+        except ValueError:
+            write_line(line)  # printed by the script, or by one of its libraries
+            return
         with self._changed:
             self._port = fact.get("port", self._port)
             self._serving = fact.get("hosts", self._serving)
@@ -212,7 +218,7 @@ class Coordinator:
         order, number = self._order, self._num_started
         self._num_started += 1
         options: dict[str, Any] = {"num_cpus": order.cpus_per_host, "max_restarts": -1, "max_concurrency": 4}
-        if number < order.num_hosts:
+        if number < order.num_reserved:
             where = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=number)
             options["scheduling_strategy"] = where
         else:

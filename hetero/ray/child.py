@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,9 +10,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 from hetero.control.security import TOKEN_FILE_VARIABLE, Token, token_memfd
+from hetero.errors import ExitCode
 from hetero.system.logs import write_line
 from hetero.system.process import PARENT_VARIABLE
 
@@ -21,6 +24,9 @@ _MAX_LINES = 20
 _LAST_OUTPUT_S = 2.0
 _OF_THE_DRIVER = ("HETERO_PLATFORM", "HETERO_RAY_GROUPS")
 """Variables that ask for a job on Ray. A child that had them would start another job."""
+_THREADS = "OMP_NUM_THREADS"
+_AT_START = Path("/proc/self/environ")
+"""The environment that this process had at its start."""
 
 
 class Child:
@@ -57,7 +63,7 @@ class Child:
         self._on_end = on_end
         self._token_descriptor, token_path = token_memfd(token)
         self._environ = {
-            **{name: value for name, value in os.environ.items() if name not in _OF_THE_DRIVER},
+            **_own_environ(),
             **variables,
             TOKEN_FILE_VARIABLE: token_path,
             PARENT_VARIABLE: str(os.getpid()),
@@ -69,7 +75,8 @@ class Child:
         self._sent: set[signal.Signals] = set()
         self._ended = threading.Event()
         self.exit_code: int | None = None
-        """Exit code as `subprocess` returns it. None while the process runs."""
+        """Exit code as `subprocess` returns it. RESOURCES if the process could not be started. None while it runs, and
+        if it was stopped before its start."""
         self._thread = threading.Thread(target=self._run, name="child", daemon=True)
         self._thread.start()
 
@@ -107,32 +114,44 @@ class Child:
         return self._ended.wait(timeout_s)
 
     def _run(self) -> None:
-        with self._lock:
-            if not self._sent:
-                self._process = subprocess.Popen(
-                    self._command,
-                    cwd=self._folder,
-                    env=self._environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    encoding="utf-8",
-                    errors="replace",
-                    start_new_session=True,
-                )
-        if self._process is not None:
-            assert self._process.stdout is not None
-            assert self._process.stderr is not None
-            errors = threading.Thread(target=self._relay, args=(self._process.stderr,), name="relay", daemon=True)
-            errors.start()
-            with self._process.stdout as stream:
-                for line in stream:
-                    self._on_line(line.rstrip("\n"))
-            self.exit_code = self._process.wait()
-            errors.join(_LAST_OUTPUT_S)  # a process that the child has left behind may keep the pipe open
-        os.close(self._token_descriptor)
-        self._ended.set()
-        self._on_end(self)
+        try:
+            with self._lock:
+                if not self._sent:
+                    self._process = self._start()
+            if self._process is not None:
+                self._follow(self._process)
+        except OSError as error:
+            write_line(f"hetero: a process could not be started: {error}")
+            self.exit_code = int(ExitCode.RESOURCES)
+        finally:
+            os.close(self._token_descriptor)
+            self._ended.set()
+            self._on_end(self)
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._command,
+            cwd=self._folder,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+
+    def _follow(self, process: subprocess.Popen[str]) -> None:
+        """Pass the lines on until the process has ended."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = threading.Thread(target=self._relay, args=(process.stderr,), name="relay", daemon=True)
+        errors.start()
+        with process.stdout as stream:
+            for line in stream:
+                self._on_line(line.rstrip("\n"))
+        self.exit_code = process.wait()
+        errors.join(_LAST_OUTPUT_S)  # a process that the child has left behind may keep the pipe open
 
     def _relay(self, stream: IO[str]) -> None:
         """Pass the lines of standard error on, and keep the last ones."""
@@ -140,3 +159,17 @@ class Child:
             for line in stream:
                 self._lines.append(line.rstrip("\n"))
                 self._on_error_line(line.rstrip("\n"))
+
+
+def _own_environ() -> dict[str, str]:
+    """Return the environment of this process without what asks for a job on Ray, and without Ray's thread limit.
+
+    Ray sets the limit in the processes of actors, to the CPUs that they have reserved. A rank would compute with one
+    thread, because the bundle of a host with GPUs has one CPU. A limit that this process had at its start is the
+    user's.
+    """
+    left_out = {*_OF_THE_DRIVER}
+    with contextlib.suppress(OSError):  # not on Linux
+        if not any(line.startswith(f"{_THREADS}=".encode()) for line in _AT_START.read_bytes().split(b"\0")):
+            left_out.add(_THREADS)
+    return {name: value for name, value in os.environ.items() if name not in left_out}

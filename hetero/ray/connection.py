@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,10 @@ _CODES = {
 """Exit codes by the name of Ray's error. Every other error means that the host was lost."""
 
 
+_SHOWN = ("CPU", "GPU")
+_MAX_KINDS = 8
+
+
 def say(text: str) -> None:
     """Print a line of the driver."""
     write_line(f"hetero: {text}")
@@ -38,6 +44,8 @@ def import_ray() -> Any:
     Raises:
         ConfigError: If it is not installed.
     """
+    # Ray would drop a line of one host that differs from that of another host in its numbers only.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     try:
         import ray
         import ray.util.scheduling_strategies
@@ -54,30 +62,40 @@ def connected(ray: Any) -> Iterator[HeadWatch]:
         The watch of the head of the cluster. With Ray Client, which notices the loss itself, it watches nothing.
 
     Raises:
-        ClusterError: If there is no Ray cluster, or it has failed.
+        ConfigError: If Ray cannot send the working directory to the nodes.
+        ClusterError: If there is no Ray cluster, it has another version, or it has failed.
     """
-    if ray.is_initialized():
+    with contextlib.ExitStack() as stack:
+        if not ray.is_initialized():
+            _connect(ray)
+            stack.callback(ray.shutdown)
         with HeadWatch(_head_address(ray), log_line=say) as head:
-            yield head
-        return
+            try:
+                yield head
+            except ray.exceptions.RayError as error:  # of a call that is not for one host
+                raise ClusterError(f"the Ray cluster has failed: {summary(error)}") from error
+
+
+def _connect(ray: Any) -> None:
     in_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # its runtime environment has the working directory
     environment = None if in_ray_job else {"working_dir": str(Path.cwd())}
-    address = os.environ.get("RAY_ADDRESS", "auto")
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    if address == "local":
+        raise ClusterError("RAY_ADDRESS is 'local', which would start another cluster; expected an address")
     say(f"connecting to the Ray cluster {address}")
     try:
         ray.init(address=address, runtime_env=environment, logging_level=logging.WARNING)
-    except (ConnectionError, ray.exceptions.RaySystemError) as error:
-        raise ClusterError(
-            f"found no Ray cluster: {error}\n"
-            "  to do: start one (ray start --head), set RAY_ADDRESS, or submit this command as a Ray job"
+    except ray.exceptions.RuntimeEnvSetupError as error:
+        raise ConfigError(
+            f"Ray cannot send the folder {Path.cwd()} to the nodes: {error}\n"
+            "  to do: start the command from a folder that has only the code, or name the rest in .rayignore"
         ) from error
-    with HeadWatch(_head_address(ray), log_line=say) as head:
-        try:
-            yield head
-        except ray.exceptions.RayError as error:  # of a call that is not for one host
-            raise ClusterError(f"the Ray cluster has failed: {summary(error)}") from error
-        finally:
-            ray.shutdown()
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ClusterError(
+            f"cannot connect to the Ray cluster {address}: {error}\n"
+            "  to do: start one (ray start --head), set RAY_ADDRESS to ADDRESS:PORT of its head, or submit this "
+            "command as a Ray job"
+        ) from error
 
 
 def exit_code_of(error: Exception) -> ExitCode:
@@ -95,12 +113,17 @@ def summary(error: Exception) -> str:
 
 
 def nodes_of(ray: Any) -> str:
-    """Return the number of nodes of a cluster and what they have, for messages."""
+    """Return the nodes of a cluster by kind, and what is free of all together, for messages."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    shown = [
-        " ".join(f"{name}:{resources[name]:g}" for name in ("CPU", "GPU") if name in resources) for resources in nodes
-    ]
-    return f"{len(nodes)} nodes ({', '.join(shown)})"
+    kinds = Counter(
+        " ".join(f"{name}:{resources[name]:g}" for name in _SHOWN if name in resources) for resources in nodes
+    )
+    shown = [f"{count} with {kind or 'neither'}" for kind, count in kinds.most_common(_MAX_KINDS)]
+    if len(kinds) > _MAX_KINDS:
+        shown.append("others")
+    all_of_them, free = ray.cluster_resources(), ray.available_resources()
+    parts = [f"{name} {free.get(name, 0):g} of {all_of_them[name]:g}" for name in _SHOWN if all_of_them.get(name)]
+    return f"{len(nodes)} nodes ({', '.join(shown)}); free: {', '.join(parts) or 'nothing'}"
 
 
 def _head_address(ray: Any) -> str:

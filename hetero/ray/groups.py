@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hetero.cluster.document import MAX_HOSTS
 from hetero.cluster.groups import StatedGroup, parse_stated_group
 from hetero.errors import ConfigError
 from hetero.render.request import resources_of
 
-__all__ = ["ElasticGroup", "bundle_of", "parse_group"]
+__all__ = ["ElasticGroup", "bundle_of", "check_groups", "parse_group"]
 
 _BOUNDS = re.compile(r"(.+:)([0-9]+)\.\.([0-9]+)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +41,31 @@ def parse_group(text: str) -> ElasticGroup:
             f"--group {text!r:.80}: Ray does not know the type {stated.instance_type!r:.60}\n"
             f"  to do: state what a host needs, for example {stated.name}=CPU:16:{stated.count}"
         )
+    if not _NAME.fullmatch(stated.name):
+        raise ConfigError(
+            f"--group {text!r:.80}: found the name {stated.name!r:.60}; expected letters, digits, '_', '.' and '-', of "
+            "which the first is a letter or a digit"
+        )
     max_hosts = stated.count if bounds is None else int(bounds[3])
+    if max_hosts > MAX_HOSTS:
+        raise ConfigError(f"--group {text!r:.80}: found {max_hosts} hosts; expected at most {MAX_HOSTS}")
     if max_hosts < stated.count:
         raise ConfigError(f"--group {text!r:.80}: found {stated.count}..{max_hosts}; expected the smaller number first")
     return ElasticGroup(stated=stated, max_hosts=max_hosts)
+
+
+def check_groups(groups: Sequence[ElasticGroup]) -> None:
+    """Check that groups can be those of one job.
+
+    Raises:
+        ConfigError: If two have the same name, or the number of hosts of two may change.
+    """
+    names = [group.stated.name for group in groups]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--group: found the names {', '.join(names)}; expected a different name for each group")
+    elastic = [group.stated.name for group in groups if group.max_hosts > group.stated.count]
+    if len(elastic) > 1:
+        raise ConfigError(f"--group: found MIN..MAX in {' and '.join(elastic)}; expected it in one data group at most")
 
 
 def bundle_of(group: ElasticGroup) -> dict[str, float]:

@@ -63,7 +63,8 @@ class HeadWatch:
     def _watch(self) -> None:
         while not self._is_closed.wait(_CHECK_S):
             if (loss := self.loss()) and not self._is_closed.is_set():
-                self._log_line(f"error HET-{int(ExitCode.ORPHANED)}: {loss}")
+                is_cause = self.exit_code == ExitCode.ORPHANED
+                self._log_line(f"error HET-{self.exit_code}: {loss}" if is_cause else f"the job had ended, but {loss}")
                 # The main thread may wait for Ray, which would wait for the head until it ends this process.
                 os._exit(self.exit_code)
 

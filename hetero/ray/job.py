@@ -7,24 +7,25 @@ hetero's own connections.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hetero.cluster import Role
 from hetero.cluster.groups import group_document
 from hetero.cluster.roles import assign_roles
-from hetero.config import LaunchOptions
+from hetero.config import LaunchOptions, to_flags
 from hetero.control.security import Token
 from hetero.errors import CapacityError, ConfigError, ExitCode
 from hetero.ray.connection import connected, exit_code_of, import_ray, nodes_of, say, summary
-from hetero.ray.groups import ElasticGroup, bundle_of, parse_group
-from hetero.ray.job_host import Demand, JobHost, JobHostOrder
+from hetero.ray.groups import ElasticGroup, bundle_of, check_groups, parse_group
+from hetero.ray.job_host import LEDGERS, RESULTS, Demand, JobHost, JobHostOrder, Results
 from hetero.ray.scaling import Bounds, Scaler
 from hetero.render.request import resources_of
 from hetero.system.scripts import script_words
@@ -40,18 +41,13 @@ _END_S = 10.0
 _SHORT_LIFE_S = 60.0
 """A data host that ends earlier has failed. One that ends later was lost, as spot hosts are."""
 _MAX_FAILURES = 3
-"""No more data hosts are added after so many have failed in a row."""
-_NOT_PASSED = (
-    "script",
-    "script_args",
-    "module",
-    "platform",
-    "cluster_file",
-    "host",
-    "join",
-    "output_dir",
-    "ray_groups",
-)
+"""After so many short lives in a row, no data host is added for `_PAUSE_S`."""
+_PAUSE_S = 300.0
+_TAKEN = (128 + signal.SIGTERM, ExitCode.ORPHANED)
+"""Exit codes of launchers of data hosts that ended because of their node or its network."""
+_PORTS = range(20_000, 30_000)
+"""A job on Ray takes one of these ports, because another job may have a launcher on the same node. Ray's own processes
+and the kernel use others by default."""
 
 
 def run(options: LaunchOptions) -> int:
@@ -67,6 +63,7 @@ def run(options: LaunchOptions) -> int:
         raise ConfigError(
             "--platform ray needs the groups of the job, for example --group trainer=GPU:8:1 --group data=CPU:16:2..8"
         )
+    check_groups(groups)
     roles = assign_roles(
         [(group.stated.name, group.stated.instance_type) for group in groups], options.roles, "--group"
     )
@@ -94,6 +91,8 @@ class Job:
         self._ray = ray
         self._actors = ray.remote(JobHost)
         self._options = options
+        has_default_port = options.port == LaunchOptions(script=options.script).port
+        self._port = secrets.choice(_PORTS) if has_default_port else options.port
         self._groups = groups
         self._roles = dict(zip((group.stated.name for group in groups), roles, strict=True))
         self._token = Token.generate()
@@ -104,6 +103,8 @@ class Job:
         """Group of each host that the job ever had."""
         self._bundles: dict[str, int] = {}
         """Bundle of the placement group, by the name of the host that uses it."""
+        self._free_bundles: dict[str, list[int]] = {group.stated.name: [] for group in groups}
+        """Bundles of data hosts that have ended, by group."""
         self._addresses: dict[str, str] = {}
         self._waiting: dict[Any, Callable[[Any], None]] = {}
         """What is done with each answer of an actor that is still to come, by Ray's reference to it."""
@@ -115,8 +116,11 @@ class Job:
         self._silent: set[str] = set()
         """Hosts that could not report why they ended: lost, or their launcher was killed."""
         self._leaving: set[str] = set()
-        self._num_failures = 0
-        """Number of data hosts that have failed in a row."""
+        self._lost: list[ElasticGroup] = []
+        """Group of each data host that was lost and is to be replaced."""
+        self._num_short_lives = 0
+        """Number of data hosts in a row that have ended shortly after their start."""
+        self._paused_until_s = 0.0
         self._trainers: list[str] = []
         self._elastic = next((group for group in groups if group.max_hosts > group.stated.count), None)
         if self._elastic is not None:
@@ -130,23 +134,24 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        grace_s = 0.0 if self._num_signals > 1 else _END_S
-        # A host that Ray has not placed, or that was lost, would not answer.
-        closable = (self._started & self._placed_s.keys() & self._hosts.keys()) - self._silent
-        closed = [self._hosts[name].close.remote(grace_s) for name in closable]
-        if closed:
-            self._ray.wait(closed, num_returns=len(closed), timeout=grace_s + _POLL_S)
-        for actor in self._hosts.values():
-            self._ray.kill(actor)
-        if self._placement is not None:
-            self._ray.util.remove_placement_group(self._placement)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        with contextlib.ExitStack() as stack:  # each is done although another one fails
+            for number, handler in self._before.items():
+                stack.callback(signal.signal, number, handler)
+            if self._placement is not None:
+                stack.callback(self._ray.util.remove_placement_group, self._placement)
+            for actor in self._hosts.values():
+                stack.callback(self._ray.kill, actor)
+            grace_s = 0.0 if self._num_signals > 1 else _END_S
+            # A host that Ray has not placed, or that was lost, would not answer.
+            closable = (self._started & self._placed_s.keys() & self._hosts.keys()) - self._silent
+            closed = [self._hosts[name].close.remote(grace_s) for name in closable]
+            if closed:
+                self._ray.wait(closed, num_returns=len(closed), timeout=grace_s + _POLL_S)
 
     def run(self) -> int:
         """Place the hosts, follow them to the end, and return the exit code of the job."""
         if not (self._place() and self._find_addresses()):
-            return next(iter(self._codes.values()), 128 + signal.SIGTERM)
+            return self._of_stop(next(iter(self._codes.values()), 128 + signal.SIGTERM))
         cluster = {
             "instance_groups": [
                 group_document(group.stated.name, group.stated.instance_type, self._present(group))
@@ -175,7 +180,8 @@ class Job:
             if now_s - begin_s > self._options.start_timeout_s:
                 raise CapacityError(
                     f"Ray has not placed the job within {self._options.start_timeout_s:.0f} s\n"
-                    f"  needed: {len(bundles)} nodes, with {', '.join(group.stated.text for group in self._groups)}\n"
+                    f"  needed: {len(bundles)} different nodes, with "
+                    f"{', '.join(group.stated.text for group in self._groups)}\n"
                     f"  found: {nodes_of(self._ray)}"
                 )
             if now_s - shown_s > _PATIENCE_S:
@@ -228,15 +234,15 @@ class Job:
         options = self._options
         group = self._group_of[name].stated
         gpus = resources_of(group).gpus
-        arguments = ["launch", "--config", "{folder}/options.json", *where, "--host", name]
-        arguments += ["--output-dir", "{folder}/output"]
+        # A data host that leaves ends with 143, whatever the option says. It is for the exit code of this command.
+        stated = dataclasses.replace(options, port=self._port, sigterm_ok=False, ray_groups=(), platform=None)
         if gpus and options.nproc_per_node is None:
-            arguments += ["--nproc-per-node", str(gpus)]
+            stated = dataclasses.replace(stated, nproc_per_node=gpus)
+        arguments = ["launch", *to_flags(stated), *where, f"--host={name}", "--output-dir={folder}/output"]
         return {
             "name": name,
             "arguments": arguments,
             "script": [*script_words(options.script, is_module=options.module), "--", *options.script_args],
-            "options": _stated(options),
             "cluster": cluster,
             "hosts": self._addresses,
             "token": self._token.reveal(),
@@ -256,13 +262,16 @@ class Job:
                 stop_at_s = time.monotonic() + _STOP_S
                 self._tell_all_to_stop()
             if stop_at_s is not None and (time.monotonic() > stop_at_s or self._num_signals > 1):
-                say("the launchers did not end in time; ending them")
+                why = "a second signal" if self._num_signals > 1 else "the launchers did not end in time"
+                say(f"{why}: ending the launchers")
                 return int(ExitCode.SHUTDOWN_OVERRAN)
-        if self._trainers[0] in self._silent:
-            say(f"there is no report, because {self._trainers[0]} was lost")
-        else:
-            self._bring_home(self._trainers[0])
-        return self._exit_code()
+            self._replace_lost()
+        self._bring_home()
+        return self._of_stop(self._exit_code())
+
+    def _of_stop(self, code: int) -> int:
+        """Return the exit code of the command. With ``--sigterm-ok``, a job that was asked to stop has succeeded."""
+        return 0 if self._options.sigterm_ok and code == 128 + signal.SIGTERM else code
 
     @property
     def _is_ending(self) -> bool:
@@ -290,18 +299,34 @@ class Job:
             say(f"host {name} was lost: {summary(error)}")
 
     def _retire(self, name: str) -> None:
-        """Give back the resources of a data host that has ended. Replace it if it was lost."""
+        """Give back the resources of a data host that has ended. Note whether it is to be replaced."""
+        group = self._group_of[name]
+        if name in self._bundles:
+            self._free_bundles[group.stated.name].append(self._bundles.pop(name))
         self._waiting[self._hosts[name].close.remote(0.0)] = functools.partial(self._forget, name)
         if self._is_ending or name in self._leaving:
             return
         lived_s = time.monotonic() - self._placed_s.get(name, time.monotonic())
-        self._num_failures = 0 if lived_s >= _SHORT_LIFE_S else self._num_failures + 1
-        if self._num_failures == _MAX_FAILURES:
-            say(f"no more data hosts are added, because {_MAX_FAILURES} in a row have failed")
-        was_taken = name in self._silent or self._codes[name] == 128 + signal.SIGTERM
-        group = self._group_of[name]
-        if was_taken and len(self._present(group)) < group.stated.count:
-            self._add(group, bundle=self._bundles.pop(name, None))
+        self._num_short_lives = 0 if lived_s >= _SHORT_LIFE_S else self._num_short_lives + 1
+        if self._num_short_lives >= _MAX_FAILURES:
+            self._paused_until_s = time.monotonic() + _PAUSE_S
+            say(
+                f"{self._num_short_lives} data hosts in a row have ended shortly after their start; no data host is "
+                f"added for {_PAUSE_S:.0f} s"
+            )
+        if name in self._silent or self._codes[name] in _TAKEN:
+            self._lost.append(group)
+
+    def _replace_lost(self) -> None:
+        """Ask Ray for data hosts in place of those that were lost."""
+        while self._lost and self._may_add:
+            group = self._lost.pop(0)
+            if len(self._present(group)) < group.stated.count and not self._is_ending:
+                self._add(group, "in place of one that was lost")
+
+    @property
+    def _may_add(self) -> bool:
+        return time.monotonic() >= self._paused_until_s
 
     def _forget(self, name: str, _: Any) -> None:
         self._ray.kill(self._hosts.pop(name))
@@ -333,12 +358,18 @@ class Job:
         if self._is_ending:
             return
         present = self._present(group)
-        target = self._scaler.target(low=demand.low, high=demand.high, present=len(present))
+        # The estimate is for all data hosts of the job.
+        others = sum(len(self._present(other)) for other in self._groups if other is not group and self._is_data(other))
+        low, high = (max(0, end - others) for end in (demand.low, demand.high))
+        target = self._scaler.target(low=low, high=high, present=len(present))
         if target < len(present):
-            say(f"the job wants at most {demand.high} data hosts; {present[-1]} leaves")
-            self._let_leave(present[-1])
-        for _ in range(target - len(present)):
-            self._add(group)
+            # Ray keeps the CPUs of a bundle reserved, also without a host.
+            name = next((name for name in reversed(present) if name not in self._bundles), present[-1])
+            say(f"the job wants at most {demand.high} data hosts; {name} leaves")
+            self._let_leave(name)
+        if self._may_add:
+            for _ in range(target - len(present)):
+                self._add(group, "because the job could use it")
         self._ask_for_demand(demand.number)
 
     def _let_leave(self, name: str) -> None:
@@ -348,24 +379,17 @@ class Job:
         else:
             self._ray.kill(self._hosts[name])
 
-    def _add(self, group: ElasticGroup, *, bundle: int | None = None) -> None:
-        """Add a data host, unless too many have failed.
-
-        Args:
-            group: Its group.
-            bundle: Bundle of the placement group that a lost host has left. None: Ray places it anywhere.
-        """
-        if self._num_failures >= _MAX_FAILURES:
-            return
+    def _add(self, group: ElasticGroup, why: str) -> None:
+        """Ask Ray for another data host, in a free bundle if there is one, or else anywhere."""
         name = f"{group.stated.name}-{sum(own is group for own in self._group_of.values())}"
-        say(f"the job could use another data host; asking Ray for {name}")
+        say(f"asking Ray for {name}, {why}")
         self._group_of[name] = group
-        if bundle is not None:
-            self._bundles[name] = bundle
+        if self._free_bundles[group.stated.name]:
+            self._bundles[name] = self._free_bundles[group.stated.name].pop(0)
         self._hosts[name] = actor = self._actor(name)
         self._waiting[actor.address.remote()] = functools.partial(self._record_placed, name)
-        port = str(self._options.port)
-        where = ["--join", f"{self._trainers[0]}:{port}", "--join-group", group.stated.name, "--port", "{port}"]
+        address = f"{self._trainers[0]}:{self._port}"
+        where = [f"--join={address}", f"--join-group={group.stated.name}", "--port={port}"]
         self._start(name, self._order(name, where, {}))
 
     def _record_placed(self, name: str, reference: Any) -> None:
@@ -375,19 +399,29 @@ class Job:
             return  # its loss is recorded with its end
         self._placed_s[name] = time.monotonic()
 
-    def _bring_home(self, first_trainer: str) -> None:
+    def _bring_home(self) -> None:
+        """Bring the results of the first trainer and the ledgers of all trainers to the output folder."""
         folder = self._options.output_dir or Path("runs") / self._id
-        try:
-            files = self._ray.get(self._hosts[first_trainer].results.remote(), timeout=_STOP_S)
-            if files:
-                folder.mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():
-                (folder / name).write_bytes(content)
-        except (OSError, self._ray.exceptions.RayError) as error:
-            say(f"the report could not be brought to {folder}: {error}")
-            return
-        if files:
-            say(f"report: {folder / 'report.md'}")
+        written: list[str] = []
+        for name in self._trainers:
+            patterns = RESULTS if name == self._trainers[0] else LEDGERS
+            if name in self._silent:
+                say(f"{name} was lost, and with it its {'report' if patterns is RESULTS else 'ledger'}")
+                continue
+            try:
+                found: Results = self._ray.get(self._hosts[name].results.remote(patterns), timeout=_STOP_S)
+                written += _write(found.files, folder)
+            except (OSError, self._ray.exceptions.RayError) as error:
+                say(f"the results of {name} could not be brought to {folder}: {error}")
+            else:
+                for path in found.too_large:
+                    say(f"{path} of {name} is too large to be brought to {folder}, and is removed with the job")
+        shown = next((name for name in ("report.md", "profile.md") if name in written), None)
+        if shown is not None:
+            say(f"report: {folder / shown}")
+
+    def _is_data(self, group: ElasticGroup) -> bool:
+        return self._roles[group.stated.name] is Role.DATA
 
     def _role(self, name: str) -> Role:
         return self._roles[self._group_of[name].stated.name]
@@ -401,14 +435,10 @@ class Job:
         self._num_signals += 1
 
 
-def _stated(options: LaunchOptions) -> dict[str, object]:
-    """Return the options that differ from their defaults, as a configuration file has them."""
-    found: dict[str, object] = {}
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name in _NOT_PASSED or value == field.default:
-            continue
-        found[field.name] = (
-            list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-        )
-    return found
+def _write(files: Mapping[str, bytes], folder: Path) -> list[str]:
+    """Write files into a folder. Return their names."""
+    if files:
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return list(files)

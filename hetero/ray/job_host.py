@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetero.control.security import Token
-from hetero.errors import ClusterError, ExitCode
+from hetero.errors import ClusterError
 from hetero.launch.ranks.ranks import free_port
 from hetero.metrics.lines import METRIC_MARK
 from hetero.ray.child import Child
 from hetero.system.logs import write_line
 
-__all__ = ["Demand", "JobHost", "JobHostOrder"]
+__all__ = ["LEDGERS", "RESULTS", "Demand", "JobHost", "JobHostOrder", "Results"]
 
 _CHECK_S = 1.0
 _GRACE_S = 60.0
@@ -32,13 +32,16 @@ _GRACE_S = 60.0
 _KILLED_S = 2.0
 """Longest time from SIGKILL until the launcher's processes have ended."""
 _MAX_FILE_BYTES = 64 << 20
-_RESULTS = ("report.json", "report.md", "metrics.json", "profile.json")
+LEDGERS = ("ledger-rank-*.jsonl",)
+"""Patterns of the files that every trainer writes with ``--audit``."""
+RESULTS = ("report.json", "report.md", "metrics.json", "profile.json", "profile.md", *LEDGERS)
+"""Patterns of the files that the first trainer writes."""
 _WANTED = re.compile(rf"{METRIC_MARK} (wanted_data_hosts_(?:low|high))=([0-9]+)")
 _LAST_FIGURE = "wanted_data_hosts_high"
 """The launcher logs this figure of an estimate last."""
 JobHostOrder = dict[str, Any]
 """What a host gets from the driver: its ``name``, ``arguments`` of `hetero launch`, the words of the ``script`` that
-follow them, ``options``, ``cluster``, ``hosts`` by name, ``token``, ``variables``. Plain values, as Ray sends it."""
+follow them, ``cluster``, ``hosts`` by name, ``token``, ``variables``. Plain values, as Ray sends it."""
 
 
 class Demand(NamedTuple):
@@ -48,6 +51,15 @@ class Demand(NamedTuple):
     """1 for the first estimate of the job, 2 for the second."""
     low: int
     high: int
+
+
+class Results(NamedTuple):
+    """Files that a launcher has written."""
+
+    files: dict[str, bytes]
+    """Content by name."""
+    too_large: list[str]
+    """Paths of files that are too large to be sent."""
 
 
 class JobHost:
@@ -84,13 +96,11 @@ class JobHost:
                 write_line("hetero: Ray's process on this node has ended, so the launcher is asked to stop")
                 child.stop()
                 self.close(_GRACE_S)
-        return int(ExitCode.RESOURCES) if child.exit_code is None else child.exit_code
+        return -signal.SIGTERM if child.exit_code is None else child.exit_code
 
     def _start(self, order: JobHostOrder) -> Child:
         self._folder = folder = Path(tempfile.mkdtemp(prefix="hetero-ray-"))
-        files: Mapping[str, object] = {"options.json": order["options"], "cluster.json": order["cluster"]}
-        for name, content in files.items():
-            (folder / name).write_text(json.dumps(content), encoding="utf-8")
+        (folder / "cluster.json").write_text(json.dumps(order["cluster"]), encoding="utf-8")
         addresses = {**order["hosts"], order["name"]: self.address()}
         hosts = folder / "hosts"
         hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()), encoding="utf-8")
@@ -129,12 +139,15 @@ class JobHost:
             low, high = (self._figures[f"wanted_data_hosts_{end}"] for end in ("low", "high"))
             return Demand(self._num_estimates, low, high)
 
-    def results(self) -> dict[str, bytes]:
-        """Return the files that the launcher has written, without those that are too large."""
-        found = {}
-        for path in [] if self._folder is None else [self._folder / "output" / name for name in _RESULTS]:
-            if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
-                found[path.name] = path.read_bytes()
+    def results(self, patterns: Sequence[str]) -> Results:
+        """Return the files that the launcher has written and that match a pattern."""
+        found = Results({}, [])
+        paths = [] if self._folder is None else [self._folder / "output"]
+        for path in (path for folder in paths for pattern in patterns for path in sorted(folder.glob(pattern))):
+            if path.stat().st_size <= _MAX_FILE_BYTES:
+                found.files[path.name] = path.read_bytes()
+            else:
+                found.too_large.append(str(path))
         return found
 
     def close(self, grace_s: float) -> None:

@@ -36,9 +36,10 @@ class ServiceGoneError(DataPlaneError):
 class DataService:
     """Data hosts that compute the batches of a Ray Train job. Make it in the driver, and pass it to the workers.
 
-    The constructor connects to Ray, if this process is not connected yet, and waits until Ray has placed the first data
-    hosts. It does not wait until they serve: the first batch does. Use it as a context manager, or call `shutdown`. If
-    the driver ends without either, Ray ends the service.
+    The constructor connects to Ray, if this process is not connected yet, and waits until Ray has placed the data hosts
+    that never leave: ``min_hosts`` if it is given, else ``num_hosts``. It does not wait until they serve: the first
+    batch does. Use it as a context manager, or call `shutdown`. If the driver ends without either, Ray ends the
+    service.
 
     Pickling it gives a reference to the same service, with which a worker can connect.
 
@@ -54,7 +55,7 @@ class DataService:
         max_hosts: Largest number of data hosts. Default: ``num_hosts``, if ``min_hosts`` is given.
         script_args: Arguments of the script, for data hosts.
         is_module: Whether ``script`` is the name of a module.
-        start_timeout_s: Longest time that Ray has to place the first data hosts, in seconds.
+        start_timeout_s: Longest time that Ray has to place the data hosts that never leave, in seconds.
         options: Further options of `hetero launch` by name, for example ``data_timeout_s=60``.
 
     Raises:
@@ -101,9 +102,8 @@ class DataService:
         try:
             self._placement = _place(ray, self._order, start_timeout_s)
             # Workers and data hosts call it at the same time, and `start` and `shutdown` take a thread for seconds.
-            self._coordinator = (
-                ray.remote(Coordinator).options(num_cpus=0, max_concurrency=16).remote(self._order, self._placement)
-            )
+            options = {"num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": _beside_driver(ray)}
+            self._coordinator = ray.remote(Coordinator).options(**options).remote(self._order, self._placement)
             reason = ray.get(self._coordinator.start.remote(), timeout=start_timeout_s + _HUB_S)
         except BaseException as error:
             self.shutdown()
@@ -191,12 +191,13 @@ class DataService:
         placement, self._placement = self._placement, None
         if not ray.is_initialized():
             return  # Ray has ended everything with the connection
-        if coordinator is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(coordinator.shutdown.remote(), timeout=_SHUTDOWN_S)
-            ray.kill(coordinator)
-        if placement is not None:
-            ray.util.remove_placement_group(placement)
+        with contextlib.ExitStack() as stack:  # each is done although another one fails or is interrupted
+            if placement is not None:
+                stack.callback(ray.util.remove_placement_group, placement)
+            if coordinator is not None:
+                stack.callback(ray.kill, coordinator)
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(coordinator.shutdown.remote(), timeout=_SHUTDOWN_S)
 
     def __enter__(self) -> DataService:
         return self
@@ -250,6 +251,7 @@ def _make_order(
         flags=tuple(to_flags(launch)),
         driver_folder=str(Path.cwd()),
         num_hosts=num_hosts,
+        num_reserved=num_hosts if bounds is None else bounds.min_hosts,
         cpus_per_host=cpus_per_host,
         label_selector=None if label_selector is None else dict(label_selector),
         bounds=bounds,
@@ -275,27 +277,43 @@ def _ray() -> Any:
     try:
         import ray
         import ray.util
+        import ray.util.scheduling_strategies
     except ImportError as error:
         raise ConfigError("hetero.ray needs Ray, which is not installed; pip install 'hetero[ray]'") from error
     return ray
 
 
+def _beside_driver(ray: Any) -> Any:
+    """Return a strategy that prefers the driver's node.
+
+    The service ends with its driver in any case. A node of data hosts may go while the service runs.
+    """
+    node = ray.get_runtime_context().get_node_id()
+    return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
+
+
 def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
-    """Return a placement group for the first data hosts, when Ray has placed it."""
-    selector = (
-        {} if order.label_selector is None else {"bundle_label_selector": [order.label_selector] * order.num_hosts}
-    )
-    bundles = [{"CPU": order.cpus_per_host}] * order.num_hosts
-    placement = ray.util.placement_group(bundles, strategy="SPREAD", **selector)
+    """Return a placement group for the data hosts that never leave, when Ray has placed it."""
+    count = order.num_reserved
+    selector = {} if order.label_selector is None else {"bundle_label_selector": [order.label_selector] * count}
+    placement = ray.util.placement_group([{"CPU": order.cpus_per_host}] * count, strategy="SPREAD", **selector)
+    try:
+        _wait_placed(ray, placement, order, timeout_s)
+    except BaseException:  # also an interrupt
+        ray.util.remove_placement_group(placement)
+        raise
+    return placement
+
+
+def _wait_placed(ray: Any, placement: Any, order: ServiceOrder, timeout_s: float) -> None:
     begin_s = shown_s = time.monotonic()
-    needed = f"{order.num_hosts} data hosts with {order.cpus_per_host:g} CPUs each"
+    needed = f"{order.num_reserved} data hosts with {order.cpus_per_host:g} CPUs each"
     if order.label_selector is not None:
         needed += f", on nodes with the labels {order.label_selector}"
     while not placement.wait(1):
         now_s = time.monotonic()
         free = ray.available_resources().get("CPU", 0.0)
         if now_s - begin_s > timeout_s:
-            ray.util.remove_placement_group(placement)
             raise CapacityError(
                 f"Ray has not placed the data service within {timeout_s:.0f} s\n"
                 f"  needed: {needed}\n"
@@ -305,7 +323,6 @@ def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
         if now_s - shown_s > _PATIENCE_S:
             shown_s = now_s
             logger.warning("waiting for Ray to place %s; %g CPUs are free", needed, free)
-    return placement
 
 
 def _translated(error: Exception) -> HeteroError:

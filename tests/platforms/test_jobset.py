@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from recorded_environments import changed
+from recorded_environments import changed, jobset_variables
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.platforms.jobset import JobSet
@@ -20,13 +20,7 @@ DATA = tuple(f"photos-data-0-{index}.photos" for index in range(3))
 def pod(group: str = "dnn", index: int = 0, **changes: str | None) -> dict[str, str]:
     """Return the variables of a pod of the manifest that `hetero render jobset` makes."""
     environ = {
-        "JOBSET_NAME": "photos",
-        "REPLICATED_JOB_NAME": group,
-        "JOB_INDEX": "0",
-        "JOB_COMPLETION_INDEX": str(index),
-        "JOBSET_RESTART_ATTEMPT": "0",
-        "HETERO_GROUPS": GROUPS,
-        "HETERO_GRACE_S": "120",
+        **jobset_variables(group, index, GROUPS),
         "HOSTNAME": f"photos-{group}-0-{index}",
         "KUBERNETES_SERVICE_HOST": "10.96.0.1",
     }

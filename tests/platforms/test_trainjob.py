@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from recorded_environments import changed
+from recorded_environments import changed, jobset_variables
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.platforms.trainjob import TrainJob
@@ -29,13 +29,7 @@ def pod(index: int = 0, job: str = "photos", **changes: str | None) -> dict[str,
 def rendered_pod(group: str, index: int, **changes: str | None) -> dict[str, str]:
     """Return the variables of a pod with the runtime that `hetero render trainjob` makes."""
     environ = {
-        "JOBSET_NAME": "photos",
-        "REPLICATED_JOB_NAME": group,
-        "JOB_INDEX": "0",
-        "JOB_COMPLETION_INDEX": str(index),
-        "JOBSET_RESTART_ATTEMPT": "0",
-        "HETERO_GROUPS": GROUPS,
-        "HETERO_GRACE_S": "120",
+        **jobset_variables(group, index, GROUPS),
         **({} if group == "data" else pod(index, PET_NNODES="2", PET_MASTER_ADDR="photos-dnn-0-0.photos")),
     }
     return changed(environ, **changes)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from hetero.ray.job_host import Demand
+from hetero.ray.job_host import Demand, Results
 
 
 class RayError(Exception):
@@ -34,6 +34,7 @@ class FakeActor:
         self.is_killed = False
         self.name = ""
         self.bundle: int | None = None
+        self.order: dict[str, Any] = {}
         self.calls: list[str] = []
         """Methods that the driver has called, except `demand`."""
         self.grace_s: float | None = None
@@ -52,13 +53,14 @@ class FakeActor:
         else:
             self.calls.append(method)
         if method == "run":
-            self.name = arguments[0]["name"]
+            self.order = arguments[0]
+            self.name = self.order["name"]
         if method == "close":
             self.grace_s = arguments[0]
         if self._error is not None:
             answer.set_exception(self._error)
         elif self.is_placed and method not in ("run", "demand"):
-            answer.set_result({"address": "10.0.0.1", "results": {}}.get(method))
+            answer.set_result({"address": "10.0.0.1", "results": Results({}, [])}.get(method))
         return answer
 
     def estimate(self, number: int, low: int, high: int) -> None:
@@ -84,11 +86,13 @@ class FakeRay:
 
     def __init__(self, num_placed: int = 1000) -> None:
         self.actors: list[FakeActor] = []
+        self.freed: list[str] = []
+        """What the driver has given back."""
         self.scenario: Iterator[None] = iter(())
         self._num_placed = num_placed
         self.util = SimpleNamespace(
             placement_group=lambda *_, **__: SimpleNamespace(wait=lambda _: True),
-            remove_placement_group=lambda _: None,
+            remove_placement_group=lambda _: self.freed.append("placement group"),
             scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=_bundle),
         )
 

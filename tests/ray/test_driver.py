@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from fake_ray import FakeRay, RayActorError, RayError
@@ -20,13 +22,17 @@ TWO_TRAINERS = ("trainer=GPU:1:2", "data=CPU:1:1..4")
 STOPPED = 128 + signal.SIGTERM
 
 
-def follow(ray: FakeRay, scenario: Callable[[], Iterator[None]], *groups: str, start_timeout_s: float = 60.0) -> int:
-    """Run a job to its end. The scenario goes on whenever the driver waits."""
+def follow(ray: FakeRay, scenario: Callable[[], Iterator[None]], *groups: str, **stated: Any) -> int:
+    """Run a job to its end, with these options. The scenario goes on whenever the driver waits."""
     ray.scenario = scenario()
-    options = LaunchOptions(script="train.py", start_timeout_s=start_timeout_s)
+    options = LaunchOptions(script="train.py", **{"start_timeout_s": 60.0, **stated})
     parsed = [parse_group(text) for text in groups]
-    with Job(ray, options, parsed, [Role.TRAINER] + [Role.DATA] * (len(groups) - 1)) as job:
-        return job.run()
+    try:
+        with Job(ray, options, parsed, [Role.TRAINER] + [Role.DATA] * (len(groups) - 1)) as job:
+            return job.run()
+    finally:
+        assert ray.freed == ["placement group"]
+        assert all(actor.is_killed for actor in ray.actors)
 
 
 def grown(ray: FakeRay, low: int, high: int, count: int = 1, *, first: int = 1) -> Iterator[None]:
@@ -49,7 +55,6 @@ def test_other_trainers_end_in_order_after_the_first_was_lost_and_give_the_code(
 
     assert follow(ray, scenario, *TWO_TRAINERS) == ExitCode.SCRIPT_FAILED
     assert all(actor.calls[-1] == "close" for actor in ray.actors[1:])
-    assert all(actor.is_killed for actor in ray.actors)
 
 
 def test_job_whose_trainers_are_all_lost_is_orphaned() -> None:
@@ -145,7 +150,7 @@ def test_job_that_is_interrupted_while_actors_start_ends() -> None:
         yield
 
     assert follow(ray, scenario, *TWO_TRAINERS) == STOPPED
-    assert all(actor.is_killed and actor.calls == ["address"] for actor in ray.actors)
+    assert all(actor.calls == ["address"] for actor in ray.actors)
 
 
 def test_actor_that_does_not_start_in_time_is_named() -> None:
@@ -168,6 +173,43 @@ def test_request_to_stop_reaches_each_launcher_once() -> None:
 
     assert follow(ray, scenario, *TWO_TRAINERS) == STOPPED
     assert [actor.grace_s for actor in ray.actors] == [10.0] * 3
+
+
+def test_job_that_was_asked_to_stop_has_succeeded_if_the_option_says_so() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        yield from grown(ray, 2, 2)
+        ray.actors[-1].end.set_result(STOPPED)  # a data host that got a notice, long before
+        yield
+        yield from grown(ray, 2, 2, first=2)
+        assert len(ray.actors) == 4  # it was replaced
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+        for actor in ray.actors:
+            assert "--no-sigterm-ok" in actor.order["arguments"]
+            if not actor.end.done():
+                actor.end.set_result(STOPPED)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1..4", sigterm_ok=True) == 0
+
+
+def test_flags_of_the_driver_go_to_every_host_as_flags() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        yield from grown(ray, 2, 2)
+        orders = [actor.order["arguments"] for actor in ray.actors]
+        assert all("--endpoints-per-host=4" in words and "--hedging" not in words for words in orders)
+        assert ["--nproc-per-node=8" in words for words in orders] == [True, False, False]
+        ports = {word for words in orders for word in words if word.startswith("--port=")}
+        assert len(ports - {"--port={port}"}) == 1  # one for the hosts of the start, and one of its own for the other
+        assert "--port=17170" not in ports
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:8:1", "data=CPU:1:1..4", endpoints_per_host=4) == 0
 
 
 def test_second_signal_ends_the_launchers_at_once() -> None:
@@ -239,7 +281,59 @@ def test_no_more_hosts_are_added_after_three_have_failed(capfd: pytest.CaptureFi
         yield
 
     assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1..4") == 0
-    assert capfd.readouterr().err.count("no more data hosts are added, because 3 in a row have failed") == 1
+    assert capfd.readouterr().err.count("3 data hosts in a row have ended shortly after their start") == 1
+
+
+def test_hosts_that_ended_early_are_replaced_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.ray.job._PAUSE_S", 0.05)
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        for count in (2, 3, 4):
+            assert len(ray.actors) == count
+            ray.actors[-1].lose()
+            yield
+            yield
+        assert len(ray.actors) == 4
+        time.sleep(0.1)  # the pause
+        yield
+        yield
+        assert [actor.name for actor in ray.actors[1:]] == ["data-0", "data-1", "data-2", "data-3"]
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1") == 0
+
+
+def test_bundle_that_a_lost_host_has_left_is_used_by_the_next_host() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        yield from grown(ray, 2, 2)
+        ray.actors[1].lose()
+        yield
+        yield
+        assert len(ray.actors) == 3  # the lower bound is one
+        yield from grown(ray, 2, 2, first=2)
+        assert [actor.bundle for actor in ray.actors] == [0, 1, None, 1]
+        yield from grown(ray, 0, 1, 6, first=3)
+        assert [actor.calls.count("stop") for actor in ray.actors] == [0, 0, 1, 0]  # Ray would keep the bundle's CPUs
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "data=CPU:1:1..2") == 0
+
+
+def test_estimate_is_for_the_data_hosts_of_all_groups() -> None:
+    ray = FakeRay()
+
+    def scenario() -> Iterator[None]:
+        yield from grown(ray, 5, 5)
+        assert [actor.name for actor in ray.actors[4:]] == ["data-1", "data-2"]
+        ray.actors[0].end.set_result(0)
+        yield
+
+    assert follow(ray, scenario, "trainer=GPU:1:1", "other=CPU:1:2", "data=CPU:1:1..4") == 0
 
 
 def test_hosts_that_served_for_long_and_were_lost_are_replaced_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +352,9 @@ def test_hosts_that_served_for_long_and_were_lost_are_replaced_without_limit(mon
     assert len(ray.actors) == 3 + 6
 
 
-@pytest.mark.parametrize(("code", "is_replaced"), [(-9, True), (STOPPED, True), (ExitCode.PORT, False)])
+@pytest.mark.parametrize(
+    ("code", "is_replaced"), [(-9, True), (STOPPED, True), (ExitCode.ORPHANED, True), (ExitCode.PORT, False)]
+)
 def test_data_host_that_was_taken_is_replaced_and_one_that_failed_is_not(code: int, is_replaced: bool) -> None:
     ray = FakeRay()
 

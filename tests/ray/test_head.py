@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from ray_driver import CHAIN, Driver
-from ray_harness import wait_until
+from ray_harness import SCRIPT, batches_in, check_batches, check_ended, wait_until
 
 from hetero.errors import ExitCode
 from hetero.ray.head import HeadWatch
@@ -117,4 +120,48 @@ def test_lost_head_ends_the_job_with_its_cause_and_leaves_nothing(own_cluster: A
         actors = [process for process in of_others if "JobHost" in name_of(process)]
         wait_until(lambda: not any(process.is_running() for process in actors), "actors are left", timeout_s=30)
     finally:
+        kill(of_others)
+
+
+TRAINING = """
+import json, sys
+import ray
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+from hetero.ray import DataService
+address, script, folder = sys.argv[1:4]
+sys.path.insert(0, script.rpartition("/")[0])
+import ray_chain
+ray.cloudpickle.register_pickle_by_value(ray_chain)
+ray.init(address=address, log_to_driver=False)
+with DataService(script) as service:
+    service.wait_serving()
+    print(json.dumps(service.call("processes")), flush=True)
+    config = {"service": service, "folder": folder, **json.loads(sys.argv[4])}
+    TorchTrainer(ray_chain.train, train_loop_config=config, scaling_config=ScalingConfig(num_workers=1)).fit()
+"""
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_lost_head_ends_the_driver_of_ray_train_and_the_data_service(own_cluster: Any, tmp_path: Path) -> None:
+    config = {"num_samples": 80_000, "step_s": 0.05}
+    words = [sys.executable, "-c", TRAINING, own_cluster.address, str(SCRIPT), str(tmp_path), json.dumps(config)]
+    driver = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    of_others = [process for node in own_cluster.worker_nodes for process in processes_of(node)]
+    try:
+        processes = json.loads(next(line for line in driver.stdout if line.startswith("{")))
+        wait_until(lambda: len(batches_in(tmp_path, 0)) >= 10, "10 batches", timeout_s=100)
+        of_others = [process for node in own_cluster.worker_nodes for process in processes_of(node)]
+        kill(processes_of(own_cluster.head_node))
+        assert driver.wait(60) != 0
+        check_ended(processes)
+        check_batches(tmp_path, config, world_size=1)
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
         kill(of_others)

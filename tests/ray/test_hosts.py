@@ -14,7 +14,7 @@ from hetero import cli
 from hetero.control.security import Token
 from hetero.errors import ClusterError, ExitCode
 from hetero.ray.child import Child
-from hetero.ray.job_host import Demand, JobHost
+from hetero.ray.job_host import LEDGERS, RESULTS, Demand, JobHost
 
 COUNTS_SIGNALS = """
 import signal, sys, time
@@ -64,6 +64,25 @@ def test_child_does_not_inherit_what_asks_for_a_job_on_ray(tmp_path: Path, monke
     assert {"HETERO_PLATFORM", "HETERO_RAY_GROUPS", "HETERO_LOG_LEVEL"} & set(lines) == {"HETERO_LOG_LEVEL"}
 
 
+@pytest.mark.parametrize(("at_start", "expected"), [("", set()), ("A=1\0OMP_NUM_THREADS=1\0", {"OMP_NUM_THREADS"})])
+def test_child_inherits_a_limit_of_threads_only_from_the_user(
+    at_start: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "environ").write_text(at_start)
+    monkeypatch.setattr("hetero.ray.child._AT_START", tmp_path / "environ")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    lines = _Lines()
+    assert _child("import os; print(*os.environ, sep='\\n')", lines, tmp_path).wait(30)
+    assert {"OMP_NUM_THREADS"} & set(lines) == expected
+
+
+def test_child_that_cannot_be_started_has_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    child = _child("", [], tmp_path / "missing")
+    assert child.wait(30)
+    assert child.exit_code == ExitCode.RESOURCES
+    assert "could not be started" in capfd.readouterr().err
+
+
 def test_platform_of_the_command_line_is_used_instead_of_ray(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,7 +106,6 @@ def _order(arguments: Sequence[str], script: Sequence[str] = ()) -> dict[str, ob
         "name": "data-0",
         "arguments": arguments,
         "script": script,
-        "options": {},
         "cluster": {},
         "hosts": {},
         "token": Token.generate().reveal(),
@@ -145,6 +163,24 @@ def test_host_that_was_asked_to_stop_starts_no_launcher(tmp: Path) -> None:
     assert host.run(_order(["--version"])) == -signal.SIGTERM
     host.close(0)
     assert list(tmp.iterdir()) == []
+
+
+def test_host_gives_its_results_but_no_others_and_none_that_is_too_large(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.ray.job_host._MAX_FILE_BYTES", 4)
+    host = _Host()
+    assert host.results(RESULTS) == ({}, [])
+    assert host.run(_order(["--version"])) == ExitCode.OK
+    output = next(tmp.iterdir()) / "output"
+    output.mkdir()
+    for name in ("report.md", "ledger-rank-0.jsonl", "ledger-rank-1.jsonl", "weights"):
+        (output / name).write_text(name[:4])
+    (output / "ledger-rank-1.jsonl").write_text("longer")
+    large = [str(output / "ledger-rank-1.jsonl")]
+    assert host.results(RESULTS) == ({"report.md": b"repo", "ledger-rank-0.jsonl": b"ledg"}, large)
+    assert host.results(LEDGERS) == ({"ledger-rank-0.jsonl": b"ledg"}, large)
+    host.close(1)
 
 
 def test_host_counts_estimates() -> None:

@@ -10,24 +10,34 @@ from pathlib import Path
 
 import pytest
 from ray_driver import CHAIN, TWO, Driver
-from ray_harness import SCRIPT, check_batches
+from ray_harness import SCRIPT, batches_in, check_batches, wait_until
 
 from hetero.errors import ConfigError, ExitCode
 from hetero.ray.groups import parse_group
 
 
-def test_lost_data_host_is_replaced_and_a_request_to_stop_ends_every_launcher_in_order(
+def test_lost_data_host_is_replaced_and_a_job_that_was_stopped_goes_on_with_more_hosts_until_its_script_fails(
     address: str, host_folders: Path, tmp_path: Path
 ) -> None:
-    args = ["--output", str(tmp_path / "out"), "--num-samples", "100000", "--step-s", "0.05"]
-    driver = Driver(address, tmp_path, *TWO, script=CHAIN, args=args)
-    driver.wait_for("step 3")
+    out = tmp_path / "out"
+    config = {"num_samples": 80_000, "step_s": 0.05, "folder": str(out)}
+    driver = Driver(address, tmp_path, *TWO, script=SCRIPT, args=[json.dumps(config)])
+    wait_until(lambda: len(batches_in(out, 0)) >= 3, "3 batches", timeout_s=100)
     driver.actor_of("data-0").kill()
     driver.wait_for("data host data-1 has joined the job, in group data")
     driver.process.send_signal(signal.SIGTERM)
     assert driver.wait() == 128 + signal.SIGTERM, driver.output[-5000:]
-    assert (tmp_path / "out" / "stopped-0").is_file()  # the stop callback has run
     driver.check_nothing_is_left(host_folders, num_killed=1)
+
+    num_before = len(batches_in(out, 0))
+    groups = ["--group", "trainer=GPU:1:1", "--group", "data=CPU:1:2"]
+    driver = Driver(address, tmp_path, *groups, script=SCRIPT, args=[json.dumps(config)])
+    wait_until(lambda: len(batches_in(out, 0)) >= num_before + 20, "20 more batches", timeout_s=100)
+    (out / "fail").touch()
+    assert driver.wait() == ExitCode.SCRIPT_FAILED, driver.output[-5000:]
+    assert "RuntimeError: training fails on purpose" in driver.output
+    check_batches(out, config, world_size=1)  # of both runs together
+    driver.check_nothing_is_left(host_folders)
 
 
 def test_number_of_data_hosts_follows_the_demand_and_no_batch_is_lost_or_repeated(
@@ -59,9 +69,9 @@ def test_job_that_ray_cannot_place_says_what_is_needed_and_found(address: str, t
     words = ["--group", "trainer=GPU:8:1", "--group", "data=CPU:1:1", "--start-timeout", "3"]
     driver = Driver(address, tmp_path, *words, script=CHAIN)
     assert driver.wait() == ExitCode.CAPACITY, driver.output[-5000:]
-    assert "needed: 2 nodes, with trainer=GPU:8:1, data=CPU:1:1" in driver.output
+    assert "needed: 2 different nodes, with trainer=GPU:8:1, data=CPU:1:1" in driver.output
     assert "found: 3 nodes (" in driver.output
-    assert "CPU:3 GPU:1" in driver.output
+    assert "1 with CPU:3 GPU:1); free: CPU " in driver.output
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,7 @@ def test_job_that_ray_cannot_place_says_what_is_needed_and_found(address: str, t
         ("data=CPU:16:2", "data", "CPU:16", 2, 2),
         ("trainer=GPU:8:1", "trainer", "GPU:8", 1, 1),
         ("data=CPU:4:3..3", "data", "CPU:4", 3, 3),
+        ("a-1.b_2=CPU:4:1", "a-1.b_2", "CPU:4", 1, 1),
     ],
 )
 def test_group_states_resources_and_bounds(text: str, name: str, resources: str, count: int, most: int) -> None:
@@ -87,6 +98,10 @@ def test_group_states_resources_and_bounds(text: str, name: str, resources: str,
         ("data=CPU:16:8..2", r"found 8\.\.2; expected the smaller number first"),
         ("data=CPU:16:0..2", "found 0 hosts"),
         ("CPU:16:2", "expected NAME=TYPE:COUNT"),
+        ("-x=CPU:16:2", "found the name '-x'; expected letters"),
+        ("a b=CPU:16:2", "found the name 'a b'"),
+        ("{port}=CPU:16:2", "found the name '{port}'"),
+        ("data=CPU:16:2..99999999999", "found 99999999999 hosts; expected at most"),
     ],
 )
 def test_group_that_says_nothing_useful_is_refused(text: str, message: str) -> None:
@@ -100,6 +115,8 @@ def test_group_that_says_nothing_useful_is_refused(text: str, message: str) -> N
         (["--platform", "ray"], "--platform ray needs the groups of the job"),
         (["--group", "data=CPU:1:1"], "only --platform ray uses them"),
         (["--platform", "ray", "--group", "trainer=GPU:1:1..2"], "only a data group can have MIN..MAX hosts"),
+        (["--platform", "ray", "--group", "data=CPU:1:1", "--group", "data=CPU:2:1"], "a different name for each"),
+        (["--platform", "ray", "--group", "a=CPU:1:1..2", "--group", "b=CPU:1:1..2"], "MIN..MAX in a and b"),
     ],
 )
 def test_command_line_that_cannot_work_is_refused(words: list[str], message: str) -> None:

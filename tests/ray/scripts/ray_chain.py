@@ -1,6 +1,7 @@
 """Trains on nothing, but writes what it was fed: for each batch of a rank, a line with its SHA-256 and the data wait.
 
-Ray Train runs `train`. Without Ray Train it is a script, whose argument is the configuration as JSON.
+Ray Train runs `train`. Without Ray Train it is a script, whose argument is the configuration as JSON. The script saves
+the state of its loader when it is asked to stop, and the next run in the same folder begins with it.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def chain(config: dict[str, Any], *, rank: int, world_size: int, state: Any = No
                 file.write(f"{hashlib.sha256(content).hexdigest()} {wait_s}\n")
             if report is not None:
                 report(loader, step)
+            if (folder / "fail").exists():
+                raise RuntimeError("training fails on purpose")
             if step == config.get("stop_at") or (folder / "stop").exists():
                 return
             time.sleep(config["slow_step_s"] if (folder / "slow").exists() else config.get("step_s", 0.0))
@@ -101,5 +104,20 @@ def train(config: dict[str, Any]) -> None:
     chain(config, rank=rank, world_size=context.get_world_size(), state=state, report=report)
 
 
+def main(config: dict[str, Any]) -> None:
+    """Run as a script."""
+    rank = int(os.environ["RANK"])
+    saved = Path(config["folder"]) / f"loader-{rank}.json"
+    loaders: list[DataLoader[Any]] = []
+    hetero.on_stop(lambda: saved.write_text(json.dumps(loaders[-1].state_dict())))
+    chain(
+        config,
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        state=json.loads(saved.read_text()) if saved.exists() else None,
+        report=lambda loader, _: loaders.__setitem__(slice(None), [loader]),
+    )
+
+
 if __name__ == "__main__":
-    chain(json.loads(sys.argv[1]), rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    main(json.loads(sys.argv[1]))
