@@ -53,15 +53,15 @@ WITH_ROWS = ("jpeg", "audio", "video")
 """Pipelines of fixed shapes, whose samples are computed one by one."""
 
 FORMS: Mapping[str, Mapping[str, Any]] = {
-    "jpeg": {"form": "tasks", "block_batches": 8, "prefetch": 4},
-    "detection": {"form": "tasks", "block_batches": 4, "prefetch": 4},
-    "audio": {"form": "tasks", "block_batches": 8, "prefetch": 4},
-    "text": {"form": "tasks", "block_batches": 64, "prefetch": 4},
-    "video": {"form": "tasks", "block_batches": 2, "prefetch": 4},
-    "tabular_batches": {"form": "tasks", "block_batches": 250, "prefetch": 4},
+    "jpeg": {"form": "actors", "block_batches": 12, "prefetch": 4},
+    "detection": {"form": "actors", "block_batches": 4, "prefetch": 4},
+    "audio": {"form": "actors", "block_batches": 24, "prefetch": 4},
+    "text": {"form": "tasks", "block_batches": 250, "prefetch": 4},
+    "video": {"form": "actors", "block_batches": 2, "prefetch": 4},
+    "tabular_batches": {"form": "tasks", "block_batches": 500, "prefetch": 4},
 }
-"""The fastest of the forms that were tried for each pipeline, in one run each. A faster one may exist: larger blocks
-won everywhere, and actors were tried with smaller ones only (tables not at all). See `ray_jobs.job.RayDataJob`."""
+"""The form with the highest median of three runs. Blocks are as large as Ray makes them: it splits them at 128 MB. See
+`ray_jobs.job.RayDataJob`."""
 
 BLOCKS_BATCHES = {
     "jpeg": (8, 12),
@@ -71,8 +71,8 @@ BLOCKS_BATCHES = {
     "video": (2, 3),
     "tabular_batches": (250, 500),
 }
-"""Two sizes of blocks that `--forms` compares. Ray recommends blocks of 1 to 128 MB. Smaller ones than these were slower
-in every pipeline."""
+"""Two sizes of blocks that `--forms` compares. Ray recommends blocks of 1 to 128 MB. Smaller ones were slower in every
+pipeline."""
 
 START_S = {"hetero": 12.0, "ray": 12.0}
 WARMUP_S = {"hetero": 2.0, "ray": 7.5}
