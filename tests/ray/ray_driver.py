@@ -55,7 +55,7 @@ class Driver:
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
                 is_ours = any(str(self.folder / "out") in word for word in words)
-                if is_ours and "--host" in words and words[words.index("--host") + 1] == host:
+                if is_ours and f"--host={host}" in words:
                     return process.parent()  # type: ignore[return-value]
         raise AssertionError(f"{host} has no launcher")
 
