@@ -142,7 +142,6 @@ with DataService(script) as service:
 """
 
 
-@pytest.mark.fault("F45")
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
