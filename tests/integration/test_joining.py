@@ -86,8 +86,9 @@ def test_host_that_is_asked_to_stop_drains_and_no_batch_is_computed_twice(
     assert [job.wait() for job in (trainer, data)] == [ExitCode.OK] * 2, trainer.output
     events = report(trainer)["run"]["events"]
     assert events["batches"] == 500
-    # A busy machine makes the reader ask a second host for a late batch. Nothing else is computed twice.
-    assert 0 <= events["batches computed"] - 500 <= events.get("hedges", 0)
+    # A busy machine makes the reader ask a second host for a late batch. Nothing else is computed twice. A host may end
+    # before its last second is counted. `tests/chaos/joins.py` counts what each process has computed.
+    assert events["batches computed"] - 500 <= events.get("hedges", 0)
     assert chain(trainer) == alone(start_launcher, tmp_path, args)
 
 

@@ -106,11 +106,14 @@ class ServedDataset:
         has_other = any(other is not connection and other.serves(self.spec) for other in others)
         if not (connection.record.is_optional and has_other):
             return False
+        if self.spec not in connection.unusable:  # several of its batches may fail at the same time
+            logger.warning(
+                "endpoint %s is no longer used, and another one repeats the batch: %s",
+                connection.record.endpoint_id,
+                why,
+            )
         connection.prepared.discard(self.spec)
         connection.mark_unusable(self.spec, why)
-        logger.warning(
-            "endpoint %s is no longer used, and another one repeats the batch: %s", connection.record.endpoint_id, why
-        )
         return True
 
     def has_planned(self, connections: Iterable[EndpointConnection]) -> bool:
