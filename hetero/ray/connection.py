@@ -14,6 +14,7 @@ from typing import Any
 from hetero.errors import ClusterError, ConfigError, ExitCode, HeteroError
 from hetero.ray.head import HeadWatch
 from hetero.system.logs import write_line
+from hetero.system.text import counted
 
 __all__ = ["connected", "exit_code_of", "import_ray", "nodes_of", "say", "summary"]
 
@@ -123,7 +124,7 @@ def nodes_of(ray: Any) -> str:
         shown.append("others")
     all_of_them, free = ray.cluster_resources(), ray.available_resources()
     parts = [f"{name} {free.get(name, 0):g} of {all_of_them[name]:g}" for name in _SHOWN if all_of_them.get(name)]
-    return f"{len(nodes)} nodes ({', '.join(shown)}); free: {', '.join(parts) or 'nothing'}"
+    return f"{counted(len(nodes), 'node')} ({', '.join(shown)}); free: {', '.join(parts) or 'nothing'}"
 
 
 def _head_address(ray: Any) -> str:
