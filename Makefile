@@ -100,7 +100,7 @@ demo: $(DEMO)
 	$(ENV)/python examples/photos/demo.py
 
 bench: $(BENCH)
-	@for question in transport pipelines scaling interference memory compression gpu_feed tf_feed strangers safeguards planner ray; do \
+	@for question in transport pipelines scaling interference memory compression gpu_feed tf_feed strangers safeguards planner; do \
 		echo "== bench_$$question.py"; .venv-bench/bin/python benchmarks/bench_$$question.py --short || exit; done
 	.venv-bench/bin/python benchmarks/plots.py --results benchmarks/results/short
 
