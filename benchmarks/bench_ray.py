@@ -60,8 +60,8 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "video": {"form": "actors", "block_batches": 2, "prefetch": 4},
     "tabular_batches": {"form": "tasks", "block_batches": 500, "prefetch": 4},
 }
-"""The form with the highest median of three runs. Blocks are as large as Ray makes them: it splits them at 128 MB. See
-`ray_jobs.job.RayDataJob`."""
+"""The form with the highest median of three runs. Its blocks have 64 to 115 MB, and Ray splits blocks at
+128 MB. See `ray_jobs.job.RayDataJob`."""
 
 BLOCKS_BATCHES = {
     "jpeg": (8, 12),
@@ -72,7 +72,7 @@ BLOCKS_BATCHES = {
     "tabular_batches": (250, 500),
 }
 """Two sizes of blocks that `--forms` compares. Ray recommends blocks of 1 to 128 MB. Smaller ones were slower in every
-pipeline."""
+pipeline, in one run each."""
 
 START_S = {"hetero": 12.0, "ray": 12.0}
 WARMUP_S = {"hetero": 2.0, "ray": 7.5}
