@@ -25,7 +25,7 @@ from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric, thinned
 from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
-from hetero.report.build import COMPUTED_ON_DATA_HOSTS, build_report, idle_data_hosts
+from hetero.report.build import COMPUTED_ON_DATA_HOSTS, NOT_DELIVERED, build_report, idle_data_hosts
 from hetero.report.markdown import render_report
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Expectation, GroupFacts, JoinedFacts, RankFacts, RunFacts
 from hetero.system.documents import write_text
@@ -159,7 +159,7 @@ def run_facts(
         joined_hosts=tuple(joined_hosts),
         ranks=ranks,
         hosts=tuple(_usages(statuses)),
-        events=_events(statuses, [host.name for host in cluster.data_hosts]),
+        events=_events(statuses, [host.name for host in cluster.data_hosts], ranks),
         simulated=tuple(simulated_parts(options, cluster, placement)),
         versions={"hetero": __version__, "python": platform.python_version()},
         options={
@@ -234,7 +234,7 @@ def _usages(statuses: Sequence[HostStatus]) -> list[HostUsage]:
     return [usage for usage in usages if usage is not None]
 
 
-def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str]) -> dict[str, int]:
+def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str], ranks: Sequence[RankFacts]) -> dict[str, int]:
     events: collections.Counter[str] = collections.Counter()
     for status in statuses:
         for counters in (status.counters, *(report.counters for report in status.ranks)):
@@ -244,6 +244,8 @@ def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str]) -> dict[s
     }
     if data_hosts and computed.keys() >= set(data_hosts):
         events[COMPUTED_ON_DATA_HOSTS] = sum(computed[host] for host in data_hosts)
+    summaries = [summary for rank in ranks for summary in rank.loaders]
+    events[NOT_DELIVERED] = sum(max(0, summary.num_requested - summary.num_steps) for summary in summaries)
     return dict(sorted(events.items()))
 
 

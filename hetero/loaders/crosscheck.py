@@ -72,7 +72,7 @@ class CheckedReader(Iterator[Any]):
         self._fleet = fleet
         self._compares_globals = compares_globals
         self._own = _OwnDataset() if compares_batches else None
-        self._is_first = True
+        self._epoch: int | None = None  # of the last batch
         self._reader = open_reader(requests)
         self._compare_or_close()  # endpoints have described the data set already if its length was requested
 
@@ -83,20 +83,20 @@ class CheckedReader(Iterator[Any]):
             DatasetMismatchError: If the data set differs between this process and the endpoints.
             HeteroError: As in `Reader`.
         """
-        is_first, self._is_first = self._is_first, False
         try:
             batch = next(self._reader)
         except DatasetError:
-            if is_first:
+            if self._is_first():
                 self._compare_or_close()  # the cause may be a global that differs on data hosts, where it may be None
             raise
         request = self._reader.request
         assert request is not None
+        is_first = self._is_first()
         if not is_first and not request.verify:
             if self._own is not None and self._own.is_built:
                 self._own = _OwnDataset()  # releases the built data set
             return batch
-        # Before delivery, check the globals at the first batch, and compare the batches of the purity check.
+        # Before delivery, check the globals at the first batch of an epoch. Compare the batches of the purity check.
         try:
             if is_first:
                 self._check_globals()
@@ -127,6 +127,12 @@ class CheckedReader(Iterator[Any]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _is_first(self) -> bool:
+        """Return whether the last batch is the first one of its epoch."""
+        request = self._reader.request
+        epoch, self._epoch = self._epoch, None if request is None else request.epoch
+        return self._epoch is None or epoch != self._epoch
 
     def _compare_or_close(self) -> None:
         try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from typing import Any, Protocol
+from typing import Any
 
 from hetero.audit.ledger import LoaderFacts
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
+from hetero.loaders.ahead import Ahead
 from hetero.loaders.parts import part_of
 from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
@@ -21,30 +22,12 @@ from hetero.spec import DatasetSpec, set_describer
 from hetero.wire.limits import Limits
 from hetero.wire.requests import too_many_samples
 
-__all__ = ["Batches", "LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
+__all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
 
 logger = logging.getLogger(__name__)
 
 _OBJECT_SPEC = DatasetSpec("object")  # takes the place of the spec if the data set is an object
 _num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks in this process, by loader and spec
-
-
-class Batches(Protocol):
-    """Batches in the order of their requests, fetched from endpoints or made on this host."""
-
-    @property
-    def request(self) -> BatchRequest | None:
-        """Request of the batch that `next` returned or raised an exception for."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether another batch may come."""
-
-    def __next__(self) -> Any:
-        """Return the next batch. Block until it has arrived."""
-
-    def close(self) -> None:
-        """Discard the batches in flight. Idempotent."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +81,13 @@ class LoaderPipeline(LoaderTiming):
         self.traffic = Traffic(options.compression)
         """Counts the bytes of batches from endpoints."""
         self.progress = Progress()
+        self.ahead = Ahead()
+        """Batches of the next epoch, kept between two passes."""
         self.audited_as: LoaderFacts | None = None
         """Facts that identify this loader in the ledger. Made with the first entry."""
         self.extent = Extent()
         """Counts the passes, and says how much of the data set they use."""
         self._part = part_of()
-        self._num_requested = 0
         self._has_reported_empty = False
         self._has_reported_part = False
 
@@ -228,7 +212,7 @@ class LoaderPipeline(LoaderTiming):
 
     def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
         """Return the request for a planned batch."""
-        self._num_requested += 1
+        self.extent.num_requested += 1
         return BatchRequest(
             spec=self.subject if isinstance(self.subject, DatasetSpec) else _OBJECT_SPEC,
             work=planned.work,
@@ -237,7 +221,7 @@ class LoaderPipeline(LoaderTiming):
             position=planned.position,
             collate=self.collate,
             contiguous=self.has_workers,
-            step=self._num_requested,
+            step=self.extent.num_requested,
             verify=self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,

@@ -21,8 +21,9 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.control.rank.session import RankSession
 from hetero.errors import DatasetError
+from hetero.loaders.ahead import Batches
 from hetero.loaders.phases import MIN_STEPS, Phase, Phases
-from hetero.loaders.pipeline import Batches, LoaderPipeline
+from hetero.loaders.pipeline import LoaderPipeline
 from hetero.metrics.hosts import Gpus
 from hetero.planning.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, Contents, RankPart, SampledWork
 from hetero.planning.profile import Spread, SupplyProfile

@@ -82,8 +82,10 @@ class Extent:
     """Passes that began."""
     num_complete_passes: int = 0
     """Passes that delivered all of their batches."""
+    num_requested: int = 0
+    """Batches requested. Those that were not delivered are in flight, or were discarded."""
     max_in_flight: int = 0
-    """Most batches of a pass that were requested and not yet delivered."""
+    """Most batches that were requested and not yet delivered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,9 @@ class StepSummary:
     num_complete_passes: int = field(default=0, metadata=limits(maximum=2**53))
     """Passes that delivered all of their batches."""
     max_in_flight: int = field(default=0, metadata=limits(maximum=2**53))
-    """Most batches of a pass that were requested and not yet delivered. 0 if the loader does not count them."""
+    """Most batches that were requested and not yet delivered. 0 if the loader does not count them."""
+    num_requested: int = field(default=0, metadata=limits(maximum=2**53))
+    """Batches requested. 0 if the loader does not count them."""
     first_batch_at_s: float | None = None
     """Seconds from the start of the run to the first delivery. None without one, or if the start is not known."""
 
@@ -375,6 +379,7 @@ class StepTimer:
             num_passes=self.extent.num_passes,
             num_complete_passes=self.extent.num_complete_passes,
             max_in_flight=self.extent.max_in_flight,
+            num_requested=self.extent.num_requested,
             first_batch_at_s=self._first_batch_at_s,
         )
 

@@ -24,6 +24,7 @@ from hetero.report.model import (
 __all__ = [
     "BUSY_UTILISATION",
     "COMPUTED_ON_DATA_HOSTS",
+    "NOT_DELIVERED",
     "build_report",
     "cost_objection",
     "idle_data_hosts",
@@ -34,6 +35,8 @@ BUSY_UTILISATION = 0.9
 """Accelerators count as busy at this utilisation or more (the pass mark of MLPerf Storage)."""
 COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
 """Event that counts the batches that data hosts computed. Missing if a data host did not report its number."""
+NOT_DELIVERED = "batches requested and not delivered"
+"""Event that counts requests that were discarded, or in flight when the loop ended. See `hetero.loaders.ahead`."""
 _MIN_UTILISATION = 0.02
 _BUSY_CPU = 0.7
 _RARE_WAIT = 0.1

@@ -26,11 +26,12 @@ from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import build
 from hetero.errors import ConfigError, HeteroError
 from hetero.loaders import auditing, remote
+from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.crosscheck import CheckedReader
 from hetero.loaders.local_endpoints import local_endpoints
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
 from hetero.loaders.profiling import Kept, LoaderProfiler, ProfiledBatches, measure_here
-from hetero.loaders.sampling import BuiltInOrder, Shard
+from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
 from hetero.tf.passes import PassLog, ProducedBatch, TensorFlowPass
@@ -197,11 +198,14 @@ class Feed(LoaderPipeline):
         """Yield the elements of one pass. TensorFlow runs this generator. An exception is also stored in the pass."""
         order, shard = self.order(), self.shard()
         tf_pass = self.passes.begin(order, shard)
-        reader: CheckedReader | ProfiledBatches | None = None
+        reader: Batches | None = None
         try:
-            requests = self._requests(tf_pass.start, order, shard)
-            reader = self._open_pass(tf_pass, requests)
-            for batch in reader:
+            reader, requests = self._begin_reading(tf_pass, order, shard)
+            requested = requests.epochs[0]
+            while not requested.is_through(tf_pass.num_produced):
+                batch = next(reader, None)
+                if batch is None:
+                    break
                 request = reader.request
                 assert request is not None
                 entry = auditing.entry_of(self, request, batch)
@@ -210,6 +214,7 @@ class Feed(LoaderPipeline):
                 is_repeated = isinstance(reader, ProfiledBatches) and reader.is_repeated
                 self._note_produced(tf_pass, size, entry, is_repeated)
                 yield element
+            self.ahead.keep(reader, requests)
         except Exception as error:
             self._note_failed(tf_pass, error)
             if reader is not None:
@@ -221,18 +226,31 @@ class Feed(LoaderPipeline):
             # wait for a lock. The reader is dropped with this frame, and does not wait for a lock either.
             self.passes.end(tf_pass)
 
-    def _open_pass(self, tf_pass: TensorFlowPass, requests: Iterator[BatchRequest]) -> CheckedReader | ProfiledBatches:
-        """Return the batches of a pass. In a profile run, kept batches replace them after some time."""
+    def _begin_reading(
+        self, tf_pass: TensorFlowPass, order: BuiltInOrder, shard: Shard
+    ) -> tuple[Batches, EpochRequests]:
+        """Return the batches of a pass with their requests. In a profile run, kept batches replace some."""
+        start = dataclasses.replace(tf_pass.start, num_samples=order.num_samples)
+        kept = self.ahead.take(start, shard)
+        if kept is not None:
+            return kept
+        planned = order.batches(start.epoch, shard, start=start.batches)
+        requests = EpochRequests(self, start, planned, goes_on=self._profiler is None)
         open_source = functools.partial(self._open, on_skips=self.skips.note, on_wait=_check_wait_of_framework)
         if self._profiler is None:
-            return open_source(requests)
-        return ProfiledBatches(
+            return open_source(requests), requests
+        batches = ProfiledBatches(
             self._profiler, requests, open_source, num_unconsumed=lambda: tf_pass.num_produced - tf_pass.num_consumed
         )
+        return batches, requests
 
-    def _requests(self, start: Start, order: BuiltInOrder, shard: Shard) -> Iterator[BatchRequest]:
-        for batch in order.batches(start.epoch, shard, start=start.batches):
-            yield dataclasses.replace(self.request(batch, start.epoch), as_is=True)
+    def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
+        """Yield this rank's batches from ``start`` on."""
+        return self.order().batches(start.epoch, self.shard(), start=start.batches)
+
+    def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
+        """Return the request for a planned batch."""
+        return dataclasses.replace(super().request(planned, epoch), as_is=True)
 
     def _note_produced(self, tf_pass: TensorFlowPass, size: int, entry: BatchEntry | None, is_repeated: bool) -> None:
         with self.passes.hold():

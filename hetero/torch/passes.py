@@ -12,8 +12,9 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.errors import DatasetError
 from hetero.loaders import auditing
+from hetero.loaders.ahead import Batches, EpochRequests, RequestedEpoch
 from hetero.loaders.checks import check_not_importing
-from hetero.loaders.pipeline import Batches
+from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.torch.pipeline import Pipeline
 
@@ -23,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Feed:
-    """Makes the requests of one pass, and records its deliveries in the loader.
+    """Begins one pass, and records its deliveries in the loader.
 
-    This class is separate from `Pass` because the reader refers to the generator of the requests. If that generator
-    referred to the pass, a pass that the script drops would not end before the next garbage collection.
+    This class is separate from `Pass` because the reader refers to the generator of a user sampler's batches. If that
+    generator referred to the pass, a pass that the script drops would not end before the next garbage collection.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -35,17 +36,44 @@ class _Feed:
         self._start = Start(0)
         self._places: dict[int, tuple[object, int]] = {}
         """By position of each batch in flight: a stateful sampler's state after it, and how many indices were drawn."""
+        self._num_passed = 0
         self._num_lost = 0
+        self._requested: RequestedEpoch | None = None
+        self._requests: EpochRequests | None = None
 
-    def requests(self) -> Iterator[BatchRequest]:
-        """Begin the pass and yield its requests."""
+    def open(self) -> Batches:
+        """Begin the pass, and return its batches. Those of the next epochs may follow them."""
         pipeline = self._pipeline
-        self._number, self._start, batches = pipeline.begin(pipeline.plan)
+        self._number, self._start, planned = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
+        kept = pipeline.take_ahead(self._start)
+        if kept is None:
+            goes_on = pipeline.goes_on
+            self._requests = EpochRequests(
+                pipeline, self._start, planned if goes_on else self._noted(planned), goes_on=goes_on
+            )
+            batches = pipeline.open(self._requests)
+        else:
+            batches, self._requests = kept
+        self._requested = self._requests.epochs[0]
+        return batches
+
+    def keep(self, batches: Batches | None) -> None:
+        """Let the loader keep the batches after the end of the pass, if those of the next epoch follow."""
+        if batches is not None and self._requests is not None:
+            self._pipeline.ahead.keep(batches, self._requests)
+
+    def _noted(self, batches: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
+        """Yield planned batches, and note the states of a stateful sampler after them."""
         for planned in batches:
             if planned.sampler_state is not None:
                 self._places[planned.position] = planned.sampler_state, planned.num_drawn
-            yield pipeline.request(planned, self._start.epoch)
+            yield planned
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all batches of the pass have been delivered. False also if this is not known yet."""
+        return self._requested is not None and self._requested.is_through(self._num_passed)
 
     def delivered(self, request: BatchRequest, batch: Any) -> int:
         """Record that a batch is being delivered. Return its number of samples."""
@@ -66,6 +94,7 @@ class _Feed:
             )
 
     def _passed(self, request: BatchRequest) -> None:
+        self._num_passed += 1
         state, num_drawn = self._places.pop(request.position, (None, 0))
         self._pipeline.progress.advance(self._number, batches=request.position + 1, sampler=state, num_drawn=num_drawn)
         self._pipeline.note_delivered(self._number, state)
@@ -121,11 +150,15 @@ class Pass(Iterator[Any]):
             control.check_stop(timer)
             if self._batches is None:
                 check_not_importing()
-                self._batches = self._pipeline.open(self._feed.requests())
+                self._batches = self._feed.open()
+            if self._feed.is_through:
+                raise StopIteration
             batch = next(self._batches)
             request = self._batches.request
         except StopIteration:
             self._feed.exhausted()
+            self._feed.keep(self._batches)
+            self._batches = None
             self.close()
             raise
         except DatasetError as error:

@@ -17,9 +17,10 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
+from hetero.loaders.ahead import Ahead, Batches, EpochRequests
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.kept_batches import max_kept_bytes
-from hetero.loaders.pipeline import Batches, LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
+from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
 from hetero.loaders.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
@@ -173,7 +174,6 @@ class Pipeline(LoaderPipeline):
         self.progress.leave()
         self.take_sampler_epoch()
         self.extent.num_passes += 1
-        self._num_delivered = self._num_requested
         number, start = self.progress.begin()
         if self.sampler_order is None:
             return number, *self._begin_own_order(start, plan)
@@ -187,6 +187,36 @@ class Pipeline(LoaderPipeline):
             else:
                 planned = itertools.chain((first,), planned)
         return number, start, planned
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the requests of a pass are followed by those of the next epoch.
+
+        Not with a user's sampler, which may draw from the script's generators. Not if torch's workers are started anew
+        for each pass and get a data set object that the script may have changed.
+        """
+        session = control.current()
+        if self.sampler_order is not None or (session is not None and session.options.profile):
+            return False
+        if is_remote():
+            return True
+        is_constant = isinstance(self.subject, DatasetSpec) or self.workers.persistent_workers
+        return self.workers.num_workers > 0 and is_constant
+
+    def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
+        """Yield this rank's batches from ``start`` on, or those that a tool takes, see `ViewPass`."""
+        if not lane:
+            return self.plan(start)
+        first, stride, of_all_ranks = lane
+        plan = self.plan_of_all_ranks if of_all_ranks else self.plan
+        return itertools.islice(plan(start), first, None, stride)
+
+    def take_ahead(self, start: Start, lane: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
+        """Return the batches that were kept for a pass with this start, with their requests. None if there are none."""
+        kept = self.ahead.take(start, self.shard(), lane)
+        if kept is None:
+            self._num_delivered = self.extent.num_requested
+        return kept
 
     def take_sampler_epoch(self) -> None:
         """Use the epoch that the script set on its sampler. If it set none, restore a loaded state's epoch.
@@ -232,7 +262,7 @@ class Pipeline(LoaderPipeline):
     def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
         """Return the request for a planned batch, and count the batches in flight."""
         request = super().request(planned, epoch)
-        self.extent.max_in_flight = max(self.extent.max_in_flight, self._num_requested - self._num_delivered)
+        self.extent.max_in_flight = max(self.extent.max_in_flight, self.extent.num_requested - self._num_delivered)
         return request
 
     def note_delivered(self, number: int, sampler_state: object) -> None:
@@ -348,7 +378,11 @@ class Pipeline(LoaderPipeline):
         self.consumed_elsewhere = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None, "_profiler": None, "fill_up": None}
+        live = ("_timer", "_timed", "_fetcher", "_profiler", "fill_up", "ahead")
+        return {**self.__dict__, **dict.fromkeys(live)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, ahead=Ahead())
 
     def facts(self) -> LoaderState:
         """Return a state with this loader's constant values. Its epoch and batches are 0."""

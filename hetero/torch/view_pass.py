@@ -16,7 +16,7 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import auditing
-from hetero.loaders.pipeline import Batches
+from hetero.loaders.ahead import Batches, EpochRequests, RequestedEpoch
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.torch.pipeline import Pipeline
@@ -84,13 +84,18 @@ class ViewPass:
         self._all_ranks = all_ranks
         self._planned: Iterator[PlannedBatch] = iter(())
         self._batches: deque[RequestedBatch] = deque()
-        self._epoch = 0
         self._num_planned = 0
         self._last_position = 0
         self._num_handed_out = 0
         self._expected: int | None = None
         self._last: int | None = None
+        self._start = Start(0)
         self._reader: Batches | None = None
+        self._requests: EpochRequests | None = None
+        """Requests of the reader."""
+        self._requested: RequestedEpoch | None = None
+        self._num_fetched = 0
+        """Batches that the reader has delivered."""
         self._is_over = False
         self._timing = object()
 
@@ -107,12 +112,12 @@ class ViewPass:
             pipeline.note_completed(number)
         finally:
             self._is_over = True
-            self._close_reader()
+            self._end_reading()
             pipeline.end_timing(self._timing)
 
     def request(self, planned: PlannedBatch) -> BatchRequest:
         """Return the request for a batch of this pass."""
-        return self._pipeline.request(planned, self._epoch)
+        return self._pipeline.request(planned, self._start.epoch)
 
     def filling(self, indices: Sequence[Any]) -> RequestedBatch:
         """Return a batch of earlier samples, which accelerate's even_batches requests for a rank without a batch."""
@@ -154,16 +159,19 @@ class ViewPass:
             self._close_reader()
             self._pipeline.end_timing(self._timing)
             raise
-        auditing.enter(self._pipeline, batch.request, fetched)
+        assert self._reader is not None
+        assert self._reader.request is not None
+        auditing.enter(self._pipeline, self._reader.request, fetched)
         timer.end_wait(len(batch))
         self._last = batch.number
+        self._num_fetched += 1
         if self._is_over:  # accelerate with even_batches=False fetches its last batch after the end of the pass
-            self._close_reader()
+            self._end_reading()
             self._pipeline.end_timing(self._timing)
         return fetched
 
     def _begin(self, start: Start) -> None:
-        self._epoch = start.epoch
+        self._start = start
         self._pipeline.consumed_elsewhere = True
         self._pipeline.fill_up = self.filling if self._all_ranks else None
         if self._pipeline.stride is None:
@@ -177,15 +185,44 @@ class ViewPass:
             self._close_reader()
             if self._last is not None and batch.number > self._last:
                 self._pipeline.stride = batch.number - self._last
-            self._reader = self._pipeline.open(self._requests(batch, self._pipeline.stride or 1))
+            self._open_reader(batch, self._pipeline.stride or 1, is_first=self._last is None and not was_filled_up)
+            assert self._reader is not None
         self._expected = batch.number + (self._pipeline.stride or 1)
         return self._reader
 
-    def _requests(self, batch: RequestedBatch, stride: int) -> Iterator[BatchRequest]:
+    def _open_reader(self, batch: RequestedBatch, stride: int, *, is_first: bool) -> None:
+        """Open a reader of this batch and every n-th after it.
+
+        Those of the next epoch follow if this is the first batch of the pass that the tool fetches, and it has skipped
+        none. The tool will then take every n-th batch from the same one on in the next epoch.
+        """
+        pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
+        goes_on = is_first and batch.number < stride and pipeline.goes_on
+        kept = pipeline.take_ahead(self._start, lane) if goes_on else None
+        if kept is None:
+            planned = self._following(batch, stride)
+            self._requests = EpochRequests(pipeline, self._start, planned, goes_on=goes_on, lane=lane)
+            self._reader = pipeline.open(self._requests)
+        else:
+            self._reader, self._requests = kept
+        self._requested = self._requests.epochs[0]
+        self._num_fetched = 0
+
+    def _following(self, batch: RequestedBatch, stride: int) -> Iterator[PlannedBatch]:
         following: RequestedBatch | None = batch
         while following is not None:
-            yield following.request
+            yield following.planned
             following = self._get(following.number + stride)
+
+    def _end_reading(self) -> None:
+        """Let the loader keep the reader if it has delivered the last batch of the pass. Else close it."""
+        reader, self._reader = self._reader, None
+        if reader is None or self._requests is None or self._requested is None:
+            return
+        if self._requested.is_through(self._num_fetched):
+            self._pipeline.ahead.keep(reader, self._requests)
+        else:
+            reader.close()
 
     def _get(self, number: int) -> RequestedBatch | None:
         """Return a batch by its number. Plan it now if necessary. None past the end, or if it was dropped."""

@@ -85,10 +85,11 @@ def test_host_that_is_asked_to_stop_drains_and_no_batch_is_computed_twice(
     trainer.wait_line("data host algo-3 has left the job")
     assert [job.wait() for job in (trainer, data)] == [ExitCode.OK] * 2, trainer.output
     events = report(trainer)["run"]["events"]
-    assert events["batches"] == 500
+    num_ahead = events["batches requested and not delivered"]  # of the next epoch
+    assert 500 <= events["batches"] <= 500 + num_ahead
     # A busy machine makes the reader ask a second host for a late batch. Nothing else is computed twice. A host may end
     # before its last second is counted. `tests/chaos/joins.py` counts what each process has computed.
-    assert events["batches computed"] - 500 <= events.get("hedges", 0)
+    assert events["batches computed"] - 500 <= events.get("hedges", 0) + num_ahead
     assert chain(trainer) == alone(start_launcher, tmp_path, args)
 
 

@@ -131,6 +131,11 @@ class Fetchers:
 
     # For the fleet
 
+    @property
+    def used_bytes(self) -> int:
+        """See `hetero.dataplane.reader.fleet.FleetListener`."""
+        return self._window.used_bytes
+
     def on_fleet_change(self) -> None:
         """See `hetero.dataplane.reader.fleet.FleetListener`."""
         self._work.notify_all()

@@ -71,6 +71,10 @@ class FleetStatistics:
 class FleetListener(Protocol):
     """The part of a reader that the fleet calls."""
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the batches that have arrived or are in progress. Read with the lock held."""
+
     def on_fleet_change(self) -> None:
         """React to an endpoint that came, left, or is free. Called with the lock held."""
 
@@ -227,6 +231,10 @@ class Fleet:
     def add_listener(self, listener: FleetListener) -> None:
         """Report changes to ``listener`` until it is garbage-collected. The caller must hold the lock."""
         self._listeners.add(listener)
+
+    def used_bytes(self) -> int:
+        """Return the bytes of the batches of all readers that have arrived or are in progress. Needs the lock."""
+        return sum(listener.used_bytes for listener in self._listeners)
 
     def raise_failure(self, dataset: ServedDataset) -> None:
         """Raise the failure that makes waiting pointless, if there is one. The caller must hold the lock."""

@@ -53,7 +53,8 @@ class Reader(Iterator[Any]):
             share of them, at least 2, and a plan of 2 may be exceeded by a third batch. While one batch delays those
             after it, the window grows to at most 8 times its size. All batches beyond the plan together have at most
             24 MiB: see `hetero.dataplane.reader.window.WindowGrowth`.
-        window_bytes: Bound of the bytes in the window, `default_window_bytes` by default. One batch is always allowed.
+        window_bytes: Bound of the bytes in the window and in those of the fleet's other readers together,
+            `default_window_bytes` by default. One batch is always allowed.
         data_timeout_s: Seconds that one call may take, and that the reader waits without any endpoint. Default is the
             fleet's.
         allocate: Allocates memory for leaves (pinned memory, for example). Fetchers call it with a size in bytes.
@@ -101,6 +102,7 @@ class Reader(Iterator[Any]):
         self._window = Window(
             planned=functools.partial(fleet.router.planned_batches, prefetch_factor),
             max_bytes=default_window_bytes() if window_bytes is None else window_bytes,
+            all_bytes=fleet.used_bytes,
         )
         self._fetchers = Fetchers(fleet, self._window, data_timeout_s=self._data_timeout_s, allocate=allocate)
         # The garbage collector may run this finalizer in a thread that holds the lock.

@@ -83,9 +83,13 @@ class Window:
     Args:
         planned: Returns the planned number of batches in flight, at least 2. It changes with the endpoints.
         max_bytes: Bound of the bytes of all batches that have arrived or are in progress.
+        all_bytes: Returns these bytes for all windows of this process together, which have the same bound. None if this
+            is the only window.
     """
 
-    def __init__(self, *, planned: Callable[[], int], max_bytes: int) -> None:
+    def __init__(
+        self, *, planned: Callable[[], int], max_bytes: int, all_bytes: Callable[[], int] | None = None
+    ) -> None:
         self.next_sequence = 0
         """Number of the next batch to deliver."""
         self.outcomes: dict[int, Arrived | BaseException] = {}
@@ -99,6 +103,7 @@ class Window:
         self._requests: dict[int, BatchRequest] = {}
         self._planned = planned
         self._max_bytes = max_bytes
+        self._all_bytes = all_bytes
         self._num_added = 0
         self._held_bytes = 0
         self._growth = WindowGrowth()
@@ -120,6 +125,11 @@ class Window:
         """
         limit = self._growth.limit(num_waiting=len(self.outcomes), size=self.size)
         return self._num_added < self.next_sequence + limit
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the batches that have arrived or are in progress."""
+        return self._held_bytes + sum(attempt.batch.dataset.batch_bytes for attempt in self.attempts)
 
     @property
     def is_empty(self) -> bool:
@@ -170,12 +180,18 @@ class Window:
         if batch.sequence == self.next_sequence:
             return True
         batch_bytes = batch.dataset.batch_bytes
-        bound = min(self._max_bytes, self._planned() * batch_bytes + WindowGrowth.MAX_BYTES)
+        bound = min(self._own_max_bytes(), self._planned() * batch_bytes + WindowGrowth.MAX_BYTES)
         return self._held_bytes + (len(self.attempts) + 1) * batch_bytes <= bound
 
     def is_over_bound(self, dataset: ServedDataset) -> bool:
         """Return whether the window will exceed its byte limit when all attempts in progress have arrived."""
-        return self._held_bytes + len(self.attempts) * dataset.batch_bytes > self._max_bytes
+        return self._held_bytes + len(self.attempts) * dataset.batch_bytes > self._own_max_bytes()
+
+    def _own_max_bytes(self) -> int:
+        """Return the bound of this window's bytes: what the other windows leave."""
+        if self._all_bytes is None:
+            return self._max_bytes
+        return self._max_bytes - self._all_bytes() + self.used_bytes
 
     def start(
         self, batch: PendingBatch, connection: EndpointConnection, now_s: float, *, is_hedge: bool = False

@@ -1,0 +1,191 @@
+"""Requests that go on with the next epoch, so that no rank waits for the first batches of an epoch.
+
+The next epoch is a pure function of the loader's options. Its first batches are therefore requested while the last
+batches of this epoch are delivered. They arrive during a validation pass, for example. If the script then asks for
+something else, they are discarded.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hetero.batches.request import BatchRequest
+from hetero.loaders.sampling import PlannedBatch, Shard
+from hetero.loaders.state import Start
+
+__all__ = ["Ahead", "Batches", "EpochRequests", "RequestedEpoch", "RequestingPipeline"]
+
+
+class Batches(Protocol):
+    """Batches in the order of their requests, fetched from endpoints or made on this host."""
+
+    @property
+    def request(self) -> BatchRequest | None:
+        """Request of the batch that `next` returned or raised an exception for."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another batch may come."""
+
+    def __next__(self) -> Any:
+        """Return the next batch. Block until it has arrived."""
+
+    def close(self) -> None:
+        """Discard the batches in flight. Idempotent."""
+
+
+class RequestingPipeline(Protocol):
+    """What `EpochRequests` needs of a `hetero.loaders.pipeline.LoaderPipeline`."""
+
+    def shard(self) -> Shard:
+        """Return this process's rank and world size."""
+
+    def num_samples(self) -> int:
+        """Return the samples of an epoch over all ranks."""
+
+    def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
+        """Yield the batches of a lane, see `RequestedEpoch`, from a start on."""
+
+    def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
+        """Return the request for a planned batch."""
+
+
+@dataclass(slots=True)
+class RequestedEpoch:
+    """An epoch, or the rest of one, whose batches are being requested."""
+
+    start: Start
+    shard: Shard
+    lane: tuple[int, ...] = ()
+    """Which of the batches are requested, for a tool that takes every n-th. Empty: all."""
+    num_requested: int = 0
+    is_complete: bool = False
+    """Whether all batches of the epoch have been requested."""
+
+    def is_through(self, num_delivered: int) -> bool:
+        """Return whether a pass that has delivered this many batches is over. False also if this is not known yet."""
+        return self.is_complete and num_delivered == self.num_requested
+
+    def is_that_of(self, start: Start, shard: Shard, lane: tuple[int, ...]) -> bool:
+        """Return whether a pass with this start and lane on this rank has the same batches."""
+        return (self.start, self.shard, self.lane) == (start, shard, lane)
+
+
+class EpochRequests(Iterator[BatchRequest]):
+    """The requests of a pass, and after them those of the following epochs, without end.
+
+    It refers to the pipeline weakly, because the pipeline keeps the reader of these requests between two passes. A
+    loader that the script drops is then freed at once. The requests end with it.
+
+    Args:
+        pipeline: Plans the epochs.
+        start: Start of the pass.
+        planned: Batches of the pass.
+        goes_on: Whether the next epochs follow. If not, batches are planned only when they are requested, because a
+            user's sampler may draw from the script's generators.
+        lane: See `RequestedEpoch`. The pipeline's ``plan`` gets it.
+    """
+
+    def __init__(
+        self,
+        pipeline: RequestingPipeline,
+        start: Start,
+        planned: Iterator[PlannedBatch],
+        *,
+        goes_on: bool,
+        lane: tuple[int, ...] = (),
+    ) -> None:
+        self._pipeline = weakref.ref(pipeline)
+        self._goes_on = goes_on
+        self._lane = lane
+        self.epochs: deque[RequestedEpoch] = deque()
+        """The epoch that is being delivered, and later ones that have been requested in part."""
+        self._planned: Iterator[PlannedBatch] = iter(())
+        self._next: PlannedBatch | None = None
+        self._has_ended = False
+        if goes_on:
+            self._begin(pipeline, start, planned)
+        else:
+            self._append(pipeline, start, planned)
+
+    def __next__(self) -> BatchRequest:
+        pipeline = self._pipeline()
+        if pipeline is None or self._has_ended:
+            raise StopIteration
+        if not self._goes_on:
+            planned: PlannedBatch | None = next(self._planned)
+        else:
+            if self._next is None and not self._begin_next(pipeline):
+                self._has_ended = True
+                raise StopIteration
+            planned = self._next
+        assert planned is not None
+        epoch = self.epochs[-1]
+        request = pipeline.request(planned, epoch.start.epoch)
+        epoch.num_requested += 1
+        if self._goes_on:
+            self._plan_next()
+        return request
+
+    def _begin_next(self, pipeline: RequestingPipeline) -> bool:
+        """Begin to request the epoch after the last one. Return whether it has batches."""
+        start = Start(self.epochs[-1].start.epoch + 1, num_samples=pipeline.num_samples())
+        self._begin(pipeline, start, pipeline.plan_lane(start, self._lane))
+        return self._next is not None
+
+    def _begin(self, pipeline: RequestingPipeline, start: Start, planned: Iterator[PlannedBatch]) -> None:
+        self._append(pipeline, start, planned)
+        self._plan_next()
+
+    def _append(self, pipeline: RequestingPipeline, start: Start, planned: Iterator[PlannedBatch]) -> None:
+        self.epochs.append(RequestedEpoch(start, pipeline.shard(), self._lane))
+        self._planned = planned
+
+    def _plan_next(self) -> None:
+        """Plan the next batch already, to know whether the epoch has one."""
+        self._next = next(self._planned, None)
+        self.epochs[-1].is_complete = self._next is None
+
+
+class Ahead:
+    """The batches of the next epoch that one loader keeps between two passes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: tuple[Batches, EpochRequests] | None = None
+
+    def keep(self, batches: Batches, requests: EpochRequests) -> None:
+        """Keep the batches of a pass that has ended, if those of the next epoch follow them. Else close them."""
+        requests.epochs.popleft()
+        with self._lock:
+            if self._kept is None and requests.epochs and batches.is_open:
+                self._kept = batches, requests
+                return
+        batches.close()
+
+    def take(self, start: Start, shard: Shard, lane: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
+        """Return what was kept if a pass with this start on this rank can use it. Discard it if not."""
+        kept = self._pop()
+        if kept is None:
+            return None
+        batches, requests = kept
+        if batches.is_open and requests.epochs[0].is_that_of(start, shard, lane):
+            return kept
+        batches.close()
+        return None
+
+    def discard(self) -> None:
+        """Close what was kept."""
+        kept = self._pop()
+        if kept is not None:
+            kept[0].close()
+
+    def _pop(self) -> tuple[Batches, EpochRequests] | None:
+        with self._lock:
+            kept, self._kept = self._kept, None
+            return kept
