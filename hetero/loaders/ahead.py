@@ -7,6 +7,7 @@ something else, they are discarded.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -153,9 +154,13 @@ class EpochRequests(Iterator[BatchRequest]):
 
 
 class Ahead:
-    """The batches of the next epoch that one loader keeps between two passes. Thread-safe."""
+    """The batches of the next epoch that one loader keeps between two passes. Thread-safe.
+
+    A process that is forked from this one makes readers of its own. It leaves alone what was kept here.
+    """
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._kept: tuple[Batches, EpochRequests] | None = None
 
@@ -163,7 +168,7 @@ class Ahead:
         """Keep the batches of a pass that has ended, if those of the next epoch follow them. Else close them."""
         requests.epochs.popleft()
         with self._lock:
-            if self._kept is None and requests.epochs and batches.is_open:
+            if self._kept is None and requests.epochs and batches.is_open and self._pid == os.getpid():
                 self._kept = batches, requests
                 return
         batches.close()
@@ -186,6 +191,8 @@ class Ahead:
             kept[0].close()
 
     def _pop(self) -> tuple[Batches, EpochRequests] | None:
+        if self._pid != os.getpid():
+            return None
         with self._lock:
             kept, self._kept = self._kept, None
             return kept

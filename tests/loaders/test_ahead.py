@@ -159,6 +159,17 @@ def test_what_was_kept_for_another_pass_is_closed(start: Start, shard: Shard) ->
     assert not source.is_open
 
 
+def test_forked_process_leaves_alone_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(2)
+    ahead, source = kept(planner)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: 1)
+        assert ahead.take(Start(1, num_samples=10), Shard(0, 2)) is None
+        ahead.discard()
+    assert source.is_open
+    assert ahead.take(Start(1, num_samples=10), Shard(0, 2)) is not None
+
+
 def test_only_one_reader_is_kept_and_none_without_requests_of_the_next_epoch() -> None:
     planner = Planner(2)
     ahead, source = kept(planner)
