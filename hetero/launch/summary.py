@@ -245,7 +245,7 @@ def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str], ranks: Se
     if data_hosts and computed.keys() >= set(data_hosts):
         events[COMPUTED_ON_DATA_HOSTS] = sum(computed[host] for host in data_hosts)
     summaries = [summary for rank in ranks for summary in rank.loaders]
-    events[NOT_DELIVERED] = sum(max(0, summary.num_requested - summary.num_steps) for summary in summaries)
+    events[NOT_DELIVERED] = sum(summary.num_not_delivered for summary in summaries)
     return dict(sorted(events.items()))
 
 

@@ -7,6 +7,7 @@ something else, they are discarded.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from hetero.batches.request import BatchRequest
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import Start
+from hetero.metrics.steps import Extent
 
 __all__ = ["Ahead", "Batches", "EpochRequests", "RequestedEpoch", "RequestingPipeline"]
 
@@ -33,6 +35,10 @@ class Batches(Protocol):
     def is_open(self) -> bool:
         """Whether another batch may come."""
 
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether it may stay open between two passes."""
+
     def __next__(self) -> Any:
         """Return the next batch. Block until it has arrived."""
 
@@ -43,6 +49,8 @@ class Batches(Protocol):
 class RequestingPipeline(Protocol):
     """What `EpochRequests` needs of a `hetero.loaders.pipeline.LoaderPipeline`."""
 
+    extent: Extent
+
     def shard(self) -> Shard:
         """Return this process's rank and world size."""
 
@@ -52,8 +60,8 @@ class RequestingPipeline(Protocol):
     def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
         """Yield the batches of a lane, see `RequestedEpoch`, from a start on."""
 
-    def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
-        """Return the request for a planned batch."""
+    def request(self, planned: PlannedBatch, epoch: int, *, is_ahead: bool = False) -> BatchRequest:
+        """Return the request for a planned batch. ``is_ahead``: of an epoch that the script has not asked for."""
 
 
 @dataclass(slots=True)
@@ -65,12 +73,10 @@ class RequestedEpoch:
     lane: tuple[int, ...] = ()
     """Which of the batches are requested, for a tool that takes every n-th. Empty: all."""
     num_requested: int = 0
+    num_passed: int = 0
+    """Batches that were delivered or have raised."""
     is_complete: bool = False
     """Whether all batches of the epoch have been requested."""
-
-    def is_through(self, num_delivered: int) -> bool:
-        """Return whether a pass that has delivered this many batches is over. False also if this is not known yet."""
-        return self.is_complete and num_delivered == self.num_requested
 
     def is_that_of(self, start: Start, shard: Shard, lane: tuple[int, ...]) -> bool:
         """Return whether a pass with this start and lane on this rank has the same batches."""
@@ -89,7 +95,7 @@ class EpochRequests(Iterator[BatchRequest]):
         planned: Batches of the pass.
         goes_on: Whether the next epochs follow. If not, batches are planned only when they are requested, because a
             user's sampler may draw from the script's generators.
-        lane: See `RequestedEpoch`. The pipeline's ``plan`` gets it.
+        lane: See `RequestedEpoch`. The pipeline's ``plan_lane`` gets it.
     """
 
     def __init__(
@@ -102,8 +108,10 @@ class EpochRequests(Iterator[BatchRequest]):
         lane: tuple[int, ...] = (),
     ) -> None:
         self._pipeline = weakref.ref(pipeline)
+        self._extent = pipeline.extent
         self._goes_on = goes_on
         self._lane = lane
+        self._num_in_flight = 0
         self.epochs: deque[RequestedEpoch] = deque()
         """The epoch that is being delivered, and later ones that have been requested in part."""
         self._planned: Iterator[PlannedBatch] = iter(())
@@ -127,11 +135,26 @@ class EpochRequests(Iterator[BatchRequest]):
             planned = self._next
         assert planned is not None
         epoch = self.epochs[-1]
-        request = pipeline.request(planned, epoch.start.epoch)
+        request = pipeline.request(planned, epoch.start.epoch, is_ahead=len(self.epochs) > 1)
         epoch.num_requested += 1
+        self._num_in_flight += 1
+        self._extent.num_requested += 1
+        self._extent.max_in_flight = max(self._extent.max_in_flight, self._num_in_flight)
         if self._goes_on:
             self._plan_next()
         return request
+
+    def passed(self) -> None:
+        """Record that the next batch was delivered, or has raised."""
+        self.epochs[0].num_passed += 1
+        self._num_in_flight -= 1
+        self._extent.num_passed += 1
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all batches of the pass were delivered or have raised. False also if this is not known yet."""
+        epoch = self.epochs[0]
+        return epoch.is_complete and epoch.num_passed == epoch.num_requested
 
     def _begin_next(self, pipeline: RequestingPipeline) -> bool:
         """Begin to request the epoch after the last one. Return whether it has batches."""
@@ -156,7 +179,7 @@ class EpochRequests(Iterator[BatchRequest]):
 class Ahead:
     """The batches of the next epoch that one loader keeps between two passes. Thread-safe.
 
-    A process that is forked from this one makes readers of its own. It leaves alone what was kept here.
+    What is kept at the end of the process is discarded before the modules that own its processes and threads end.
     """
 
     def __init__(self) -> None:
@@ -165,12 +188,16 @@ class Ahead:
         self._kept: tuple[Batches, EpochRequests] | None = None
 
     def keep(self, batches: Batches, requests: EpochRequests) -> None:
-        """Keep the batches of a pass that has ended, if those of the next epoch follow them. Else close them."""
+        """Keep the batches of a pass that is through, if those of the next epoch follow them. Else close them."""
+        is_through = requests.is_through
         requests.epochs.popleft()
-        with self._lock:
-            if self._kept is None and requests.epochs and batches.is_open and self._pid == os.getpid():
-                self._kept = batches, requests
-                return
+        self._check_process()
+        if is_through and requests.epochs and batches.is_open and batches.may_be_kept:
+            with self._lock:
+                if self._kept is None:
+                    self._kept = batches, requests
+                    _discard_at_exit(self)
+                    return
         batches.close()
 
     def take(self, start: Start, shard: Shard, lane: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
@@ -179,7 +206,7 @@ class Ahead:
         if kept is None:
             return None
         batches, requests = kept
-        if batches.is_open and requests.epochs[0].is_that_of(start, shard, lane):
+        if batches.is_open and batches.may_be_kept and requests.epochs[0].is_that_of(start, shard, lane):
             return kept
         batches.close()
         return None
@@ -190,9 +217,43 @@ class Ahead:
         if kept is not None:
             kept[0].close()
 
+    def discard_other(self, epoch: int) -> None:
+        """Close what was kept unless it begins with this epoch."""
+        kept = self._kept
+        if kept is not None and kept[1].epochs[0].start.epoch != epoch:
+            self.discard()
+
     def _pop(self) -> tuple[Batches, EpochRequests] | None:
-        if self._pid != os.getpid():
-            return None
+        self._check_process()
         with self._lock:
             kept, self._kept = self._kept, None
             return kept
+
+    def _check_process(self) -> None:
+        """Begin anew in a forked process, and leave alone what its parent has kept."""
+        if self._pid == os.getpid():
+            return
+        if self._kept is not None:
+            _inherited.append(self._kept)  # freeing it would end the parent's workers
+        self._pid, self._lock, self._kept = os.getpid(), threading.Lock(), None
+
+
+_inherited: list[tuple[Batches, EpochRequests]] = []
+_at_exit: weakref.WeakSet[Ahead] = weakref.WeakSet()
+
+
+def _discard_at_exit(ahead: Ahead) -> None:
+    """Discard at the end of the process what is kept then.
+
+    Exit handlers run in the reverse order of their registration. This one is registered after torch's, which would
+    otherwise leave workers behind.
+    """
+    if not _at_exit:
+        atexit.unregister(_discard_all)
+        atexit.register(_discard_all)
+    _at_exit.add(ahead)
+
+
+def _discard_all() -> None:
+    for ahead in tuple(_at_exit):
+        ahead.discard()

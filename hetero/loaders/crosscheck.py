@@ -117,6 +117,11 @@ class CheckedReader(Iterator[Any]):
         """Whether another batch may come."""
         return self._reader.is_open
 
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether it may stay open between two passes."""
+        return True
+
     def close(self) -> None:
         """Close the reader. Idempotent. Blocks like `Reader.close`."""
         self._own = None

@@ -88,6 +88,7 @@ class LoaderPipeline(LoaderTiming):
         self.extent = Extent()
         """Counts the passes, and says how much of the data set they use."""
         self._part = part_of()
+        self._num_requests = 0
         self._has_reported_empty = False
         self._has_reported_part = False
 
@@ -210,9 +211,15 @@ class LoaderPipeline(LoaderTiming):
             global_batch=(self.options.batch_size or 1) * self.shard().world_size,
         )
 
-    def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
-        """Return the request for a planned batch."""
-        self.extent.num_requested += 1
+    def request(self, planned: PlannedBatch, epoch: int, *, is_ahead: bool = False) -> BatchRequest:
+        """Return the request for a planned batch.
+
+        Args:
+            planned: The batch.
+            epoch: Its epoch.
+            is_ahead: Whether the script has not asked for that epoch yet. Then the batch may be discarded.
+        """
+        self._num_requests += 1
         return BatchRequest(
             spec=self.subject if isinstance(self.subject, DatasetSpec) else _OBJECT_SPEC,
             work=planned.work,
@@ -221,8 +228,8 @@ class LoaderPipeline(LoaderTiming):
             position=planned.position,
             collate=self.collate,
             contiguous=self.has_workers,
-            step=self.extent.num_requested,
-            verify=self._wants_purity_check(),
+            step=self._num_requests,
+            verify=not is_ahead and self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
         )

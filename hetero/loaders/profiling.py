@@ -340,6 +340,11 @@ class ProfiledBatches(Iterator[Any]):
         """Whether the batch that `next` returned is a kept one."""
 
     @property
+    def may_be_kept(self) -> bool:
+        """Whether it may stay open between two passes. Never: a profile run measures each pass."""
+        return False
+
+    @property
     def is_open(self) -> bool:
         """Whether another batch may come."""
         return not self._is_closed and (self._source is None or self._source.is_open)

@@ -83,7 +83,9 @@ class Extent:
     num_complete_passes: int = 0
     """Passes that delivered all of their batches."""
     num_requested: int = 0
-    """Batches requested. Those that were not delivered are in flight, or were discarded."""
+    """Batches requested. 0 if the loader does not count them."""
+    num_passed: int = 0
+    """How many of them were delivered or have raised. The others are in flight, or were discarded."""
     max_in_flight: int = 0
     """Most batches that were requested and not yet delivered."""
 
@@ -159,8 +161,8 @@ class StepSummary:
     """Passes that delivered all of their batches."""
     max_in_flight: int = field(default=0, metadata=limits(maximum=2**53))
     """Most batches that were requested and not yet delivered. 0 if the loader does not count them."""
-    num_requested: int = field(default=0, metadata=limits(maximum=2**53))
-    """Batches requested. 0 if the loader does not count them."""
+    num_not_delivered: int = field(default=0, metadata=limits(maximum=2**53))
+    """Batches that were requested and are in flight, or were discarded."""
     first_batch_at_s: float | None = None
     """Seconds from the start of the run to the first delivery. None without one, or if the start is not known."""
 
@@ -379,7 +381,7 @@ class StepTimer:
             num_passes=self.extent.num_passes,
             num_complete_passes=self.extent.num_complete_passes,
             max_in_flight=self.extent.max_in_flight,
-            num_requested=self.extent.num_requested,
+            num_not_delivered=max(0, self.extent.num_requested - self.extent.num_passed),
             first_batch_at_s=self._first_batch_at_s,
         )
 

@@ -128,6 +128,7 @@ class Feed(LoaderPipeline):
         with self.passes.hold():
             self.progress.set_epoch(epoch)
             self.passes.forget()
+        self.ahead.discard_other(epoch)
         self.warn_of_rest(resumed)
 
     def state(self) -> LoaderState:
@@ -153,6 +154,7 @@ class Feed(LoaderPipeline):
         with self.passes.hold():
             self.progress.resume(state)
             self.passes.forget()
+        self.ahead.discard()
 
     def probe(self) -> list[tuple[int, Any]]:
         """Return two batches of different sizes, each with its number of indices. They do not belong to an epoch.
@@ -201,20 +203,26 @@ class Feed(LoaderPipeline):
         reader: Batches | None = None
         try:
             reader, requests = self._begin_reading(tf_pass, order, shard)
-            requested = requests.epochs[0]
-            while not requested.is_through(tf_pass.num_produced):
-                batch = next(reader, None)
-                if batch is None:
-                    break
+            while not requests.is_through:
+                try:
+                    batch = next(reader)
+                except StopIteration:
+                    return
                 request = reader.request
                 assert request is not None
+                requests.passed()
                 entry = auditing.entry_of(self, request, batch)
                 element = self.convert(batch)
                 size = request.work.num_samples if self.size_of is None else self.size_of(element)
                 is_repeated = isinstance(reader, ProfiledBatches) and reader.is_repeated
                 self._note_produced(tf_pass, size, entry, is_repeated)
+                if requests.is_through:  # TensorFlow may never ask for another batch, as with take()
+                    self.ahead.keep(reader, requests)
+                    reader = None
+                    yield element
+                    return
                 yield element
-            self.ahead.keep(reader, requests)
+            self.ahead.keep(reader, requests)  # nothing was left of the epoch
         except Exception as error:
             self._note_failed(tf_pass, error)
             if reader is not None:
@@ -248,9 +256,9 @@ class Feed(LoaderPipeline):
         """Yield this rank's batches from ``start`` on."""
         return self.order().batches(start.epoch, self.shard(), start=start.batches)
 
-    def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
-        """Return the request for a planned batch."""
-        return dataclasses.replace(super().request(planned, epoch), as_is=True)
+    def request(self, planned: PlannedBatch, epoch: int, *, is_ahead: bool = False) -> BatchRequest:
+        """Return the request for a planned batch. Its batch is delivered as the data set has made it."""
+        return dataclasses.replace(super().request(planned, epoch, is_ahead=is_ahead), as_is=True)
 
     def _note_produced(self, tf_pass: TensorFlowPass, size: int, entry: BatchEntry | None, is_repeated: bool) -> None:
         with self.passes.hold():

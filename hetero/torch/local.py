@@ -28,12 +28,15 @@ from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
 from hetero.system.stop_signals import children_ignore_platform, ignore_platform
 from hetero.torch.leaf_copies import copy_leaves
-from hetero.torch.shared_memory import used_up, want_of_room
+from hetero.torch.shared_memory import is_roomy, shared_bytes, used_up, want_of_room
 from hetero.wire.framing import why_unsendable
 
 __all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here", "has_same_code"]
 
 logger = logging.getLogger(__name__)
+
+_KEPT_SHARE = 4
+"""Workers go on between two passes only if their batches fit so often into what is free of the shared memory."""
 
 _Numbered: TypeAlias = tuple[int, BatchRequest]
 """The number of a request in its pass, and the request."""
@@ -212,6 +215,8 @@ class LocalFetcher:
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
         self._sampler = _RequestSampler()
         self._is_checked = False
+        self._digests: dict[str, str] | None = None
+        """Digests of the globals that the data set's code reads, when workers were started. None if not compared."""
 
     def open(self, requests: Iterator[BatchRequest]) -> LocalBatches:
         """Return the batches of ``requests`` in order. Closing the iterator ends workers that are not persistent.
@@ -238,6 +243,16 @@ class LocalFetcher:
         except BaseException:
             sampler.is_used = False
             raise
+
+    def may_go_on(self, batch_bytes: int) -> bool:
+        """Return whether workers may go on between two passes, see `LocalBatches.may_be_kept`.
+
+        Args:
+            batch_bytes: Bytes of a batch in shared memory.
+        """
+        if not is_roomy(_KEPT_SHARE * self._dataset.num_ahead * batch_bytes):
+            return False
+        return self._digests is None or self._dataset.globals_reader().digests() == self._digests
 
     def unwrap(self, answer: _Answer) -> Any:
         """Return the batch in a worker's answer.
@@ -272,6 +287,9 @@ class LocalFetcher:
 
     def _loader(self, sampler: _RequestSampler, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
+        is_spec = isinstance(self._dataset.subject, DatasetSpec)
+        if options.num_workers and _compares_globals() and is_spec:
+            self._digests = self._dataset.globals_reader().digests()
         if options.num_workers and _forks(options):
             _ = self._dataset.built  # built once, and shared with the forked workers
         elif options.num_workers and _compares_globals():
@@ -308,6 +326,8 @@ class LocalBatches(Iterator[Any]):
         self._answers: Iterator[Any] | None = None
         self.is_open = True
         """Whether another batch may come."""
+        self._shared_bytes: int | None = None
+        """Bytes of the first batch in shared memory."""
         self.request: BatchRequest | None = None
         """Request of the batch that `next` returned or raised an exception for."""
 
@@ -341,6 +361,8 @@ class LocalBatches(Iterator[Any]):
             else:
                 self.request = self._plan.in_flight.pop(answer.number)
                 if not isinstance(answer.content, _Failure):
+                    if self._shared_bytes is None:
+                        self._shared_bytes = shared_bytes(answer.content)[0]
                     return self._fetcher.unwrap(answer)
                 failure = DatasetError(answer.content.record)
         except BaseException:
@@ -354,6 +376,16 @@ class LocalBatches(Iterator[Any]):
             raise failure from failure.__cause__
         finally:
             del failure  # its traceback holds this frame and the script's frames
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether the workers may go on between two passes.
+
+        Not if the batches that they have ready would fill much of the shared memory, which other loaders need
+        meanwhile. Not if a global that the data set's code reads has changed: workers that are started anew would see
+        it.
+        """
+        return self._fetcher.may_go_on(self._shared_bytes or 0)
 
     def close(self) -> None:
         """End the workers, or keep persistent ones for the next pass. Idempotent."""

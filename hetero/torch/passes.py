@@ -12,7 +12,7 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.errors import DatasetError
 from hetero.loaders import auditing
-from hetero.loaders.ahead import Batches, EpochRequests, RequestedEpoch
+from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.checks import check_not_importing
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
@@ -36,9 +36,7 @@ class _Feed:
         self._start = Start(0)
         self._places: dict[int, tuple[object, int]] = {}
         """By position of each batch in flight: a stateful sampler's state after it, and how many indices were drawn."""
-        self._num_passed = 0
         self._num_lost = 0
-        self._requested: RequestedEpoch | None = None
         self._requests: EpochRequests | None = None
 
     def open(self) -> Batches:
@@ -55,13 +53,12 @@ class _Feed:
             batches = pipeline.open(self._requests)
         else:
             batches, self._requests = kept
-        self._requested = self._requests.epochs[0]
         return batches
 
-    def keep(self, batches: Batches | None) -> None:
-        """Let the loader keep the batches after the end of the pass, if those of the next epoch follow."""
-        if batches is not None and self._requests is not None:
-            self._pipeline.ahead.keep(batches, self._requests)
+    def keep(self, batches: Batches) -> None:
+        """Let the loader keep the batches after the last one of the pass, if those of the next epoch follow."""
+        assert self._requests is not None
+        self._pipeline.ahead.keep(batches, self._requests)
 
     def _noted(self, batches: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
         """Yield planned batches, and note the states of a stateful sampler after them."""
@@ -72,8 +69,8 @@ class _Feed:
 
     @property
     def is_through(self) -> bool:
-        """Whether all batches of the pass have been delivered. False also if this is not known yet."""
-        return self._requested is not None and self._requested.is_through(self._num_passed)
+        """Whether all batches of the pass were delivered or have raised. False also if this is not known yet."""
+        return self._requests is not None and self._requests.is_through
 
     def delivered(self, request: BatchRequest, batch: Any) -> int:
         """Record that a batch is being delivered. Return its number of samples."""
@@ -94,7 +91,8 @@ class _Feed:
             )
 
     def _passed(self, request: BatchRequest) -> None:
-        self._num_passed += 1
+        assert self._requests is not None
+        self._requests.passed()
         state, num_drawn = self._places.pop(request.position, (None, 0))
         self._pipeline.progress.advance(self._number, batches=request.position + 1, sampler=state, num_drawn=num_drawn)
         self._pipeline.note_delivered(self._number, state)
@@ -127,6 +125,8 @@ class Pass(Iterator[Any]):
         self._feed = _Feed(pipeline)
         self._batches: Batches | None = None
         self._failure: BaseException | None = None
+        self._is_through = False
+        """Whether the last batch was delivered, and the loader has taken over the source of the batches."""
         self._is_over = False
 
     def __len__(self) -> int:
@@ -148,23 +148,25 @@ class Pass(Iterator[Any]):
         timer = self._pipeline.begin_wait(self._feed)
         try:
             control.check_stop(timer)
+            if self._is_through:
+                raise StopIteration
             if self._batches is None:
                 check_not_importing()
                 self._batches = self._feed.open()
-            if self._feed.is_through:
-                raise StopIteration
+                self._keep_if_through()  # nothing was left of the epoch
+                if self._is_through:
+                    raise StopIteration
             batch = next(self._batches)
             request = self._batches.request
         except StopIteration:
             self._feed.exhausted()
-            self._feed.keep(self._batches)
-            self._batches = None
             self.close()
             raise
         except DatasetError as error:
             typed = with_user_type(error)
             if self._batches is not None and self._batches.is_open and self._batches.request is not None:
                 self._feed.lost(self._batches.request)
+                self._keep_if_through()
                 self._pipeline.end_timing(self._feed)
             else:
                 self._fail(typed)
@@ -177,7 +179,18 @@ class Pass(Iterator[Any]):
             raise
         assert request is not None
         timer.end_wait(self._feed.delivered(request, batch))
+        self._keep_if_through()
         return batch
+
+    def _keep_if_through(self) -> None:
+        """Let the loader keep the source of the batches when the last one of the pass was delivered.
+
+        The script may never ask for another one, as with ``for _ in range(len(loader))``.
+        """
+        if self._batches is not None and self._feed.is_through:
+            self._is_through = True
+            batches, self._batches = self._batches, None
+            self._feed.keep(batches)
 
     def _fail(self, error: BaseException) -> None:
         self.close()

@@ -86,8 +86,6 @@ class Pipeline(LoaderPipeline):
         ranks sets it, because accelerate may request more batches from such a pass after its end."""
         self.stride: int | None = None
         """The n of a tool that consumes every n-th batch. None until known."""
-        self._num_delivered = 0
-        """Requests whose batches were delivered, or belong to earlier passes."""
         self._has_warned = False
         self._restores_epoch = False
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
@@ -166,8 +164,10 @@ class Pipeline(LoaderPipeline):
         else:
             self.progress.set_epoch(epoch)
         self.warn_of_rest(resumed)
+        epoch = self.progress.next_start().epoch
+        self.ahead.discard_other(epoch)
         if self.sampler_order is not None:
-            self.sampler_order.set_epoch(self.progress.next_start().epoch)
+            self.sampler_order.set_epoch(epoch)
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
         """Begin a pass. Return its number, its start, and its batches."""
@@ -192,16 +192,15 @@ class Pipeline(LoaderPipeline):
     def goes_on(self) -> bool:
         """Whether the requests of a pass are followed by those of the next epoch.
 
-        Not with a user's sampler, which may draw from the script's generators. Not if torch's workers are started anew
-        for each pass and get a data set object that the script may have changed.
+        Not with a user's sampler, which may draw from the script's generators. Not if torch's workers get a data set
+        object, which the script may change between two passes.
         """
         session = control.current()
         if self.sampler_order is not None or (session is not None and session.options.profile):
             return False
         if is_remote():
             return True
-        is_constant = isinstance(self.subject, DatasetSpec) or self.workers.persistent_workers
-        return self.workers.num_workers > 0 and is_constant
+        return self.workers.num_workers > 0 and isinstance(self.subject, DatasetSpec)
 
     def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
         """Yield this rank's batches from ``start`` on, or those that a tool takes, see `ViewPass`."""
@@ -213,10 +212,7 @@ class Pipeline(LoaderPipeline):
 
     def take_ahead(self, start: Start, lane: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
         """Return the batches that were kept for a pass with this start, with their requests. None if there are none."""
-        kept = self.ahead.take(start, self.shard(), lane)
-        if kept is None:
-            self._num_delivered = self.extent.num_requested
-        return kept
+        return self.ahead.take(start, self.shard(), lane)
 
     def take_sampler_epoch(self) -> None:
         """Use the epoch that the script set on its sampler. If it set none, restore a loaded state's epoch.
@@ -259,12 +255,6 @@ class Pipeline(LoaderPipeline):
         self.progress.note_length(num_samples)
         return replace(start, num_samples=num_samples), plan(start)
 
-    def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
-        """Return the request for a planned batch, and count the batches in flight."""
-        request = super().request(planned, epoch)
-        self.extent.max_in_flight = max(self.extent.max_in_flight, self.extent.num_requested - self._num_delivered)
-        return request
-
     def note_delivered(self, number: int, sampler_state: object) -> None:
         """Record that the next batch of a pass was delivered, also in the user's sampler order.
 
@@ -272,7 +262,6 @@ class Pipeline(LoaderPipeline):
             number: Number of the pass.
             sampler_state: The sampler's state after that batch. None for a sampler without a state.
         """
-        self._num_delivered += 1
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.delivered(sampler_state)
 
@@ -371,6 +360,7 @@ class Pipeline(LoaderPipeline):
         here = self.facts()
         self._at_its_new_length(state, here).check_fits(here)
         self.progress.resume(state)
+        self.ahead.discard()
         self._restores_epoch = state.sampler_epoch is not None
         if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
             epoch: Any = state.left["epoch"]

@@ -14,7 +14,7 @@ import torch
 
 from hetero.torch.leaf_copies import PLAIN_TYPES
 
-__all__ = ["shared_bytes", "used_up", "want_of_room"]
+__all__ = ["is_roomy", "shared_bytes", "used_up", "want_of_room"]
 
 FOLDER = "/dev/shm"
 _ADVICE = (
@@ -90,6 +90,12 @@ def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:
             f"{_mib(num_bytes)} each\n{_ADVICE}"
         )
     return _full(room, free, f"the next batch needs {_mib(num_absent)}") if num_absent > free else None
+
+
+def is_roomy(num_bytes: int) -> bool:
+    """Return whether so many bytes of shared memory are free. Return True if its size is not known."""
+    room, free = _room_and_free()
+    return not room or num_bytes <= free
 
 
 def used_up(exception: str) -> str | None:

@@ -16,7 +16,7 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import auditing
-from hetero.loaders.ahead import Batches, EpochRequests, RequestedEpoch
+from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.torch.pipeline import Pipeline
@@ -93,9 +93,6 @@ class ViewPass:
         self._reader: Batches | None = None
         self._requests: EpochRequests | None = None
         """Requests of the reader."""
-        self._requested: RequestedEpoch | None = None
-        self._num_fetched = 0
-        """Batches that the reader has delivered."""
         self._is_over = False
         self._timing = object()
 
@@ -164,7 +161,10 @@ class ViewPass:
         auditing.enter(self._pipeline, self._reader.request, fetched)
         timer.end_wait(len(batch))
         self._last = batch.number
-        self._num_fetched += 1
+        assert self._requests is not None
+        self._requests.passed()
+        if self._requests.is_through:
+            self._end_reading()
         if self._is_over:  # accelerate with even_batches=False fetches its last batch after the end of the pass
             self._end_reading()
             self._pipeline.end_timing(self._timing)
@@ -198,15 +198,13 @@ class ViewPass:
         """
         pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
         goes_on = is_first and batch.number < stride and pipeline.goes_on
-        kept = pipeline.take_ahead(self._start, lane) if goes_on else None
+        kept = pipeline.take_ahead(self._start, lane) if goes_on else pipeline.ahead.discard()
         if kept is None:
             planned = self._following(batch, stride)
             self._requests = EpochRequests(pipeline, self._start, planned, goes_on=goes_on, lane=lane)
             self._reader = pipeline.open(self._requests)
         else:
             self._reader, self._requests = kept
-        self._requested = self._requests.epochs[0]
-        self._num_fetched = 0
 
     def _following(self, batch: RequestedBatch, stride: int) -> Iterator[PlannedBatch]:
         following: RequestedBatch | None = batch
@@ -217,12 +215,8 @@ class ViewPass:
     def _end_reading(self) -> None:
         """Let the loader keep the reader if it has delivered the last batch of the pass. Else close it."""
         reader, self._reader = self._reader, None
-        if reader is None or self._requests is None or self._requested is None:
-            return
-        if self._requested.is_through(self._num_fetched):
+        if reader is not None and self._requests is not None:
             self._pipeline.ahead.keep(reader, self._requests)
-        else:
-            reader.close()
 
     def _get(self, number: int) -> RequestedBatch | None:
         """Return a batch by its number. Plan it now if necessary. None past the end, or if it was dropped."""

@@ -11,9 +11,10 @@ import pytest
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.loaders.ahead import Ahead, EpochRequests
+from hetero.loaders.ahead import Ahead, EpochRequests, _discard_all
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import Start
+from hetero.metrics.steps import Extent
 from hetero.spec import DatasetSpec
 
 
@@ -23,6 +24,7 @@ class Planner:
     def __init__(self, *sizes: int) -> None:
         self.sizes = sizes
         self.planned: list[int] = []
+        self.extent = Extent()
 
     def shard(self) -> Shard:
         return Shard(0, 2)
@@ -33,9 +35,14 @@ class Planner:
     def plan_lane(self, start: Start, lane: tuple[int, ...] = ()) -> Iterator[PlannedBatch]:
         return _planned(start.batches, self.sizes[min(start.epoch, len(self.sizes) - 1)], self.planned)
 
-    def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
+    def request(self, planned: PlannedBatch, epoch: int, *, is_ahead: bool = False) -> BatchRequest:
         return BatchRequest(
-            spec=DatasetSpec("object"), work=planned.work, seed=0, epoch=epoch, position=planned.position
+            spec=DatasetSpec("object"),
+            work=planned.work,
+            seed=0,
+            epoch=epoch,
+            position=planned.position,
+            verify=not is_ahead,
         )
 
 
@@ -50,6 +57,7 @@ class Source:
 
     request: Any = None
     is_open = True
+    may_be_kept = True
 
     def __next__(self) -> Any:
         raise StopIteration
@@ -82,12 +90,15 @@ def test_epochs_follow_each_other_without_end() -> None:
 def test_it_is_known_with_the_last_request_of_an_epoch_that_it_is_the_last() -> None:
     planner = Planner(2)
     requests = requests_of(planner)
-    epoch = requests.epochs[0]
     found = []
     for _ in range(2):
         next(requests)
-        found.append((epoch.is_complete, epoch.is_through(1), epoch.is_through(2)))
-    assert found == [(False, False, False), (True, False, True)]
+        requests.passed()
+        found.append(requests.is_through)
+    assert found == [False, True]
+    assert not next(requests).verify  # a check would be lost if the batch was discarded
+    extent = planner.extent
+    assert (extent.num_requested, extent.num_passed, extent.max_in_flight) == (3, 2, 1)
 
 
 def test_rest_of_an_epoch_is_followed_by_the_next_one() -> None:
@@ -101,7 +112,7 @@ def test_epochs_without_batches_end_the_requests() -> None:
     requests = requests_of(planner)
     for _ in range(3):
         assert taken(requests, 1) == []
-    assert requests.epochs[0].is_through(0)
+    assert requests.is_through
     assert len(requests.epochs) == 2
 
 
@@ -112,7 +123,9 @@ def test_batches_of_a_users_sampler_are_planned_only_when_they_are_requested() -
     assert taken(requests, 1) == [(0, 0)]
     assert planner.planned == [0]
     assert taken(requests, 5) == [(0, 1)]
-    assert not requests.epochs[0].is_through(2)  # the end of the batches says so
+    requests.passed()
+    requests.passed()
+    assert not requests.is_through  # the end of the batches says so
 
 
 def test_requests_end_with_their_loader() -> None:
@@ -124,11 +137,19 @@ def test_requests_end_with_their_loader() -> None:
     assert taken(requests, 5) == []
 
 
+def passed(planner: Planner, num_requested: int, num_passed: int) -> EpochRequests:
+    """Return the requests of a first epoch, of which some were made and some of their batches have passed."""
+    requests = requests_of(planner)
+    taken(requests, num_requested)
+    for _ in range(num_passed):
+        requests.passed()
+    return requests
+
+
 def kept(planner: Planner) -> tuple[Ahead, Source]:
     """Return what a loader has after its first epoch, with a batch of the second one requested."""
-    ahead, source, requests = Ahead(), Source(), requests_of(planner)
-    taken(requests, 3)
-    ahead.keep(source, requests)
+    ahead, source = Ahead(), Source()
+    ahead.keep(source, passed(planner, 3, 2))
     return ahead, source
 
 
@@ -159,27 +180,51 @@ def test_what_was_kept_for_another_pass_is_closed(start: Start, shard: Shard) ->
     assert not source.is_open
 
 
-def test_forked_process_leaves_alone_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_no_longer_be_used_is_closed() -> None:
     planner = Planner(2)
     ahead, source = kept(planner)
-    with monkeypatch.context() as patch:
-        patch.setattr("os.getpid", lambda: 1)
-        assert ahead.take(Start(1, num_samples=10), Shard(0, 2)) is None
-        ahead.discard()
-    assert source.is_open
-    assert ahead.take(Start(1, num_samples=10), Shard(0, 2)) is not None
-
-
-def test_only_one_reader_is_kept_and_none_without_requests_of_the_next_epoch() -> None:
-    planner = Planner(2)
-    ahead, source = kept(planner)
-    second, requests = Source(), requests_of(planner)
-    taken(requests, 3)
-    ahead.keep(second, requests)
-    assert (source.is_open, second.is_open) == (True, False)
-    ahead.discard()
+    source.may_be_kept = False
+    assert ahead.take(Start(1, num_samples=10), Shard(0, 2)) is None
     assert not source.is_open
-    third, requests = Source(), requests_of(planner)
-    taken(requests, 2)
-    ahead.keep(third, requests)
-    assert not third.is_open
+
+
+def test_choice_of_another_epoch_closes_what_was_kept_at_once() -> None:
+    planner = Planner(2)
+    ahead, source = kept(planner)
+    ahead.discard_other(1)
+    assert source.is_open
+    ahead.discard_other(0)
+    assert not source.is_open
+
+
+def test_forked_process_leaves_alone_what_its_parent_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(2)
+    ahead, source = kept(planner)
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    ahead.discard()
+    assert ahead.take(Start(1, num_samples=10), Shard(0, 2)) is None
+    assert source.is_open
+    own = Source()
+    ahead.keep(own, passed(planner, 3, 2))
+    assert own.is_open
+    found = ahead.take(Start(1, num_samples=10), Shard(0, 2))
+    assert found is not None
+    assert found[0] is own
+
+
+@pytest.mark.parametrize(("num_requested", "num_passed"), [(2, 2), (3, 1), (1, 1)])
+def test_nothing_is_kept_of_a_pass_that_is_not_through_or_not_followed(num_requested: int, num_passed: int) -> None:
+    planner = Planner(2)
+    source = Source()
+    Ahead().keep(source, passed(planner, num_requested, num_passed))
+    assert not source.is_open
+
+
+def test_only_one_reader_is_kept_and_it_ends_with_the_process() -> None:
+    planner = Planner(2)
+    ahead, source = kept(planner)
+    second = Source()
+    ahead.keep(second, passed(planner, 3, 2))
+    assert (source.is_open, second.is_open) == (True, False)
+    _discard_all()
+    assert not source.is_open

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,8 +83,8 @@ def loader_of(script: Any, **options: Any) -> DataLoader[Any]:
 
 def counts(loader: DataLoader[Any]) -> tuple[int, int]:
     """Return how many batches were requested, and how many delivered."""
-    summary = loader.step_timer.summary()
-    return summary.num_requested, summary.num_steps
+    extent = loader.step_timer.extent
+    return extent.num_requested, extent.num_passed
 
 
 @pytest.mark.integration
@@ -162,6 +164,23 @@ def test_what_was_requested_wrongly_is_discarded_and_counted(
 
 
 @pytest.mark.integration
+def test_loop_that_never_asks_for_the_end_of_its_pass_discards_nothing(script: Any, fetched: Callable[[], int]) -> None:
+    loader = loader_of(script)
+    found = []
+    for _ in range(3):
+        batches = iter(loader)
+        found.append(plain([next(batches) for _ in range(len(loader))]))
+    requested, delivered = counts(loader)
+    assert requested - delivered <= loader.step_timer.summary().max_in_flight
+    session, control._session = control._session, None
+    try:
+        local = loader_of(script)
+        assert found == [plain(local) for _ in range(3)]
+    finally:
+        control._session = session
+
+
+@pytest.mark.integration
 def test_epochs_shorter_than_the_window(script: Any, fetched: Callable[[], int]) -> None:
     loader = DataLoader(script.ahead_test_noisy(), batch_size=NUM_SAMPLES, shuffle=True, seed=5)
     found = [plain(loader) for _ in range(5)]
@@ -232,12 +251,29 @@ def ahead_test_processes() -> Processes:
     return Processes()
 
 
+SCALE = 1
+
+
+class Scaled(torch.utils.data.Dataset[Any]):
+    """Reads a global that the script changes."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return SCALE * index
+
+
+@hetero.dataset
+def ahead_test_scaled() -> Scaled:
+    return Scaled()
+
+
 @pytest.mark.parametrize(
     ("make", "options", "num_processes"),
     [
         (ahead_test_processes, {}, 1),
         (Processes, {}, 2),  # torch starts new workers for each pass, which see what the script has changed
-        (Processes, {"persistent_workers": True}, 1),
     ],
 )
 def test_workers_of_torch_go_on_if_their_data_set_cannot_change(
@@ -247,3 +283,44 @@ def test_workers_of_torch_go_on_if_their_data_set_cannot_change(
     pids = [{pid for batch in loader for pid in batch.tolist()} for _ in range(2)]
     assert [len(each) for each in pids] == [1, 1]
     assert len(pids[0] | pids[1]) == num_processes
+
+
+def test_workers_of_torch_are_started_anew_when_a_global_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(ahead_test_scaled(), batch_size=8, num_workers=1)
+    found = [batch.tolist() for batch in loader]
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2)
+    found += [batch.tolist() for batch in loader]
+    assert found == [list(range(8)), list(range(0, 16, 2))]
+
+
+def test_workers_of_torch_end_with_the_pass_where_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.torch.local.is_roomy", lambda num_bytes: num_bytes < 4 * 2 * 2 * 8)
+    loader = DataLoader(ahead_test_processes(), batch_size=2, num_workers=1)
+    pids = [pid for _ in range(2) for batch in loader for pid in batch.tolist()]
+    assert len(set(pids)) == 2
+
+
+EXITS = """
+import signal
+import torch
+from hetero.torch import DataLoader
+import hetero
+
+@hetero.dataset
+def exits():
+    return torch.utils.data.TensorDataset(torch.arange(64))
+
+if __name__ == "__main__":
+    loader = DataLoader(exits(), batch_size=4, num_workers=2)
+    keep = [loader, lambda: loader]  # a cycle with the module, which is freed only after the exit handlers
+    assert [len(list(loader)) for _ in range(2)] == [16, 16]
+    print("done", flush=True)
+"""
+
+
+def test_process_with_kept_workers_ends(tmp_path: Path) -> None:
+    script = tmp_path / "exits.py"
+    script.write_text(EXITS)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "done\n"
+    assert done.stderr == ""

@@ -180,18 +180,25 @@ class Window:
         if batch.sequence == self.next_sequence:
             return True
         batch_bytes = batch.dataset.batch_bytes
-        bound = min(self._own_max_bytes(), self._planned() * batch_bytes + WindowGrowth.MAX_BYTES)
+        is_ahead = self.request is not None and batch.request.epoch != self.request.epoch
+        bound = min(self._own_max_bytes(is_ahead=is_ahead), self._planned() * batch_bytes + WindowGrowth.MAX_BYTES)
         return self._held_bytes + (len(self.attempts) + 1) * batch_bytes <= bound
 
     def is_over_bound(self, dataset: ServedDataset) -> bool:
         """Return whether the window will exceed its byte limit when all attempts in progress have arrived."""
         return self._held_bytes + len(self.attempts) * dataset.batch_bytes > self._own_max_bytes()
 
-    def _own_max_bytes(self) -> int:
-        """Return the bound of this window's bytes: what the other windows leave."""
-        if self._all_bytes is None:
-            return self._max_bytes
-        return self._max_bytes - self._all_bytes() + self.used_bytes
+    def _own_max_bytes(self, *, is_ahead: bool = False) -> int:
+        """Return the bound of this window's bytes.
+
+        All windows together share one bound. Batches of another epoch than the latest one are requested ahead. They are
+        added only while all windows use less than half of it. So the readers of loaders whose pass goes on have the
+        other half at least.
+        """
+        others = 0 if self._all_bytes is None else self._all_bytes() - self.used_bytes
+        if is_ahead:
+            return self._max_bytes // 2 - others
+        return max(self._max_bytes - others, self._max_bytes // 2)
 
     def start(
         self, batch: PendingBatch, connection: EndpointConnection, now_s: float, *, is_hedge: bool = False
