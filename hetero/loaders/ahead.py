@@ -144,11 +144,12 @@ class EpochRequests(Iterator[BatchRequest]):
             self._plan_next()
         return request
 
-    def passed(self) -> None:
-        """Record that the next batch was delivered, or has raised."""
+    def passed(self) -> bool:
+        """Record that the next batch was delivered, or has raised. Return whether the pass is through."""
         self.epochs[0].num_passed += 1
         self._num_in_flight -= 1
         self._extent.num_passed += 1
+        return self.is_through
 
     @property
     def is_through(self) -> bool:

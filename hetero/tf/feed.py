@@ -210,13 +210,13 @@ class Feed(LoaderPipeline):
                     return
                 request = reader.request
                 assert request is not None
-                requests.passed()
+                is_last = requests.passed()
                 entry = auditing.entry_of(self, request, batch)
                 element = self.convert(batch)
                 size = request.work.num_samples if self.size_of is None else self.size_of(element)
                 is_repeated = isinstance(reader, ProfiledBatches) and reader.is_repeated
                 self._note_produced(tf_pass, size, entry, is_repeated)
-                if requests.is_through:  # TensorFlow may never ask for another batch, as with take()
+                if is_last:  # TensorFlow may never ask for another batch, as with take()
                     self.ahead.keep(reader, requests)
                     reader = None
                     yield element

@@ -198,8 +198,9 @@ class ViewPass:
         """
         pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
         goes_on = is_first and batch.number < stride and pipeline.goes_on
-        kept = pipeline.take_ahead(self._start, lane) if goes_on else pipeline.ahead.discard()
+        kept = pipeline.take_ahead(self._start, lane) if goes_on else None
         if kept is None:
+            pipeline.ahead.discard()
             planned = self._following(batch, stride)
             self._requests = EpochRequests(pipeline, self._start, planned, goes_on=goes_on, lane=lane)
             self._reader = pipeline.open(self._requests)
