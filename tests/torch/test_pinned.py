@@ -154,6 +154,7 @@ def test_pinned_memory_is_given_back_with_the_last_tensor_of_it(script: Any, pin
     part = next(batches)["image"][1:]
     kept = pinned.addresses[part.data_ptr() - 600]
     collections.deque(batches, maxlen=0)
+    del batches  # and with it the loader, which keeps the first batches of the next epoch
     assert [len(memory) for memory in pinned.living.values()] == [kept]
     assert (part == torch.arange(1, 4, dtype=torch.uint8)[:, None, None]).all()
     del part
