@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from operator import index as to_integer
@@ -16,7 +17,6 @@ from hetero.loaders.checks import check_seed
 from hetero.loaders.pipeline import is_remote
 from hetero.loaders.sampling import Shard
 from hetero.spec import DatasetFactory, DatasetSpec
-from hetero.torch.local import has_same_code
 
 __all__ = ["check_functions", "check_subject", "effective_seed", "user_collate_fn"]
 
@@ -121,7 +121,7 @@ def check_functions(
         ("collate_fn", collate_fn, factory.collate_fn),
         ("worker_init_fn", worker_init_fn, factory.worker_init_fn),
     ):
-        if passed is None or (registered is not None and has_same_code(passed, registered)):
+        if passed is None or (registered is not None and _has_same_code(passed, registered)):
             continue
         function = getattr(passed, "func", passed)  # unwraps a functools.partial
         shown = f"{argument}={getattr(function, '__qualname__', type(function).__name__)}"
@@ -161,3 +161,17 @@ def effective_seed(seed: int, generator: torch.Generator | None) -> int:
     if seed:
         raise ConfigError(f"both seed={seed} and generator= were passed; pass one of them")
     return generator.initial_seed() % 2**63
+
+
+def _has_same_code(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Return whether two functions are the same, or come from the same line of a script imported under two names."""
+    if one is other:
+        return True
+    if not (inspect.isfunction(one) and inspect.isfunction(other)):
+        return False
+    first, second = one.__code__, other.__code__
+    return (first.co_filename, first.co_firstlineno, one.__qualname__) == (
+        second.co_filename,
+        second.co_firstlineno,
+        other.__qualname__,
+    )

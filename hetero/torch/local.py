@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import is_roomy, shared_bytes, used_up, want_of_room
 from hetero.wire.framing import why_unsendable
 
-__all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here", "has_same_code"]
+__all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here"]
 
 logger = logging.getLogger(__name__)
 
@@ -489,17 +488,3 @@ def _forks(options: WorkerOptions) -> bool:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def has_same_code(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Return whether two functions are the same, or come from the same line of a script imported under two names."""
-    if one is other:
-        return True
-    if not (inspect.isfunction(one) and inspect.isfunction(other)):
-        return False
-    first, second = one.__code__, other.__code__
-    return (first.co_filename, first.co_firstlineno, one.__qualname__) == (
-        second.co_filename,
-        second.co_firstlineno,
-        other.__qualname__,
-    )
