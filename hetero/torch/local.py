@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
+from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -67,6 +68,16 @@ class LocalDataset:
         self.num_ahead = 0
         """Batches that torch's workers keep ready. 0 if a worker need not check whether they fit into shared memory."""
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether workers of the next epoch compute the same batches as those of this one, if no global changes.
+
+        An object, or a function with variables of an enclosing function, may be changed by the script in between.
+        """
+        functions = [each for each in (self._collate_fn, self._worker_init_fn) if each is not None]
+        is_plain = all(isinstance(each, FunctionType) and not each.__closure__ for each in functions)
+        return isinstance(self.subject, DatasetSpec) and is_plain
+
     def __len__(self) -> int:
         """Return the length of the data set built here, or else the length that its spec gives.
 
@@ -104,12 +115,9 @@ class LocalDataset:
         ignore_platform()
         try:
             if self.globals:  # compared before the data set's code runs, because that code may fill caches
-                reader, name, there = (
-                    self.globals_reader(),
-                    type_name(type(self.subject)),
-                    f"loader worker {worker_index}",
-                )
-                name = self.subject.name if isinstance(self.subject, DatasetSpec) else name
+                reader, there = self.globals_reader(), f"loader worker {worker_index}"
+                is_spec = isinstance(self.subject, DatasetSpec)
+                name = self.subject.name if is_spec else type_name(type(self.subject))
                 check_globals(reader, self.globals, reader.digests(), dataset=name, there=there)
             self.start_worker(worker_index)
         except DatasetError as exc:

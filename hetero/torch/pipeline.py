@@ -192,15 +192,15 @@ class Pipeline(LoaderPipeline):
     def goes_on(self) -> bool:
         """Whether the requests of a pass are followed by those of the next epoch.
 
-        Not with a user's sampler, which may draw from the script's generators. Not if torch's workers get a data set
-        object, which the script may change between two passes.
+        Not with a user's sampler, which may draw from the script's generators. Not if torch's workers get objects that
+        the script may change between two passes.
         """
         session = control.current()
         if self.sampler_order is not None or (session is not None and session.options.profile):
             return False
         if is_remote():
             return True
-        return self.workers.num_workers > 0 and isinstance(self.subject, DatasetSpec)
+        return self.workers.num_workers > 0 and self.local.is_constant
 
     def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
         """Yield this rank's batches from ``start`` on, or those that a tool takes, see `ViewPass`."""

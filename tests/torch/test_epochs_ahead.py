@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
@@ -269,11 +270,24 @@ def ahead_test_scaled() -> Scaled:
     return Scaled()
 
 
+def as_tensor(samples: list[int]) -> torch.Tensor:
+    return torch.tensor(samples)
+
+
+def closure() -> Callable[[list[int]], torch.Tensor]:
+    factor = 1
+    return lambda samples: factor * torch.tensor(samples)
+
+
 @pytest.mark.parametrize(
     ("make", "options", "num_processes"),
     [
         (ahead_test_processes, {}, 1),
-        (Processes, {}, 2),  # torch starts new workers for each pass, which see what the script has changed
+        (ahead_test_processes, {"collate_fn": as_tensor}, 1),
+        # torch starts new workers for each pass, which see what the script has changed
+        (Processes, {}, 2),
+        (ahead_test_processes, {"collate_fn": closure()}, 2),
+        (ahead_test_processes, {"worker_init_fn": functools.partial(int)}, 2),
     ],
 )
 def test_workers_of_torch_go_on_if_their_data_set_cannot_change(
