@@ -107,6 +107,16 @@ class LoaderPipeline(LoaderTiming):
         """Whether torch's loader with the same arguments would fetch in worker processes."""
         return False
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the requests of a pass are followed by those of the next epoch, unless this is a profile run."""
+        return True
+
+    @property
+    def requests_ahead(self) -> bool:
+        """Whether a job with data hosts requests the first batches of an epoch while the one before it ends."""
+        return self.has_own_order and isinstance(self.subject, DatasetSpec)
+
     def dataset_samples(self) -> int:
         """Return the length of the data set. This may request it from endpoints."""
         raise NotImplementedError

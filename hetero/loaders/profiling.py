@@ -154,7 +154,8 @@ class LoaderProfiler:
 
         A step that contains batches of another loader is not, because the script validates in it. A pass of another
         loader between two passes of this loader belongs to no step. In the headspace phase, steps with fetched batches
-        are not typical either. The framework had taken these batches ahead.
+        are not typical either. The framework had taken these batches ahead. If other runs request the first batch of an
+        epoch in the epoch before, the first step is not typical, because a profile run does not do so.
 
         Args:
             is_first: Whether the batch is the first of its pass.
@@ -162,7 +163,7 @@ class LoaderProfiler:
             knows_wait: Whether the data wait of the steps contains the waits for all their batches.
         """
         global _latest
-        self._is_typical = is_first or _latest is self
+        self._is_typical = not self._pipeline.may_go_on if is_first else _latest is self
         self._has_fetched = has_fetched
         self._knows_waits = self._knows_waits and knows_wait
         _latest = self
@@ -228,6 +229,7 @@ class LoaderProfiler:
             batch_samples=self._batch_samples * self.batches_per_step,
             num_loader_processes=self._num_processes,
             steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,
+            requests_ahead=self._pipeline.requests_ahead,
         )
         is_late = self.elapsed_s > _MAX_TRAINING_S
         if not (self.is_done or is_last or is_late):

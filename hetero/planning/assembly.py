@@ -132,6 +132,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         rank_cpu_cores=Figure(value=max(cores), unit="CPU", basis="measured") if cores else None,
         receive_cpu_s_per_gb=receive,
         steps_per_epoch=first.steps_per_epoch,
+        requests_ahead=first.requests_ahead,
         gpu_percent=Figure(value=max(gpu_percents), unit="%", basis="measured") if gpu_percents else None,
     )
     return Profile(

@@ -84,6 +84,8 @@ class RankPart:
     num_loader_processes: int = 0
     """Processes of this rank that fetch batches. 0 if the rank itself or endpoints fetch them."""
     steps_per_epoch: int | None = None
+    requests_ahead: bool = False
+    """See `hetero.planning.profile.TrainingProfile`."""
     step_s: Spread | None = None
     """Step time as the job runs."""
     data_wait_s: Spread | None = None

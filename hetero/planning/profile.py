@@ -171,6 +171,9 @@ class TrainingProfile:
     receive_cpu_s_per_gb: Figure | None = None
     """CPU seconds of a rank per 10^9 bytes received from endpoints."""
     steps_per_epoch: int | None = field(default=None, metadata=limits(minimum=1))
+    requests_ahead: bool = False
+    """Whether the first batches of an epoch are requested while the epoch before it ends. If so, no step waits for
+    them. The profile run itself does not do this."""
     gpu_percent: Figure | None = None
     """NVML's utilisation in the headspace phase."""
 

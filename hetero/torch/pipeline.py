@@ -189,18 +189,21 @@ class Pipeline(LoaderPipeline):
         return number, start, planned
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the requests of a pass are followed by those of the next epoch.
+    def may_go_on(self) -> bool:
+        """Whether the requests of a pass are followed by those of the next epoch, unless this is a profile run.
 
         Not with a user's sampler, which may draw from the script's generators. Not if torch's workers get objects that
         the script may change between two passes.
         """
-        session = control.current()
-        if self.sampler_order is not None or (session is not None and session.options.profile):
+        if self.sampler_order is not None:
             return False
-        if is_remote():
-            return True
-        return self.workers.num_workers > 0 and self.local.is_constant
+        return is_remote() or (self.workers.num_workers > 0 and self.local.is_constant)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the requests of a pass are followed by those of the next epoch."""
+        session = control.current()
+        return self.may_go_on and (session is None or not session.options.profile)
 
     def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
         """Yield this rank's batches from ``start`` on, or those that a tool takes, see `ViewPass`."""

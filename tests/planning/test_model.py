@@ -133,6 +133,8 @@ def test_begin_of_short_epochs_is_not_hidden() -> None:
     profile = make_profile(headspace_s=0.1, cpu_s=0.01, sample_bytes=1000.0)
     short = replace(profile, training=replace(profile.training, steps_per_epoch=10))
     assert predict(short, hosts=2).step_s == pytest.approx(0.1 + 0.64 / 10, rel=0.3)
+    ahead = replace(short, training=replace(short.training, requests_ahead=True))
+    assert predict(ahead, hosts=2).step_s == pytest.approx(0.1, rel=0.02)
 
 
 # What the measured step time says about the cost of samples

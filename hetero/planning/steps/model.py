@@ -368,7 +368,8 @@ class StepModel:
         batch_s = batch_s * self._figures.relief(active[:, None])
         window_s = batch_s / in_flight[:, None]
         step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
-        start_s = batch_s / training.steps_per_epoch if training.steps_per_epoch else np.zeros_like(batch_s)
+        waits = training.steps_per_epoch is not None and not training.requests_ahead
+        start_s = batch_s / training.steps_per_epoch if waits else np.zeros_like(batch_s)
         step_s = step_s + start_s
         step_s = np.where(is_serial[:, None], serial_s, step_s)
         limits = _limits(

@@ -132,7 +132,7 @@ class Timelines:
             ranks_per_host=training.ranks_per_host,
             steps_s=training.headspace_s.values,
             relative_s=self._relative_s,
-            steps_per_epoch=training.steps_per_epoch,
+            steps_per_epoch=None if training.requests_ahead else training.steps_per_epoch,
             window_batches=window_batches(trainer, num_endpoints, nbytes, num_ranks, training.ranks_per_host),
             receive_s=_value(training.receive_cpu_s_per_gb) * nbytes * 1e-9 + decode_s * training.batch_samples,
             network_s=self._sending_s(trainer, nbytes),
