@@ -152,10 +152,9 @@ class LoaderProfiler:
     def begin_delivery(self, *, is_first: bool, has_fetched: bool = False, knows_wait: bool = True) -> None:
         """Record whether the steps that end now are typical ones.
 
-        A step that contains batches of another loader is not, because the script validates in it. A pass of another
-        loader between two passes of this loader belongs to no step. In the headspace phase, steps with fetched batches
-        are not typical either. The framework had taken these batches ahead. If other runs request the first batch of an
-        epoch in the epoch before, the first step is not typical, because a profile run does not do so.
+        A step with batches of another loader is not, because the script validates in it. A pass of another loader
+        between two passes belongs to no step. In the headspace phase, steps with fetched batches are not: the framework
+        had taken these ahead. The first step of an epoch is not if other runs request its batch in the epoch before.
 
         Args:
             is_first: Whether the batch is the first of its pass.
