@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         ProtocolMismatchError,
         ResourcesError,
     )
-    from hetero.spec import DatasetSpec
+    from hetero.spec import Cache, DatasetSpec
 
 __version__ = "0.1.0"
 """Version of hetero. No other file states it."""
@@ -49,6 +49,7 @@ __all__ = [
     "AuthenticationError",
     "BatchTimeoutError",
     "BudgetError",
+    "Cache",
     "CapacityError",
     "ChildFailedError",
     "ClusterError",
@@ -73,6 +74,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Cache": "hetero.spec",
     "DatasetSpec": "hetero.spec",
     "collate_arrays": "hetero.batches.collation",
     "dataset": "hetero.datasets",

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from hetero.errors import ConfigError
-from hetero.spec import DatasetFactory, DatasetSpec, Seeding, set_builder
+from hetero.spec import Cache, DatasetFactory, DatasetSpec, Seeding, set_builder
 
 if TYPE_CHECKING:
     from hetero.batches.build import BuiltDataset
@@ -28,6 +28,8 @@ _lock = threading.Lock()
 _factories: dict[str, DatasetFactory] = {}
 _lengths: dict[tuple[DatasetFactory, DatasetSpec], int] = {}
 _MAX_LENGTHS = 256
+_LATE = -100
+_sweeping_pid = 0
 
 
 @overload
@@ -42,6 +44,7 @@ def dataset(
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
+    cache: Cache | str | int | None = None,
 ) -> Callable[[Callable[..., Any]], DatasetFactory]: ...
 
 
@@ -54,6 +57,7 @@ def dataset(
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
+    cache: Cache | str | int | None = None,
 ) -> DatasetFactory | Callable[[Callable[..., Any]], DatasetFactory]:
     """Register a function that builds a map-style data set.
 
@@ -77,6 +81,10 @@ def dataset(
         worker_init_fn: Same as torch's.
         fingerprint: A text that identifies the data on a host, or a function that gets the data set
             and returns this text. By default a few samples are computed and hashed.
+        cache: Keeps what is the same in each epoch, for example decoded images. The data set then
+            needs two methods. ``load(index)`` draws no random numbers, and its result is kept.
+            ``augment(sample)`` makes the sample of it. A text such as ``"8 GB"`` is the memory on
+            each host, see `hetero.spec.Cache`.
 
     Returns:
         The registered factory. Calling it returns a `DatasetSpec`.
@@ -92,6 +100,7 @@ def dataset(
             collate_fn=collate_fn,
             worker_init_fn=worker_init_fn,
             fingerprint=fingerprint,
+            cache=cache,
         )
     return _register(function, name=name)
 
@@ -127,6 +136,7 @@ def _register(
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
+    cache: Cache | str | int | None = None,
 ) -> DatasetFactory:
     """Check the function and add it to the registry."""
     if isinstance(function, type) or not callable(function):
@@ -150,6 +160,7 @@ def _register(
         collate_fn=collate_fn,
         worker_init_fn=worker_init_fn,
         fingerprint=fingerprint,
+        cache=cache if cache is None or isinstance(cache, Cache) else Cache(memory=cache),
         place=place,
     )
     DatasetSpec(factory.name)  # checks the name
@@ -164,7 +175,27 @@ def _register(
                 "  Give one of them another name: @hetero.dataset(name=...)."
             )
         _factories[factory.name] = factory
+    if factory.cache is not None and factory.cache.memory:
+        _sweep_memory_at_exit()
     return factory
+
+
+def _sweep_memory_at_exit() -> None:
+    """Remove what this process and its children have kept in memory, after the children have ended."""
+    from multiprocessing import util
+
+    global _sweeping_pid
+    if _sweeping_pid != os.getpid():
+        _sweeping_pid = os.getpid()
+        # With a priority below 0, it runs after `multiprocessing` has ended the children. `atexit` may run before that.
+        util.Finalize(None, _sweep_memory, exitpriority=_LATE)
+
+
+def _sweep_memory() -> None:
+    """Remove what this process and its children have kept in memory, if no other process uses it."""
+    from hetero.cache.folders import sweep_memory
+
+    sweep_memory()
 
 
 def build(spec: DatasetSpec, *, host: str = "local", worker_index: int = 0, num_workers: int = 0) -> BuiltDataset:
@@ -196,7 +227,13 @@ def prebuild(spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
     """Build a data set without making this process a worker, for example before the process forks workers."""
     from hetero.batches.build import BuiltDataset  # imports NumPy, which a script may not need
 
-    return BuiltDataset.from_factory(get_factory(spec.name), spec, host=host)
+    factory = get_factory(spec.name)
+    built = BuiltDataset.from_factory(factory, spec, host=host)
+    if factory.cache is not None:
+        from hetero.cache.loads import keep_loads  # imports NumPy
+
+        keep_loads(built, factory, spec)
+    return built
 
 
 def note_length(spec: DatasetSpec, num_samples: int) -> None:

@@ -18,6 +18,7 @@ from hetero.errors import ConfigError
 
 __all__ = [
     "MAX_ARGUMENTS_BYTES",
+    "Cache",
     "DatasetFactory",
     "DatasetSpec",
     "Index",
@@ -133,6 +134,50 @@ def _refuse_attribute(spec: DatasetSpec, name: str, value: object) -> NoReturn:
 DatasetSpec.__setattr__ = _refuse_attribute  # type: ignore[assignment,method-assign]
 
 
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Where each host keeps the loaded samples of a data set, and how many bytes of them.
+
+    ``Cache(memory="8 GB", disk="200 GB", folder="/scratch")``: sizes are numbers of bytes or texts such as ``"8 GB"``
+    and ``"512 MiB"``. Both bounds are for all processes of a host together.
+
+    Raises:
+        ConfigError: If a size is malformed, both are 0, or ``folder`` is missing.
+    """
+
+    memory: int | str = 0
+    """Bytes in ``/dev/shm``. They are free again when the job has ended."""
+    disk: int | str = 0
+    """Bytes of files in ``folder``, for what does not fit into memory. Later jobs find them there."""
+    folder: str | None = None
+    """Folder on a disk of the host. Variables such as ``$TMPDIR`` are expanded there."""
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "disk"):
+            object.__setattr__(self, name, _bytes_of(getattr(self, name), name))
+        if not self.memory and not self.disk:
+            raise ConfigError("a cache has neither memory nor disk\n  Say how much: hetero.Cache(memory='8 GB').")
+        if bool(self.disk) != bool(self.folder):
+            raise ConfigError(
+                f"a cache has disk={self.disk!r} and folder={self.folder!r}\n"
+                "  Give both: hetero.Cache(disk='200 GB', folder='/scratch')."
+            )
+
+
+def _bytes_of(value: object, name: str) -> int:
+    """Return a size in bytes."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _BYTES.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError(f"{name} of a cache is {value!r:.60}, expected bytes such as 8_000_000_000 or '8 GB'")
+    number, prefix, is_binary = match.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** " kMGT".index(prefix.replace("K", "k") or " "))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFactory:
     """A registered function that builds a data set. Calling the factory returns a `DatasetSpec`."""
@@ -149,6 +194,8 @@ class DatasetFactory:
     """Function that each process calls once with its worker index, after it has built the data set."""
     fingerprint: Callable[[Any], str] | str | None = None
     """Text that identifies the data, or a function that returns this text for a data set. None: samples are hashed."""
+    cache: Cache | None = None
+    """Where the results of the data set's ``load`` are kept. None: nowhere."""
     place: str = field(default="", compare=False)
     """File and line of the function, for messages."""
 

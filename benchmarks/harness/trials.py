@@ -120,6 +120,11 @@ class Run:
         """CPU-seconds of the supply per 10^9 bytes."""
         return self.supply_cpu_s / (self.num_bytes / 1e9) if self.num_bytes else 0.0
 
+    @property
+    def samples_per_supply_cpu_s(self) -> float:
+        """Samples per CPU-second of the supply."""
+        return self.num_samples / self.supply_cpu_s if self.supply_cpu_s else 0.0
+
     def value(self, metric: str) -> float:
         """Return an attribute, property or fact by the name that a table or a plot uses."""
         return float(self.facts[metric] if metric in self.facts else getattr(self, metric))
@@ -127,7 +132,7 @@ class Run:
 
 METRICS = (
     *("batches_per_s", "samples_per_s", "gb_per_s", "trainer_cpu_s_per_gb", "supply_cpu_s_per_gb"),
-    *("first_batch_s", "trainer_peak_bytes", "trainer_growth_bytes", "supply_bytes"),
+    *("first_batch_s", "trainer_peak_bytes", "trainer_growth_bytes", "supply_bytes", "samples_per_supply_cpu_s"),
 )
 """Metrics of every run. Facts are added to them."""
 

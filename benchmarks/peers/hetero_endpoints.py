@@ -16,13 +16,13 @@ from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader import reader
 from hetero.dataplane.reader.window import Window
 from hetero.torch import DataLoader
-from peers import NUM_PROCESSES, PipelineCompetitor, endpoint_script
+from peers import LENGTH_BATCHES, NUM_PROCESSES, PipelineCompetitor, endpoint_script
 
 
 class LocalSession(served.Session):
     """A session whose endpoints this process starts itself, as a launcher would, with a token."""
 
-    def __init__(self, pipeline: str) -> None:
+    def __init__(self, pipeline: str, cache: str = "") -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         self.token = Token.generate()
@@ -33,7 +33,7 @@ class LocalSession(served.Session):
                 endpoint=EndpointOptions(
                     host="algo-1",
                     script=endpoint_script.__file__,
-                    script_args=(pipeline,),
+                    script_args=(pipeline, cache),
                     num_endpoints=NUM_PROCESSES,
                     address="127.0.0.1",
                     job_id=self.job_id,
@@ -68,20 +68,24 @@ class FirstComeWindow(Window):
 
 
 class HeteroEndpoints(PipelineCompetitor):
-    """``order``: ``first-come`` is what no user gets."""
+    """``order``: ``first-come`` is what no user gets. ``cache``: as for `endpoint_script.register`.
+
+    ``epoch_batches``: length of an epoch. The default is longer than a run.
+    """
 
     def start(self) -> None:
         """Start the pool and make the loader. The pool becomes ready meanwhile."""
         if self.config.get("order") == "first-come":
             reader.Window = FirstComeWindow  # type: ignore[attr-defined]
         begin_s = time.perf_counter()
-        name = self.pipeline.name
-        self._session = LocalSession(name)
+        name, cache = self.pipeline.name, self.config.get("cache", "")
+        self.length = self.config.get("epoch_batches", LENGTH_BATCHES) * self.pipeline.batch_size
+        self._session = LocalSession(name, cache)
         self._session.start()
         assert self._session.pool.wait_ready(120.0), "the endpoints are not ready after two minutes"
         self._ready_s = time.perf_counter() - begin_s
         self._loader: DataLoader[Any] = DataLoader(
-            endpoint_script.register(name)(length=self.length, root=self.root),
+            endpoint_script.register(name, cache)(length=self.length, root=self.root),
             batch_size=self.pipeline.batch_size,
             shuffle=True,
         )

@@ -28,12 +28,20 @@ class Photos(torch.utils.data.Dataset):
         return self._length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        pixels = read_photo(self._files[index % len(self._files)])
+        return self.augment(self.load(index))
+
+    def load(self, index: int) -> tuple[np.ndarray, int]:
+        """Return what is the same in each epoch: the pixels of a photograph, and a label."""
+        return read_photo(self._files[index % len(self._files)]), index % 8
+
+    def augment(self, sample: tuple[np.ndarray, int]) -> tuple[torch.Tensor, int]:
+        """Return the sample of that, with random numbers."""
+        pixels, label = sample
         top, left, height, width = random_resized_crop(*pixels.shape[:2])
         pixels = cv2.resize(pixels[top : top + height, left : left + width], (SIDE, SIDE))
         if random.random() < 0.5:
             pixels = cv2.flip(pixels, 1)
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))), index % 8
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))), label
 
 
 def build(length: int, root: str) -> Any:

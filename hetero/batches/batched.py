@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
-
 from hetero.batches.imported import imported
-from hetero.batches.seeds import BUILD_KEY, seed_generators
+from hetero.batches.seeds import BUILD_KEY, generator_states, seed_generators
 from hetero.spec import Seeding
 
 __all__ = ["choose_seeding", "has_getitems", "innermost"]
@@ -69,17 +66,10 @@ def _draws(dataset: Any) -> bool:
         for probe in sorted(probes):
             dataset.__getitems__([probe])  # the first call may import torch, which adds a generator
             seed_generators(BUILD_KEY)
-            before = _states()
+            before = generator_states()
             dataset.__getitems__([probe])
-            if _states() != before:
+            if generator_states() != before:
                 return True
     except Exception:  # noqa: BLE001 - the user's code will raise again in a fetch, which reports the sample
         return True
     return False
-
-
-def _states() -> tuple[Any, ...]:
-    numpy_state: Any = np.random.get_state()
-    torch = imported("torch")
-    torch_state = b"" if torch is None else torch.default_generator.get_state().numpy().tobytes()
-    return random.getstate(), numpy_state[1].tobytes(), numpy_state[2:], torch_state

@@ -6,7 +6,7 @@ import functools
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +28,7 @@ from hetero.batches.seeds import (
     seed_generators,
     torch_generator_is_untouched,
 )
+from hetero.batches.split import SplitDataset, begin_nothing, split_problem
 from hetero.batches.structure.conversion import type_name
 from hetero.errors import ConfigError
 from hetero.spec import DatasetFactory, DatasetSpec, Seeding
@@ -50,6 +51,8 @@ class BuiltDataset:
     Attributes:
         name: Registered name, or the class of an unregistered object.
         dataset: The user's object. For a Keras data set that changes between epochs, its copy for the current epoch.
+            For a data set with a cache, its `SplitDataset`.
+        split: That `SplitDataset`. None for data sets without a cache.
         makes_batches: Whether each item is a batch. True for a Keras data set that a factory built.
         collate_fn: The user's function, or None for torch's ``default_collate``.
         fingerprint: The factory's ``fingerprint=``.
@@ -82,6 +85,7 @@ class BuiltDataset:
         # This seed is the same on all hosts, because a data set may use it (get_worker_info().seed).
         self._info_seed = info_seed
         self._may_grow = may_grow
+        self.split: SplitDataset | None = None
         self.makes_batches = not may_grow and is_keras_dataset(dataset)
         self._epochs = EpochCopies(dataset) if self.makes_batches and overridden_hooks(dataset) else None
         self._info: Any = None  # torch's record of this worker, made at the first use
@@ -98,7 +102,10 @@ class BuiltDataset:
         with preserved_generators():
             try:
                 dataset = _run_seeded(functools.partial(factory.function, **arguments), BUILD_KEY)
-                problem = _not_map_style(dataset, factory.seeding) or keras_problem(dataset)
+                if factory.cache is not None:
+                    problem = split_problem(dataset)
+                else:
+                    problem = _not_map_style(dataset, factory.seeding) or keras_problem(dataset)
             except Exception as exc:
                 raise dataset_error(exc, dataset=spec.name, host=host, stage="build") from exc
         if problem:
@@ -114,6 +121,8 @@ class BuiltDataset:
             worker_init_fn=factory.worker_init_fn,
             info_seed=BUILD_KEY >> 1,
         )
+        if factory.cache is not None:
+            built.split = built.dataset = SplitDataset(dataset)
         built.warnings = _overlaps.add(spec, dataset)
         if callable(getattr(dataset, "set_epoch", None)):
             built.warnings += (_NEVER_CALLED.format(spec.name),)
@@ -157,6 +166,11 @@ class BuiltDataset:
         if warning:
             self.warnings += (f"data set {self.name!r}: {warning}",)
         return chosen
+
+    @property
+    def user_dataset(self) -> Any:
+        """The user's object, without what this package puts around it."""
+        return self.dataset if self.split is None else self.split.dataset
 
     @property
     def seeding_was_probed(self) -> bool:
@@ -303,6 +317,19 @@ class BuiltDataset:
         for hook in self._on_seed:
             hook(key)
 
+    @contextmanager
+    def loading_anew(self) -> Iterator[None]:
+        """Return a context in which no sample is taken from a cache, and none is kept."""
+        if self.split is None:
+            yield
+            return
+        load, begin = self.split.load, self.split.begin
+        self.split.load, self.split.begin = self.split.load_anew, begin_nothing
+        try:
+            yield
+        finally:
+            self.split.load, self.split.begin = load, begin
+
     def worker_info(self) -> AbstractContextManager[None]:
         """Return a context that makes ``torch.utils.data.get_worker_info()`` work as in torch's own workers.
 
@@ -315,7 +342,10 @@ class BuiltDataset:
         module = torch_data._utils.worker
         if self._info is None:
             self._info = module.WorkerInfo(
-                id=self.worker_index, num_workers=self.num_workers, seed=self._info_seed, dataset=self.dataset
+                id=self.worker_index,
+                num_workers=self.num_workers,
+                seed=self._info_seed,
+                dataset=self.user_dataset,
             )
         return _WorkerInfo(module, self._info)
 

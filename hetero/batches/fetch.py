@@ -41,6 +41,11 @@ _BATCHES_ALREADY = (
     "and the number of samples to the data set"
 )
 
+_STALE_ADVICE = (
+    "The first result was made with kept samples and the second one without. If the data have changed, change "
+    "@hetero.dataset(fingerprint=...), so that the samples are kept anew."
+)
+
 _T = TypeVar("_T")
 
 
@@ -100,15 +105,17 @@ def fetch(
     # The purity check: compute the batch again and compare. Copy the first batch before, because the second computation
     # may reuse its memory.
     first, first_samples = freeze(batch), [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
-    samples, again, failed_again = compute()
+    with built.loading_anew():
+        samples, again, failed_again = compute()
     _check_same_failed(built, request, host, failed, failed_again)
     difference = compare(first, again)
     if difference is None:
         return _reported(batch, failed, on_skips)
     pairs = zip(request.work.labels, first_samples, samples, strict=True) if first_samples else ()
     differing = [index for index, one, other in pairs if compare(one, other)]
+    advice = IMPURITY_ADVICE if built.split is None else f"{_STALE_ADVICE} {IMPURITY_ADVICE}"
     raise dataset_error(
-        f"computed twice, {difference}. {IMPURITY_ADVICE}",
+        f"computed twice, {difference}. {advice}",
         dataset=built.name,
         host=host,
         stage="purity",
@@ -145,13 +152,13 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
     Raises:
         DatasetError: If the user's ``__len__`` or ``fingerprint`` raises.
     """
-    with preserved_generators():
+    with preserved_generators(), built.loading_anew():
         built.enter_epoch(0, 0, host=host)
         try:
             num_samples = built.num_samples
             if callable(built.fingerprint):
                 seed_generators(0)  # the function may draw samples, and must draw the same on all hosts
-                fingerprint = str(built.fingerprint(built.dataset))
+                fingerprint = str(built.fingerprint(built.user_dataset))
             else:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
             if built.seeding_was_probed:

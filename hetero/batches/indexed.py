@@ -22,6 +22,7 @@ from hetero.batches.indices import Indices, plain_indices
 from hetero.batches.request import BatchRequest, Cancelled
 from hetero.batches.seeds import batch_key, sample_keys
 from hetero.batches.skips import FailedSamples
+from hetero.batches.split import SplitDataset
 from hetero.errors import ConfigError, DatasetError
 from hetero.spec import Index
 
@@ -80,6 +81,8 @@ class IndexedWork:
         """Return the samples in order. With ``failed``, other samples replace those that raise."""
         built.enter_epoch(request.seed, request.epoch, host=host)
         with built.worker_info():
+            if built.split is not None and len(self.indices):
+                _begin(built.split, self.labels[0], built, host)
             if built.seeding == "batch":
                 return _compute_together(built, request, self, host, cancelled, failed)
             return _compute_each(built, request, self, host, cancelled, failed, on_first)
@@ -129,6 +132,15 @@ class IndexedWork:
         return np.array([half.sum(dtype=np.uint64) for half in halves], dtype="<u8").tobytes()
 
 
+def _begin(split: SplitDataset, index: Index, built: BuiltDataset, host: str) -> None:
+    """Call what a cache does before a batch is computed."""
+    try:
+        split.begin(index)
+    except Exception as exc:
+        found = str(exc) if isinstance(exc, ConfigError) else exc
+        raise dataset_error(found, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
+
+
 def _compute_each(
     built: BuiltDataset,
     request: BatchRequest,
@@ -153,7 +165,7 @@ def _compute_each(
             samples.append(dataset[index])
         except Exception as exc:
             note = _note_on(exc, index, built)
-            if failed is None or note:
+            if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
             failed.add(len(samples), exc)
             samples.append(None)
@@ -210,7 +222,7 @@ def _compute_together(
         except Exception as exc:
             index = indices[len(samples)]
             note = _note_on(exc, index, built)
-            if failed is None or note:
+            if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
             failed.add(len(samples), exc)
             samples.append(None)
@@ -339,7 +351,7 @@ def _note_on(error: Exception, index: Index, built: BuiltDataset) -> str:
 def _sample_error(
     error: Exception, index: Index, note: str, built: BuiltDataset, request: BatchRequest, host: str
 ) -> DatasetError:
-    to_do = _MAY_SKIP if request.collate and not note else ""
+    to_do = _MAY_SKIP if request.collate and not note and not isinstance(error, ConfigError) else ""
     return dataset_error(
         error, dataset=built.name, host=host, stage="sample", sample_index=index, note=note, to_do=to_do
     )

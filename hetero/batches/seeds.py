@@ -28,6 +28,7 @@ from hetero.spec import Index
 __all__ = [
     "BUILD_KEY",
     "batch_key",
+    "generator_states",
     "preserved_generators",
     "sample_key",
     "sample_keys",
@@ -160,6 +161,14 @@ def seed_generators(key: int) -> None:
         # Clear the highest bit. torch.initial_seed() is then an int64, as in torch's workers. The draws do not change,
         # because the Mersenne twister uses only the lower half of the key.
         generator.manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """Return the states of the global generators of `random`, NumPy and torch. Equal states draw equal numbers."""
+    numpy_state: Any = np.random.get_state()
+    generator = _torch_generator()
+    torch_state = b"" if generator is None else generator.get_state().numpy().tobytes()
+    return random.getstate(), numpy_state[1].tobytes(), numpy_state[2:], torch_state
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from hetero import __version__
-from hetero.doctor import disk, leftovers, platforms, signals, token, versions
+from hetero.doctor import disk, leftovers, memory, platforms, signals, token, versions
 from hetero.doctor.cluster import examine_description, examine_names
 from hetero.doctor.connections import examine_ports, examine_proxies
 from hetero.doctor.diagnosis import Diagnosis, Level, error
@@ -29,6 +29,7 @@ SUBJECTS: Mapping[str, Callable[[Snapshot], list[Diagnosis]]] = {
     "cpus": examine_cpus,
     "descriptors": examine_descriptors,
     "shared memory": examine_shared_memory,
+    "memory": memory.examine,
     "disk": disk.examine,
     "leftovers": leftovers.examine,
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from hetero.cache.folders import sweep_memory
 from hetero.cluster import ClusterSpec, Platform
 from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.control import security
@@ -169,6 +170,7 @@ class LaunchedHost:
         is_without_grpc = self.placement.num_ranks > 0 and not self.placement.remote
         self.rank_socket = stack.enter_context(self.hub.open_host_socket()) if is_without_grpc else None
         self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
+        stack.callback(sweep_memory)  # after the processes below have ended
         # At the end, kill the processes that the script has left behind. The launcher has stopped its own children by
         # then. The watchdog still runs, because this process may block while it inspects a stuck process.
         adopt_descendants()

@@ -249,11 +249,12 @@ class _OwnDataset:
 
     def _fetch(self, request: BatchRequest, deadline_s: float) -> Any:
         assert self._built is not None
-        return fetch(
-            self._built,
-            dataclasses.replace(request, verify=False),
-            cancelled=lambda: time.monotonic() > deadline_s,
-        )
+        with self._built.loading_anew():
+            return fetch(
+                self._built,
+                dataclasses.replace(request, verify=False),
+                cancelled=lambda: time.monotonic() > deadline_s,
+            )
 
 
 def _find_doubt(dataset: ServedDataset, spec: DatasetSpec, environment: dict[str, str]) -> str:

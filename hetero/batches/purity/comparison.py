@@ -186,9 +186,10 @@ def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
     """Yield the part of a NumPy array or scalar. If its elements are objects, also yield the parts of each."""
-    if isinstance(value, np.ma.MaskedArray):
+    masked = imported("numpy.ma")  # importing it here would take 6 MB in each endpoint
+    if masked is not None and isinstance(value, masked.MaskedArray):
         yield path, type(value).__name__, b""
-        yield from _walk((np.asarray(value), np.ma.getmaskarray(value)), path, depth + 1)
+        yield from _walk((np.asarray(value), masked.getmaskarray(value)), path, depth + 1)
         return
     array = np.asarray(value)
     head = f"{type(value).__name__} {array.dtype.str}{list(array.shape)}{_in_words(_layout(array))}"

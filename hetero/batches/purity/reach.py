@@ -76,6 +76,8 @@ class Reach:
     """Globals and class attributes that the code reads."""
     codes: set[tuple[str, int]] = field(default_factory=set)
     """File and first line of every function in the code."""
+    functions: list[CodeType] = field(default_factory=list)
+    """The compiled code of these functions, except of those inside others."""
     namespaces: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Namespaces of the modules that contain these functions, by ``id``."""
     attributes: set[str] = field(default_factory=set)
@@ -95,9 +97,16 @@ def owner_key(owner: Any) -> object:
     return id(owner)
 
 
-def reach(roots: Iterable[Any]) -> Reach:
-    """Return the code that ``roots`` use, and the names in this code. Takes a few milliseconds."""
+def reach(roots: Iterable[Any], *, without: Iterable[Any] = ()) -> Reach:
+    """Return the code that ``roots`` use, and the names in this code. Takes a few milliseconds.
+
+    Args:
+        roots: Where the search starts.
+        without: Functions that are left out, with what only they use.
+    """
     walk = _Walk()
+    for excluded in without:
+        walk.leave_out(excluded)
     for root in roots:
         walk.push(root, 0)
     walk.run()
@@ -127,6 +136,9 @@ class _Walk:
             return
         self._seen[id(value)] = value
         self._queue.append((value, depth))
+
+    def leave_out(self, value: Any) -> None:
+        self._seen[id(value)] = value
 
     def run(self) -> None:
         while self._queue:
@@ -197,6 +209,7 @@ class _Walk:
                 continue
         if _is_user(function.__globals__):
             self.found.namespaces[id(function.__globals__)] = function.__globals__
+            self.found.functions.append(function.__code__)
             self._scan(function.__code__, function.__globals__, {})
 
     def _scan(self, code: CodeType, namespace: dict[str, Any], modules: Mapping[str, ModuleType]) -> None:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetero.cache.loads import COUNTS
+from hetero.cache.tiers import close_tiers
 from hetero.control.health import HEALTH_POLICIES, Health
 from hetero.control.security import ServerInterceptor, token_from_environment
 from hetero.dataplane.endpoint.compute import Compute
@@ -39,6 +41,7 @@ from hetero.wire.tls import Tls
 from hetero.wire.transports import choose_transport
 
 import grpc  # isort: skip
+import grpc._server  # isort: skip - `grpc.server` imports it, in each endpoint of its own if not here before the fork
 
 __all__ = ["Endpoint", "EndpointStatistics", "main", "run_endpoint"]
 
@@ -62,6 +65,12 @@ class EndpointStatistics:
     busy_s: float = 0.0
     """Seconds spent on batches, over all slots."""
     auth_failures: int = 0
+    num_kept: int = 0
+    """Samples whose first part was taken from a cache."""
+    num_loaded: int = 0
+    """Samples of data sets with a cache whose first part the user's code has loaded."""
+    num_damaged: int = 0
+    """Kept samples that were damaged. They were loaded again."""
 
 
 class Endpoint:
@@ -136,6 +145,7 @@ class Endpoint:
             num_overruns=self._compute.num_overruns,
             busy_s=self._compute.busy_s,
             auth_failures=self._access.auth_failures + self._service.delivery.num_rejected,
+            **dataclasses.asdict(COUNTS),
         )
 
 
@@ -170,6 +180,7 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
             while end_signal() not in signals.wait(_REPORT_INTERVAL_S):
                 report("statistics", dataclasses.asdict(endpoint.statistics()))  # the pool takes it as a sign of life
             endpoint.stop(options.grace_s)
+            close_tiers()
             report("statistics", dataclasses.asdict(endpoint.statistics()))
     return int(ExitCode.OK)
 

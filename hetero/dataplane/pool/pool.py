@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hetero.cache.folders import sweep_memory
 from hetero.control.directory import BATCHES, EndpointRecord
 from hetero.dataplane.pool.figures import PoolFigures
 from hetero.dataplane.pool.slot import Liveness, RestartBudget, Slot, backoff_s
@@ -188,6 +189,7 @@ class EndpointPool(PoolFigures):
         finally:
             self._drop_starter()
             self._outputs.close()
+            sweep_memory()  # the endpoints have ended
             with self._changed:
                 self._selector.close()
                 os.close(self._wake_read)

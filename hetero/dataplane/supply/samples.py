@@ -115,6 +115,13 @@ def measure_samples(
     """
     if not requests:
         raise ConfigError("found no samples to measure; expected at least one request")
+    with built.loading_anew():  # a cache does not help in the first epoch, and the same samples are fetched again here
+        return _measure_samples(built, requests, seconds, cpu_clock)
+
+
+def _measure_samples(
+    built: BuiltDataset, requests: Sequence[BatchRequest], seconds: float, cpu_clock: Callable[[], float]
+) -> SampleTimes:
     begin_s = time.perf_counter()
     times = SampleTimes()
     watch = _Stopwatch(cpu_clock)

@@ -1,0 +1,86 @@
+"""Data sets whose samples are computed in two parts: ``load(index)``, which draws nothing, and ``augment(sample)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hetero.batches.batched import has_getitems
+from hetero.batches.imported import imported
+from hetero.batches.keras import is_keras_dataset
+from hetero.batches.structure.conversion import type_name
+
+__all__ = ["SplitDataset", "begin_nothing", "split_problem"]
+
+_PARTS = ("load", "augment")
+
+
+def split_problem(dataset: object) -> str:
+    """Return why the samples of a data set are not computed in two parts. Empty if they are."""
+    inner, _ = _unwrapped(dataset, None)
+    kind = type(inner)
+    torch_data = imported("torch.utils.data")
+    if torch_data is not None and isinstance(inner, torch_data.IterableDataset):
+        return f"an iterable data set ({type_name(kind)}), which @hetero.dataset(cache=...) does not support"
+    if is_keras_dataset(inner) or has_getitems(inner):
+        what = "a Keras data set" if is_keras_dataset(inner) else "a data set with __getitems__"
+        return f"{what} ({type_name(kind)}), which @hetero.dataset(cache=...) does not support: it keeps single samples"
+    missing = [name for name in _PARTS if not callable(getattr(inner, name, None))]
+    if missing:
+        return (
+            f"a {type_name(kind)} without {' and '.join(f'{name}()' for name in missing)}, which "
+            "@hetero.dataset(cache=...) needs: give it load(index), which draws no random numbers and whose result is "
+            "kept, and augment(sample), which makes the sample of that"
+        )
+    if not hasattr(kind, "__len__"):
+        return f"a {type_name(kind)} without __len__(), which @hetero.dataset(cache=...) needs"
+    return ""
+
+
+class SplitDataset:
+    """A map-style data set that calls the two parts of the user's data set. The sample is ``augment(load(index))``.
+
+    It also stands for torch's ``Subset`` of such a data set.
+
+    Args:
+        dataset: The user's data set, see `split_problem`.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        """The user's data set."""
+        self.inner, _ = _unwrapped(dataset, None)
+        """The data set inside a chain of torch's ``Subset``. It has the two parts."""
+        self.load: Callable[[Any], Any] = self.load_anew
+        """Returns the first part of a sample, perhaps one that was kept. The argument is an index of `inner`."""
+        self.begin: Callable[[Any], object] = begin_nothing
+        """Called with the first index of each batch, before anything of the batch is seeded."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Compute a sample."""
+        return self.inner.augment(self.load(self.inner_index(index)))
+
+    def inner_index(self, index: Any) -> Any:
+        """Return the index of `inner` for an index of the user's data set."""
+        return _unwrapped(self.dataset, index)[1]
+
+    def load_anew(self, index: Any) -> Any:
+        """Return the first part of a sample. Always calls the user's code."""
+        return self.inner.load(index)
+
+
+def begin_nothing(_index: Any) -> None:
+    """Do nothing, because there is no cache to open."""
+
+
+def _unwrapped(dataset: Any, index: Any) -> tuple[Any, Any]:
+    """Return the data set inside a chain of torch's ``Subset``, and an index of it, unless the index is None."""
+    torch_data = imported("torch.utils.data")
+    while torch_data is not None and type(dataset) is torch_data.Subset:
+        index = None if index is None else dataset.indices[index]
+        dataset = dataset.dataset
+    return dataset, index

@@ -1,0 +1,167 @@
+"""One sample as bytes in a file: a head, the structure of the value, and the bytes of its leaves.
+
+The head has a digest of everything else, of the sample's index, and of the fingerprint (`hetero.cache.fingerprint`). An
+entry that is truncated, damaged, or that belongs to another sample or data set is therefore not taken for the sample.
+The digest is no protection against someone who may write to the files. The folder's permissions are.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from hetero.batches.structure.conversion import flatten, unflatten
+from hetero.batches.structure.leaves import Leaf, LeafShape
+from hetero.batches.structure.trees import Tree
+from hetero.cache.images import with_images, without_images
+from hetero.errors import ConfigError, ProtocolError
+from hetero.wire.limits import Limits
+from hetero.wire.trees import decode_structure, encode_structure
+
+__all__ = ["DamagedEntryError", "EncodedSample", "read_entry"]
+
+_HEAD = struct.Struct("<8s16sIQ")
+_MAGIC = b"hcache1\n"
+_FIRST_BYTES = 4096
+"""Bytes of an entry that are read first. Nearly always they hold the structure."""
+_PART_BYTES = 256 * 1024
+"""Bytes of a leaf that are read and checked at once."""
+_MAX_REMEMBERED_BYTES = 512
+_LIMITS = Limits()
+
+
+class DamagedEntryError(Exception):
+    """An entry is not what was written for this sample."""
+
+
+class EncodedSample:
+    """A loaded sample as an entry.
+
+    Args:
+        value: What ``load`` returned.
+        index: Index of the sample, at least 0.
+        fingerprint: See `hetero.cache.fingerprint`.
+
+    Raises:
+        ConfigError: If the value cannot be kept. The message names the part of it.
+    """
+
+    def __init__(self, value: Any, index: int, fingerprint: bytes) -> None:
+        self._tree, leaves = flatten(without_images(value), _LIMITS)
+        self._leaves = leaves
+        structure = encode_structure(self._tree, leaves)
+        if len(structure) > _LIMITS.max_header_bytes:
+            raise ConfigError(f"its keys, numbers and short strings take {len(structure)} bytes; use arrays instead")
+        payload = [leaf.data for leaf in leaves if leaf.nbytes]
+        payload_bytes = sum(map(len, payload))
+        digest = _digest(index, fingerprint, structure, payload)
+        self.pieces: list[Any] = [_HEAD.pack(_MAGIC, digest, len(structure), payload_bytes) + structure, *payload]
+        """Buffers that make the entry."""
+        self.nbytes: int = len(self.pieces[0]) + payload_bytes
+        """Bytes of the entry."""
+
+    def value(self) -> Any:
+        """Return the value as `read_entry` returns it. It shares no memory with the user's."""
+        copies = []
+        for leaf in self._leaves:
+            buffer = np.empty(leaf.nbytes, np.uint8).data
+            buffer[:] = leaf.data
+            copies.append(_leaf(leaf, buffer))
+        return with_images(unflatten(self._tree, copies))
+
+
+def read_entry(descriptor: int, offset: int, nbytes: int, *, index: int, fingerprint: bytes) -> Any:
+    """Return the value in an entry, in new memory.
+
+    Args:
+        descriptor: The file.
+        offset: Where the entry begins.
+        nbytes: Its size.
+        index: Index of the wanted sample.
+        fingerprint: The wanted data set.
+
+    Raises:
+        DamagedEntryError: If the file does not have such an entry there.
+        OSError: If the file cannot be read.
+    """
+    try:
+        return _read(descriptor, offset, nbytes, index, fingerprint)
+    except (ConfigError, OverflowError, ProtocolError, ValueError, struct.error) as error:
+        raise DamagedEntryError(f"{type(error).__name__}: {error}") from error
+
+
+def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: bytes) -> Any:
+    # Only what the file has is allocated.
+    if not _HEAD.size <= nbytes <= os.fstat(descriptor).st_size - offset:
+        raise DamagedEntryError("the file ends before the entry")
+    first = os.pread(descriptor, min(nbytes, _FIRST_BYTES), offset)
+    magic, digest, structure_bytes, payload_bytes = _HEAD.unpack_from(first)
+    begin = _HEAD.size + structure_bytes
+    if magic != _MAGIC or begin + payload_bytes != nbytes or structure_bytes > _LIMITS.max_header_bytes:
+        raise DamagedEntryError("the head is not that of an entry of this size")
+    if begin > len(first):
+        first += os.pread(descriptor, begin - len(first), offset + len(first))
+    structure = first[_HEAD.size : begin]
+    tree, shapes = (_decoded if begin <= _MAX_REMEMBERED_BYTES else decode_structure)(structure, _LIMITS)
+    if sum([shape.nbytes for shape in shapes]) != payload_bytes:
+        raise DamagedEntryError("the leaves do not add up to the payload")
+    hasher = _hasher(index, fingerprint, structure)
+    leaves = []
+    left = memoryview(first)[begin:]
+    offset += max(begin, len(first))
+    for shape in shapes:
+        buffer = np.empty(shape.nbytes, np.uint8).data
+        size = min(len(left), shape.nbytes)
+        buffer[:size] = left[:size]
+        left = left[size:]
+        hasher.update(buffer[:size])
+        # Check each part while it is in the CPU's cache.
+        while size < shape.nbytes:
+            part = buffer[size : size + _PART_BYTES]
+            received = os.preadv(descriptor, [part], offset)
+            if not received:
+                raise DamagedEntryError("the file ends within the entry")
+            hasher.update(part[:received])
+            size += received
+            offset += received
+        leaves.append(_leaf(shape, buffer))
+    if hasher.digest() != digest:
+        raise DamagedEntryError("the digest differs")
+    return with_images(unflatten(tree, leaves))
+
+
+@functools.lru_cache(maxsize=256)
+def _decoded(structure: bytes, limits: Limits) -> tuple[Tree, Sequence[LeafShape]]:
+    """Return `decode_structure`. Samples of one data set often have the same structure."""
+    return decode_structure(structure, limits)
+
+
+def _leaf(shape: Any, data: memoryview) -> Leaf:
+    return Leaf(
+        container=shape.container,
+        dtype=shape.dtype,
+        shape=shape.shape,
+        nbytes=shape.nbytes,
+        strides=shape.strides,
+        data=data if shape.nbytes else memoryview(b""),
+    )
+
+
+def _digest(index: int, fingerprint: bytes, structure: bytes, payload: Sequence[Any]) -> bytes:
+    hasher = _hasher(index, fingerprint, structure)
+    for piece in payload:
+        hasher.update(piece)
+    return hasher.digest()
+
+
+def _hasher(index: int, fingerprint: bytes, structure: bytes) -> xxhash.xxh3_128:
+    hasher = xxhash.xxh3_128(fingerprint)
+    hasher.update(struct.pack("<qI", index, len(structure)))
+    hasher.update(structure)
+    return hasher

@@ -1,0 +1,203 @@
+"""The folders of kept samples, which all processes of a user on a host share. Imports nothing heavy.
+
+    BASE/hetero-cache-UID/data-NAME/          samples of one registered data set, within one bound of bytes
+                         /data-NAME/KEY/      samples of one fingerprint, and a lock that each user of them holds
+
+A folder in memory has no use after the processes that share it. The last one removes it (`sweep_memory`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import time
+from pathlib import Path
+
+from hetero.errors import ConfigError
+
+__all__ = [
+    "INDEX",
+    "MEMORY",
+    "RESERVE",
+    "SharedFolder",
+    "folder_bytes",
+    "kept_in_memory",
+    "lock",
+    "remove_unused",
+    "sweep_memory",
+]
+
+MEMORY = Path("/dev/shm")
+"""File system in memory."""
+RESERVE = "reserve"
+"""Name of a file. A process locks it to reserve bytes for a data set."""
+INDEX = "index"
+"""Name of the file that says where each sample is. It is written in places only."""
+_LOCK = "lock"
+_LOCK_TIMEOUT_S = 10.0
+_LOCK_AGAIN_S = 0.01
+_ATTEMPTS = 100
+
+
+class SharedFolder:
+    """A folder of samples with one fingerprint, in use by this process until `close`.
+
+    Args:
+        base: Folder below which all kept samples lie.
+        name: Registered name of the data set.
+        key: Hexadecimal digest, see `hetero.cache.fingerprint`.
+
+    Raises:
+        ConfigError: If another user can write to a folder on the way.
+        OSError: If a folder cannot be made or locked.
+    """
+
+    def __init__(self, base: Path, name: str, key: str) -> None:
+        self.parent = base / _root_name() / f"data-{name}"
+        self.path = self.parent / key
+        for _ in range(_ATTEMPTS):
+            # Another process may remove the folders at any time, until this one has the lock.
+            with contextlib.suppress(FileNotFoundError):
+                for folder in (self.parent.parent, self.parent, self.path):
+                    _make_private(folder)
+                descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                try:
+                    lock(descriptor, fcntl.LOCK_SH)
+                    if _is_at(descriptor, self.path / _LOCK):
+                        os.utime(descriptor)  # by which old folders are found
+                        self._descriptor = descriptor
+                        return
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                os.close(descriptor)
+        raise OSError(f"could not keep the folder {self.path}: other processes remove it")
+
+    def close(self) -> None:
+        """End the use of the folder."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also if a forked process still has the descriptor
+        os.close(self._descriptor)
+
+
+def lock(descriptor: int, kind: int) -> None:
+    """Lock a file, and wait up to `_LOCK_TIMEOUT_S` for others.
+
+    Args:
+        descriptor: The file.
+        kind: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
+
+    Raises:
+        OSError: If another process has the lock for too long, or the file system has no locks.
+    """
+    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise OSError(f"another process has had the lock for {_LOCK_TIMEOUT_S:g} s") from None
+            time.sleep(_LOCK_AGAIN_S)
+
+
+def sweep_memory() -> None:
+    """Remove the kept samples in memory that no process uses."""
+    root = MEMORY / _root_name()
+    with contextlib.suppress(OSError):
+        for parent in sorted(root.iterdir()):
+            for folder in _folders(parent):
+                _remove_unused(folder)
+            if not _folders(parent):
+                with contextlib.suppress(OSError):
+                    (parent / RESERVE).unlink(missing_ok=True)
+                    parent.rmdir()
+        root.rmdir()
+
+
+def kept_in_memory() -> int:
+    """Return the bytes of all kept samples of this user in memory."""
+    found = (MEMORY / _root_name()).glob("*/*")
+    return sum(folder_bytes(path) for path in found if path.is_dir())
+
+
+def remove_unused(parent: Path, *, enough: int) -> int:
+    """Remove folders of a data set that no process uses, those unused for longest first.
+
+    Args:
+        parent: The data set's folder.
+        enough: Bytes. No more folders are removed once this number is free.
+
+    Returns:
+        Bytes of the removed folders.
+    """
+    freed = 0
+    for folder in sorted(_folders(parent), key=_used_s):
+        if freed >= enough:
+            break
+        freed += _remove_unused(folder)
+    return freed
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of the files in a folder."""
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                facts = entry.stat(follow_symlinks=False)
+                total += facts.st_blocks * 512 if entry.name == INDEX else facts.st_size  # an index has gaps
+    return total
+
+
+def _folders(parent: Path) -> list[Path]:
+    return [folder for folder in parent.iterdir() if (folder / _LOCK).exists()]
+
+
+def _remove_unused(folder: Path) -> int:
+    """Remove a folder if no process holds its lock. Return the bytes of its files, 0 if it stays."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return 0
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        freed = folder_bytes(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+    return freed
+
+
+def _used_s(folder: Path) -> float:
+    """Return when a folder was last taken into use, by the time of its lock file."""
+    try:
+        return (folder / _LOCK).lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _root_name() -> str:
+    return f"hetero-cache-{os.geteuid()}"
+
+
+def _make_private(folder: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise ConfigError(
+            f"{folder} must be a folder of user {os.geteuid()} with mode 700, found user {facts.st_uid} with mode "
+            f"{facts.st_mode & 0o777:o}\n  Others could otherwise change the samples that are kept in it. Remove it."
+        )
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False

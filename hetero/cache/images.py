@@ -1,0 +1,114 @@
+"""Images of Pillow as plain data, because a loaded sample often is one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hetero.batches.imported import imported
+from hetero.errors import ConfigError
+
+__all__ = ["ImageData", "with_images", "without_images"]
+
+_MODES = frozenset({"1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"})
+_MODES |= {"I;16", "I;16L", "I;16B", "I;16N"}
+"""Modes whose pixels are the whole image. Others have a palette."""
+_PLAIN = (bool, bytes, float, int, str, type(None))
+_MAX_ITEMS = 1024
+"""A longer list is searched for images only if its first item is one, or a container."""
+_MAX_DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ImageData:
+    """The parts of one image."""
+
+    mode: str
+    size: tuple[int, int]
+    """Width and height."""
+    pixels: Any
+    """As ``Image.tobytes`` returns them, uint8."""
+    info: dict[Any, Any]
+    """The entries of ``Image.info`` that are plain values."""
+
+
+def without_images(value: Any, depth: int = 0) -> Any:
+    """Return a value with `ImageData` in place of its images. Containers are searched.
+
+    Raises:
+        ConfigError: If an image has a palette.
+    """
+    image_module = imported("PIL.Image")
+    if image_module is None:
+        return value
+    if isinstance(value, image_module.Image):
+        if value.mode not in _MODES:
+            raise ConfigError(f"an image of mode {value.mode!r}; convert it with .convert('RGB')")
+        pixels = np.frombuffer(value.tobytes(), np.uint8)  # reads the file if that was not done
+        return ImageData(value.mode, value.size, pixels, _plain_info(value.info))
+    return _mapped(value, without_images, depth)
+
+
+def with_images(value: Any, depth: int = 0) -> Any:
+    """Return a value with images in place of its `ImageData`.
+
+    Raises:
+        ValueError: If pixels and size do not fit together.
+    """
+    if type(value) is ImageData:
+        from PIL import Image
+
+        image = Image.frombytes(value.mode, value.size, value.pixels)
+        image.info = value.info
+        return image
+    return _mapped(value, with_images, depth)
+
+
+def _plain_info(info: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the entries with plain values. Texts and fractions of classes of Pillow become plain ones."""
+    found: dict[Any, Any] = {}
+    for key, value in info.items():
+        plain = tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
+        if isinstance(key, str) and (
+            type(plain) in _PLAIN or (type(plain) is tuple and set(map(type, plain)) <= set(_PLAIN))
+        ):
+            found[str(key)] = plain
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if type(value).__name__ == "IFDRational":
+        return float(value)
+    return value
+
+
+def _mapped(value: Any, function: Callable[[Any, int], Any], depth: int) -> Any:
+    """Return a container whose values the function has replaced. Other values are returned as they are."""
+    kind = type(value)
+    if depth >= _MAX_DEPTH:
+        return value
+    if kind is dict or kind is OrderedDict:
+        return kind((key, function(item, depth + 1)) for key, item in value.items())
+    if kind is list or kind is tuple:
+        if len(value) > _MAX_ITEMS and type(value[0]) in (*_PLAIN, complex):
+            return value
+        return kind([function(item, depth + 1) for item in value])
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return tuple.__new__(kind, [function(item, depth + 1) for item in value])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and kind is not ImageData:
+        items = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        changed = {name: function(item, depth + 1) for name, item in items.items()}
+        if all(changed[name] is item for name, item in items.items()):
+            return value
+        made = object.__new__(kind)
+        for name, item in changed.items():
+            object.__setattr__(made, name, item)
+        return made
+    return value

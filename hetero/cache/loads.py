@@ -1,0 +1,186 @@
+"""Calls the ``load`` of a data set, or takes its result from the samples that this host has kept."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.purity.comparison import compare, freeze
+from hetero.batches.seeds import BUILD_KEY, generator_states, preserved_generators
+from hetero.cache.entries import EncodedSample
+from hetero.cache.fingerprint import Fingerprint
+from hetero.cache.store import ABSENT
+from hetero.cache.tiers import Tiers, open_tiers
+from hetero.errors import ConfigError
+from hetero.spec import Cache, DatasetFactory, DatasetSpec
+
+__all__ = ["COUNTS", "LoadCounts", "keep_loads"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """What the caches of this process have done."""
+
+    num_kept: int = 0
+    """Samples that were taken from a cache."""
+    num_loaded: int = 0
+    """Samples that the user's code has loaded, although the data set has a cache."""
+    num_damaged: int = 0
+    """Kept samples that were damaged. They were loaded again."""
+
+
+COUNTS = LoadCounts()
+"""Counts of this process."""
+
+
+def keep_loads(built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec) -> None:
+    """Let a data set take the first part of its samples from a cache.
+
+    Args:
+        built: The data set, with a `hetero.batches.split.SplitDataset`.
+        factory: Its factory, with a cache.
+        spec: Its spec.
+    """
+    assert built.split is not None
+    assert factory.cache is not None
+    loads = _KeptLoads(built, factory, spec, factory.cache)
+    built.split.load, built.split.begin = loads, loads.begin
+
+
+class _KeptLoads:
+    """Replaces `SplitDataset.load`.
+
+    `begin` opens the files. It runs before the samples of a batch are seeded, because it loads samples and seeds.
+    """
+
+    def __init__(self, built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec, settings: Cache) -> None:
+        self._built = built
+        self._name = spec.name
+        self._settings = settings
+        self._fingerprint = Fingerprint(built, factory, spec)
+        self._key = b""
+        self._tiers: Tiers | None = None
+        self._is_checked = False
+        self._has_warned = False
+
+    def begin(self, index: Any) -> None:
+        """Check the data set, and open the files, unless this is done.
+
+        Args:
+            index: Index of a sample, for the check. If it raises, another sample is checked later.
+
+        Raises:
+            ConfigError: If ``load`` depends on a seed, or ``__getitem__`` makes something else than the two parts.
+        """
+        if self._tiers is None:
+            with preserved_generators():
+                self._key = self._fingerprint.key()
+                num_samples = len(self._built.split.inner) if self._built.split is not None else 0
+                self._tiers = open_tiers(self._settings, self._name, self._key, num_samples)
+        if not self._is_checked:
+            with preserved_generators():
+                self._check(index)
+
+    def __call__(self, index: Any) -> Any:
+        """Return ``load(index)`` in new memory. The result is the same whether it was kept or not.
+
+        Raises:
+            ConfigError: If ``load`` draws random numbers.
+            Exception: If the user's code raises.
+        """
+        tiers, number = self._tiers, _position(index)
+        if tiers is None or number is None or not 0 <= number < tiers.num_samples:
+            self._warn(f"the sample of index {index!r:.60} is not kept, because that is no position in the data set")
+            COUNTS.num_loaded += 1
+            return self._without_draws(index)[0]
+        found = tiers.get(number)
+        COUNTS.num_damaged += tiers.take_num_damaged()
+        if found is not ABSENT:
+            COUNTS.num_kept += 1
+            return found
+        value, may_be_kept = self._without_draws(index)
+        COUNTS.num_loaded += 1
+        if not may_be_kept:
+            return value
+        try:
+            sample = EncodedSample(value, number, self._key)
+        except ConfigError as error:
+            self._warn(f"what load({index!r:.60}) returned cannot be kept: {error}".partition("\n")[0])
+            return value
+        tiers.put(number, sample)
+        return sample.value()
+
+    def _without_draws(self, index: Any) -> tuple[Any, bool]:
+        """Return ``load(index)``, and whether it may be kept."""
+        assert self._built.split is not None
+        before = generator_states()
+        value = self._built.split.load_anew(index)
+        after = generator_states()
+        if len(before[-1]) != len(after[-1]):  # the call has imported torch, so its draws are not known
+            return value, False
+        if before != after:
+            raise ConfigError(
+                f"load({index!r:.60}) of data set {self._name!r} draws random numbers or seeds a generator, so its "
+                "result must not be kept\n  Draw in augment(sample)."
+            )
+        return value, True
+
+    def _check(self, index: Any) -> None:
+        """Compare one sample, loaded twice with different seeds, and made by ``__getitem__`` if the data set has it."""
+        split = self._built.split
+        assert split is not None
+        try:
+            self._built.seed(BUILD_KEY)
+            first = freeze(split.load_anew(split.inner_index(index)))
+            self._built.seed(BUILD_KEY + 1)
+            seeded = compare(first, split.load_anew(split.inner_index(index)))
+            different = None if seeded is not None else self._compare_whole(index)
+        except Exception:  # noqa: BLE001 - whatever the sample raises, it raises again when it is computed
+            return
+        self._is_checked = True
+        if seeded is not None:
+            raise ConfigError(
+                f"load({index!r:.60}) of data set {self._name!r} returns something else after another seed, so it must "
+                f"not be kept: {seeded}\n  Draw in augment(sample)."
+            )
+        if different is not None:
+            raise ConfigError(
+                f"data set {self._name!r}: augment(load({index!r:.60})) is not what __getitem__ returns: {different}\n"
+                "  Write __getitem__ as: return self.augment(self.load(index)). Or leave it out."
+            )
+
+    def _compare_whole(self, index: Any) -> Any:
+        """Return how a sample differs from what ``__getitem__`` returns. None if it does not, or there is none."""
+        split = self._built.split
+        assert split is not None
+        get_item: Callable[[Any, Any], Any] | None = getattr(type(split.inner), "__getitem__", None)
+        if get_item is None or str(getattr(get_item, "__module__", "")).startswith("torch."):  # torch's only raises
+            return None
+        self._built.seed(BUILD_KEY)
+        whole = freeze(get_item(split.inner, split.inner_index(index)))
+        self._built.seed(BUILD_KEY)
+        return compare(whole, split.inner.augment(split.load_anew(split.inner_index(index))))
+
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("data set %r: %s", self._name, text)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tiers": None}  # the other process opens the files itself
+
+
+def _position(index: Any) -> int | None:
+    """Return an integer of any type as an int. None for other indices."""
+    if isinstance(index, bool):
+        return None
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None

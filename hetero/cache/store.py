@@ -1,0 +1,210 @@
+"""The kept samples of one fingerprint, in the files of one folder.
+
+The file ``index`` has a slot for each sample, which says where its entry lies: segment, offset and size. Each process
+appends entries to segments of its own (``data-N``), and reads those of all. A slot is written after its entry. No lock
+is needed for either, because an entry carries a digest: whatever a slot points to is the wanted sample or is refused.
+
+Files are read with system calls and not mapped, because a process that reads a mapped file dies if the file shrinks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from hetero.cache.entries import DamagedEntryError, EncodedSample, read_entry
+from hetero.cache.folders import INDEX, RESERVE, SharedFolder, folder_bytes, lock, remove_unused
+from hetero.system.quantities import bytes_text
+
+__all__ = ["ABSENT", "SampleStore"]
+
+ABSENT = object()
+"""Stands for a sample that is not kept."""
+
+_SLOT = struct.Struct("<IIQ")
+_MAX_ENTRY_BYTES = 2**32 - 1
+_CHUNK_BYTES = 4 * 2**20
+"""Bytes that a process reserves at once for its next entries."""
+_SEGMENTS = 128
+"""Each segment has at most this part of all bytes, or 64 MiB."""
+_MIN_SEGMENT_BYTES = 64 * 2**20
+_MAX_OPEN = 64
+"""Segments that a process has open to read."""
+
+
+class SampleStore:
+    """Samples of one fingerprint. Processes share the files. One object is for one process and one thread at a time.
+
+    Args:
+        folder: The folder.
+        fingerprint: What the samples depend on.
+        num_samples: Indices are in ``[0, num_samples)``.
+        max_bytes: Bound on the files of the data set, over all its fingerprints.
+        spared: Share of the file system that stays free.
+
+    Raises:
+        OSError: If the files cannot be opened.
+    """
+
+    def __init__(
+        self, folder: SharedFolder, fingerprint: bytes, num_samples: int, *, max_bytes: int, spared: float
+    ) -> None:
+        self._folder = folder
+        self._fingerprint = fingerprint
+        self._num_samples = num_samples
+        self._max_bytes = max_bytes
+        self._spared = spared
+        self._index = os.open(folder.path / INDEX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._segments: dict[int, int] = {}
+        self._own: _OwnSegment | None = None
+        self.why_full = ""
+        """Why there is no room for another sample. Empty if there is."""
+        self.num_damaged = 0
+        """Entries that were not what was written."""
+
+    def get(self, index: int) -> Any:
+        """Return a kept sample in new memory, or `ABSENT`. ``index`` is in ``[0, num_samples)``."""
+        try:
+            slot = os.pread(self._index, _SLOT.size, _SLOT.size * index)
+            if len(slot) < _SLOT.size:
+                return ABSENT
+            number, nbytes, offset = _SLOT.unpack(slot)
+            if not number:
+                return ABSENT
+            descriptor = self._segment(number - 1)
+            return read_entry(descriptor, offset, nbytes, index=index, fingerprint=self._fingerprint)
+        except (DamagedEntryError, FileNotFoundError):
+            self.num_damaged += 1
+        except (OSError, OverflowError):  # the disk fails, or there are no descriptors left
+            return ABSENT
+        return ABSENT
+
+    def put(self, index: int, sample: EncodedSample) -> bool:
+        """Keep a sample. Return whether there was room for it."""
+        if self.why_full or sample.nbytes > _MAX_ENTRY_BYTES:
+            return False
+        try:
+            own = self._own
+            if own is None or own.pid != os.getpid() or own.end + sample.nbytes > own.max_bytes:
+                own = self._own = self._begin_segment(sample.nbytes)
+            if own.end + sample.nbytes > own.reserved:
+                self._reserve(own, sample.nbytes)
+            _write(own.descriptor, sample.pieces, own.end)
+            os.pwrite(self._index, _SLOT.pack(own.number + 1, sample.nbytes, own.end), _SLOT.size * index)
+        except (OSError, OverflowError) as error:
+            self.why_full = f"{self._folder.parent}: {error}"
+            return False
+        own.end += sample.nbytes
+        return True
+
+    def close(self) -> None:
+        """Close the files."""
+        own = self._own
+        if own is not None and own.pid == os.getpid():
+            with contextlib.suppress(OSError):
+                os.ftruncate(own.descriptor, own.end)  # what was reserved and not used
+            os.close(own.descriptor)
+        for descriptor in (self._index, *self._segments.values()):
+            os.close(descriptor)
+        self._folder.close()
+
+    def _segment(self, number: int) -> int:
+        descriptor = self._segments.pop(number, None)
+        if descriptor is None:
+            path = self._folder.path / f"data-{number}"
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._segments[number] = descriptor  # as the last one, because it was used last
+        if len(self._segments) > _MAX_OPEN:
+            os.close(self._segments.pop(next(iter(self._segments))))
+        return descriptor
+
+    def _begin_segment(self, nbytes: int) -> _OwnSegment:
+        """Make the next segment of this process, with room for an entry at least."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.scandir(self._folder.path) as entries:
+            number = sum(entry.name.startswith("data-") for entry in entries)
+        while True:
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(self._folder.path / f"data-{number}", flags, 0o600)
+                break
+            number += 1
+        if self._own is not None and self._own.pid == os.getpid():
+            os.close(self._own.descriptor)
+        return _OwnSegment(number, descriptor, max(nbytes, _MIN_SEGMENT_BYTES, self._max_bytes // _SEGMENTS))
+
+    def _reserve(self, own: _OwnSegment, nbytes: int) -> None:
+        """Reserve bytes at the end of the own segment.
+
+        Raises:
+            OSError: If the bound is reached.
+        """
+        with self._reserving():
+            wanted = max(nbytes, min(_CHUNK_BYTES, self._max_bytes // _SEGMENTS))
+            if self._why_no_room(wanted):
+                wanted = nbytes
+                if why_not := self._why_no_room(wanted):
+                    raise OSError(why_not)
+            os.ftruncate(own.descriptor, own.end + wanted)
+            own.reserved = own.end + wanted
+
+    def _why_no_room(self, wanted: int) -> str:
+        """Return why there is no room for some bytes. Remove samples of other fingerprints to make room."""
+        parent = self._folder.parent
+        missing = sum(folder_bytes(path) for path in parent.iterdir() if path.is_dir()) + wanted - self._max_bytes
+        disk = shutil.disk_usage(parent)
+        scarce = int(wanted + self._spared * disk.total - disk.free)
+        if max(missing, scarce) > 0:
+            missing -= remove_unused(parent, enough=max(missing, scarce))
+            disk = shutil.disk_usage(parent)
+        if missing > 0:
+            return f"the bound of {bytes_text(self._max_bytes)} is reached"
+        if disk.free - wanted < self._spared * disk.total:
+            return f"{bytes_text(disk.free)} of {bytes_text(disk.total)} are free, and {self._spared:.0%} stay free"
+        return ""
+
+    @contextlib.contextmanager
+    def _reserving(self) -> Iterator[None]:
+        """Let one process at a time reserve."""
+        path = self._folder.parent / RESERVE
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            lock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also if another thread has forked a process meanwhile
+            os.close(descriptor)
+
+
+class _OwnSegment:
+    """The segment that this process appends to."""
+
+    def __init__(self, number: int, descriptor: int, max_bytes: int) -> None:
+        self.pid = os.getpid()
+        self.number = number
+        self.descriptor = descriptor
+        self.max_bytes = max_bytes
+        self.end = 0
+        self.reserved = 0
+
+
+def _write(descriptor: int, pieces: list[Any], offset: int) -> None:
+    """Write buffers one after the other.
+
+    Raises:
+        OSError: If the disk is full.
+    """
+    left = [memoryview(piece).cast("B") if len(piece) else memoryview(b"") for piece in pieces]
+    left = [piece for piece in left if len(piece)]
+    while left:
+        written = os.pwritev(descriptor, left[: os.sysconf("SC_IOV_MAX")], offset)
+        offset += written
+        while left and written >= len(left[0]):
+            written -= len(left[0])
+            del left[0]
+        if written:
+            left[0] = left[0][written:]

@@ -1,0 +1,128 @@
+"""The places where the loaded samples of one data set are kept: memory first, then a disk."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.util
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+from hetero.cache.entries import EncodedSample
+from hetero.cache.folders import MEMORY, SharedFolder, sweep_memory
+from hetero.cache.store import ABSENT, SampleStore
+from hetero.errors import ConfigError
+from hetero.spec import Cache
+from hetero.system.quantities import bytes_text
+
+__all__ = ["Tiers", "close_tiers", "open_tiers"]
+
+_SPARED_MEMORY = 0.25
+"""Share of /dev/shm that stays free, because torch's workers put batches there."""
+_SPARED_DISK = 0.05
+_LATE = -100
+"""Priority of a finalizer of `multiprocessing` that runs after all others."""
+
+logger = logging.getLogger(__name__)
+
+
+class Tiers:
+    """The stores of one data set, open in this process. Use `open_tiers` to make them.
+
+    Args:
+        settings: Where samples may be kept.
+        name: Registered name of the data set.
+        key: See `hetero.cache.fingerprint`.
+        num_samples: Indices are in ``[0, num_samples)``.
+    """
+
+    def __init__(self, settings: Cache, name: str, key: bytes, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self._name = name
+        self._key = key
+        self._stores: list[SampleStore] = []
+        self._has_warned = False
+        if settings.memory:
+            sweep_memory()  # what processes that were killed have left
+            self._open(MEMORY, int(settings.memory), _SPARED_MEMORY)
+        if settings.folder is not None:
+            self._open(Path(os.path.expandvars(settings.folder)).expanduser(), int(settings.disk), _SPARED_DISK)
+        self._finalizer = weakref.finalize(self, _close, self._stores, os.getpid())
+
+    def take_num_damaged(self) -> int:
+        """Return how many kept samples were damaged, since the last call."""
+        number = sum(store.num_damaged for store in self._stores)
+        if number:
+            for store in self._stores:
+                store.num_damaged = 0
+        return number
+
+    def get(self, number: int) -> Any:
+        """Return a kept sample in new memory, or `ABSENT`."""
+        for store in self._stores:
+            found = store.get(number)
+            if found is not ABSENT:
+                return found
+        return ABSENT
+
+    def put(self, number: int, sample: EncodedSample) -> None:
+        """Keep a sample where there is room first. Log once if there is none."""
+        if any(store.put(number, sample) for store in self._stores) or self._has_warned or not self._stores:
+            return
+        self._has_warned = True
+        logger.warning(
+            "data set %r: the cache is full, so some samples are loaded again in each epoch (%s)",
+            self._name,
+            "; ".join(store.why_full for store in self._stores),
+        )
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        self._finalizer()
+
+    def _open(self, base: Path, max_bytes: int, spared: float) -> None:
+        try:
+            folder = SharedFolder(base, self._name, self._key.hex())
+            store = SampleStore(folder, self._key, self.num_samples, max_bytes=max_bytes, spared=spared)
+        except (ConfigError, OSError, OverflowError) as error:
+            text = str(error).partition("\n")[0]
+            logger.warning(
+                "data set %r: no samples are kept in %s (%s): %s", self._name, base, bytes_text(max_bytes), text
+            )
+        else:
+            self._stores.append(store)
+
+
+_known: weakref.WeakValueDictionary[tuple[int, Cache, str, bytes, int], Tiers] = weakref.WeakValueDictionary()
+"""What is open in this process. A script may build a data set again for each epoch."""
+_pid_with_exit = 0
+
+
+def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tiers:
+    """Return the stores of a data set, which this process opens once. The arguments are those of `Tiers`."""
+    global _pid_with_exit
+    found = (os.getpid(), settings, name, key, num_samples)
+    tiers = _known.get(found)
+    if tiers is None:
+        tiers = _known[found] = Tiers(settings, name, key, num_samples)
+    if _pid_with_exit != os.getpid():
+        _pid_with_exit = os.getpid()
+        multiprocessing.util.Finalize(None, close_tiers, exitpriority=_LATE)  # also in processes of `multiprocessing`
+    return tiers
+
+
+def close_tiers() -> None:
+    """Close all stores of this process, and remove the samples in memory if no other process uses them."""
+    for key, tiers in list(_known.items()):
+        if key[0] == os.getpid():
+            _known.pop(key, None)
+            tiers.close()
+    sweep_memory()
+
+
+def _close(stores: list[SampleStore], pid: int) -> None:
+    """Close stores, but not those of the process that this one was forked from."""
+    if pid == os.getpid():
+        while stores:
+            stores.pop().close()

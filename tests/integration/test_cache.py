@@ -1,0 +1,27 @@
+"""Jobs whose data set has a cache: the same batches, fewer loads, and nothing left of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import CHAIN, DNN, StartJob, data
+
+
+@pytest.mark.parametrize("groups", [[DNN], [data(1), DNN]], ids=["homogeneous", "heterogeneous"])
+def test_batches_are_those_of_a_job_without_a_cache(start_job: StartJob, tmp_path: Path, groups: list[str]) -> None:
+    digests = {}
+    for kind in ("plain", "kept"):
+        output = tmp_path / kind
+        args = ["--kind", kind, "--output", str(output)]
+        job = start_job(groups, "--endpoints-per-host", "2", script=CHAIN.with_name("kept.py"), args=args)
+        assert job.wait() == 0, job.output
+        digests[kind] = output.read_text()
+        events = job.report()["run"]["events"]
+        if kind == "plain" or len(groups) == 1:
+            assert "samples taken from the cache" not in events
+        else:
+            loaded, taken = events["samples loaded for the cache"], events["samples taken from the cache"]
+            assert 100 <= loaded <= 110  # two endpoints share it; both may load a sample at the same time
+            assert taken >= 50
+    assert digests["plain"] == digests["kept"]
