@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import logging
 import os
 import resource
 import select
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -38,6 +40,7 @@ __all__ = [
     "is_resource_tracker",
     "kill_all",
     "limit_threads",
+    "open_files",
     "reap_adopted",
     "start_child",
     "thread_limits",
@@ -240,6 +243,9 @@ class SignalWaiter:
     It uses a pipe, because an event that a signal handler sets can deadlock: the handler may run while the same thread
     holds the event's lock.
 
+    Processes that are forked meanwhile have the default action again. Otherwise those of a script could not be ended,
+    and a signal to one of them would count as a signal to this process.
+
     Args:
         signals: The signals to wait for instead of their default action.
     """
@@ -256,6 +262,7 @@ class SignalWaiter:
         self._restore_wakeup = lambda: signal.set_wakeup_fd(previous)
         for number in self._signals:
             self._before.append((number, signal.signal(number, _ignore)))
+        _waiting.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,6 +272,7 @@ class SignalWaiter:
 
     def abandon(self) -> None:
         """Close the pipe without changing signal handlers. A forked child does this with an inherited waiter."""
+        _waiting.discard(self)
         if self._read_end >= 0:
             self._restore_wakeup()
             os.close(self._read_end)
@@ -279,6 +287,41 @@ class SignalWaiter:
         """
         readable, _, _ = select.select([self._read_end, *descriptors], [], [], timeout_s)
         return set(os.read(self._read_end, 4096)) if self._read_end in readable else set()
+
+    def reset(self) -> None:
+        """Give the signals their default action. A forked child does this with an inherited waiter."""
+        signal.set_wakeup_fd(-1)
+        for number in self._signals:
+            signal.signal(number, signal.SIG_DFL)
+
+
+_waiting: weakref.WeakSet[SignalWaiter] = weakref.WeakSet()
+
+
+def _reset_in_child() -> None:
+    for waiter in list(_waiting):
+        waiter.reset()
+
+
+os.register_at_fork(after_in_child=_reset_in_child)
+
+
+def open_files() -> dict[int, str]:
+    """Return the files and connections that this process has open, by descriptor.
+
+    Not those that forked processes may share without harm: files that are only written, terminals, and devices such as
+    ``/dev/null``.
+    """
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError, ValueError):  # the descriptor of this very listing
+            descriptor = int(path.name)
+            mode = os.fstat(descriptor).st_mode
+            is_file, is_connection = stat.S_ISREG(mode), stat.S_ISSOCK(mode)
+            reads = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+            if is_connection or (is_file and reads):
+                found[descriptor] = str(path.readlink()) if is_file else "a connection"
+    return found
 
 
 def describe_exit_status(status: int) -> str:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from hetero.system.process import (
     die_with,
     die_with_parent,
     limit_threads,
+    open_files,
     thread_limits,
 )
 
@@ -240,3 +243,25 @@ def test_end_descendants_names_what_cannot_be_killed_and_goes_on(way: str) -> No
             os.kill(pid, signal.SIGKILL)
             process.kill()
     assert f"not ended 0 s after SIGKILL: process {pid}; continuing without waiting for them\ngoes on\n" in output
+
+
+def test_process_that_is_forked_while_signals_are_waited_for_has_the_default_actions() -> None:
+    with SignalWaiter((signal.SIGTERM,)) as waiter:
+        pid = os.fork()
+        if not pid:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+        assert waiter.wait(0.0) == set()  # it was none of this process
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert waiter.wait(5.0) == {signal.SIGTERM}
+
+
+def test_open_files_are_those_that_processes_must_not_share(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("data")
+    before = open_files()
+    with path.open() as read, (tmp_path / "log").open("a"), Path("/dev/null").open(), socket.socket() as connection:
+        found = {descriptor: name for descriptor, name in open_files().items() if descriptor not in before}
+        assert found == {read.fileno(): str(path), connection.fileno(): "a connection"}
+    assert open_files() == before

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from hetero.dataplane.endpoint.endpoint import (
@@ -36,7 +37,7 @@ from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.endpoint.script import load_script
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
-from hetero.system.process import SignalWaiter, die_with_parent
+from hetero.system.process import SignalWaiter, die_with_parent, open_files
 from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
 
 __all__ = ["MAX_PACKET_BYTES", "main", "why_not_fork"]
@@ -68,12 +69,26 @@ class _Child:
 
 
 class _ForkServer:
-    def __init__(self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter) -> None:
+    """Executes the commands of the pool.
+
+    Args:
+        pool: The socket to the pool.
+        base: The settings of endpoints.
+        signals: Waits for the end signal and for the end of children.
+        opened: What importing the script has opened and not closed.
+    """
+
+    def __init__(
+        self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter, opened: Sequence[str]
+    ) -> None:
         self._pool = pool
         self._base = base
         self._signals = signals
         self._children: list[_Child] = []
         self._reason = why_not_fork()
+        if opened and not self._reason:
+            names = f"{', '.join(opened[:3])}{' and others' if len(opened) > 3 else ''}"
+            self._reason = f"importing the script opened {names}, and processes must not share the position in a file"
         if self._reason:
             logger.info("endpoints start as fresh processes: %s", self._reason)
 
@@ -211,12 +226,14 @@ def main() -> None:
     configure_process(base.log_level)
     ignore_platform()
     keep_freed_memory()
+    before = open_files()
     try:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
         # Do this again, because the script may have set up logging or signals.
         configure_process(base.log_level)
         with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:
-            status = _ForkServer(pool, base, signals).serve()
+            opened = [name for descriptor, name in open_files().items() if before.get(descriptor) != name]
+            status = _ForkServer(pool, base, signals, opened).serve()
     except HeteroError as error:
         report_failure(pool, error)
         status = int(error.exit_code)

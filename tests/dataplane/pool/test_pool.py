@@ -14,6 +14,7 @@ import pytest
 from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.reader.reader import Reader
 from hetero.errors import AuthenticationError, ChildFailedError, ConfigError, ExitCode, HeteroError, PortError
+from hetero.spec import DatasetSpec
 
 
 def failure_of(job: Any, tools: Any, **options: Any) -> HeteroError:
@@ -211,3 +212,56 @@ def test_endpoint_dumps_its_stacks_on_request(job: Any, tools: Any) -> None:
 def test_pool_options_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_endpoints is 0, expected at least 1"):
         EndpointOptions(script="s.py", host="h", address="127.0.0.1", num_endpoints=0, job_id="x")
+
+
+def test_files_that_the_import_opens_are_not_shared_by_endpoints(job: Any, tools: Any) -> None:
+    data = job.path / "numbers.bin"
+    data.write_bytes(bytes(range(100)))
+    script = job.path / "reading.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import numpy as np
+            import hetero
+
+            FILE = open({str(data)!r}, "rb", buffering=0)
+
+            class Numbers:
+                def __len__(self):
+                    return 100
+
+                def __getitem__(self, index):
+                    FILE.seek(index)
+                    return np.int64(FILE.read(1)[0])
+
+            @hetero.dataset(collate_fn=np.array)
+            def numbers_in_a_file():
+                return Numbers()
+        """)
+    )
+    job.pool(num_endpoints=2, script=str(script))
+    wanted = tools.requests(DatasetSpec("numbers_in_a_file"), num_batches=50)
+    with Reader(job.fleet(), iter(wanted)) as reader:
+        assert [batch.tolist() for batch in reader] == [request.work.indices.tolist() for request in wanted]
+    reason = f"endpoints start as fresh processes: importing the script opened {data}, and processes must not share"
+    assert any(reason in line for line in job.lines)
+
+
+def test_factory_may_use_processes_of_its_own(job: Any, tools: Any) -> None:
+    script = job.path / "pooled.py"
+    script.write_text(
+        textwrap.dedent("""
+            import multiprocessing
+            import numpy as np
+            import hetero
+
+            @hetero.dataset(collate_fn=np.array)
+            def pooled():
+                with multiprocessing.get_context("fork").Pool(2) as pool:
+                    return pool.map(abs, range(100))
+        """)
+    )
+    pool = job.pool(num_endpoints=2, script=str(script))
+    wanted = tools.requests(DatasetSpec("pooled"))
+    with Reader(job.fleet(), iter(wanted)) as reader:
+        assert [batch.tolist() for batch in reader] == [request.work.indices.tolist() for request in wanted]
+    assert pool.num_restarts == 0
