@@ -22,6 +22,7 @@ from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.errors import EndpointUnavailableError
+from hetero.metrics.logged import MetricLog
 from hetero.wire.tls import Tls
 
 JOB = "benchmark"
@@ -96,6 +97,7 @@ class Session:
             max_batch_bytes=defaults.max_batch_bytes,
         )
         self.counters: Callable[[], Mapping[str, int]] = dict
+        self.metrics = MetricLog(rank=0, elapsed_s=0.0)
 
     def enter(self) -> None:
         """Become this process's session."""
