@@ -13,6 +13,7 @@ endpoints: on separate hosts, the trainer's is elsewhere. The disk is a folder w
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import Any
 import bench_pipelines
 import harness
 from harness import Column, Trial
-from peers import hetero_endpoints
+from peers import endpoint_script, hetero_endpoints
 
 EPOCH_BATCHES = 15
 BOUND = 3.0
@@ -62,16 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.estimate:
         bench_pipelines.make_photos()
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as folder:
-        rows = plan.compare(__file__, make_trials(folder), warmup_batches=2 * EPOCH_BATCHES, min_batches=EPOCH_BATCHES)
+        os.environ[endpoint_script.CACHE_VARIABLE] = folder  # not in the configuration, which is published
+        rows = plan.compare(__file__, make_trials(), warmup_batches=2 * EPOCH_BATCHES, min_batches=EPOCH_BATCHES)
     title = "A cache of decoded images"
     text = harness.report(title, rows, COLUMNS, figures, ratio_metric="samples_per_supply_cpu_s")
     plan.write(rows, text)
     return 0
 
 
-def make_trials(folder: str) -> list[Trial]:
+def make_trials() -> list[Trial]:
     """Return the rows to measure."""
-    caches = {"without": "", "memory": "memory", "disk": folder}
+    caches = {"without": "", "memory": "memory", "disk": "disk"}
     shared = {"pipeline": "jpeg", "root": str(bench_pipelines.PHOTOS), "epoch_batches": EPOCH_BATCHES}
     return [
         Trial(

@@ -105,9 +105,9 @@ def write(
 
 
 def save(path: Path, content: Mapping[str, Any], text: str) -> None:
-    """Write ``PATH.json`` and ``PATH.md``, each as a whole or not at all."""
+    """Write ``PATH.json`` and ``PATH.md``, each as a whole or not at all. Paths in the repository become relative."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for ending, whole in ((".json", json.dumps(content, indent=1) + "\n"), (".md", text)):
         draft = path.with_name(f"{path.name}{ending}.draft")
-        draft.write_text(whole, encoding="utf-8")
+        draft.write_text(whole.replace(f"{HERE.parent}{os.sep}", ""), encoding="utf-8")
         draft.replace(path.with_name(path.name + ending))

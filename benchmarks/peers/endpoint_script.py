@@ -8,21 +8,23 @@ from pipelines import load
 
 import hetero
 
+CACHE_VARIABLE = "BENCH_CACHE_FOLDER"
+
 
 def register(name: str, cache: str = "") -> hetero.datasets.DatasetFactory:
     """Register a pipeline's factory.
 
     Args:
         name: Name of the pipeline.
-        cache: ``memory``, a folder on a disk, or empty for no cache.
+        cache: ``memory``, ``disk`` for the folder that `CACHE_VARIABLE` names, or empty for no cache.
     """
     pipeline = load(name)
-    kept = {"": None, "memory": hetero.Cache(memory="4 GB")}
+    kept = {"memory": {"memory": "4 GB"}, "disk": {"disk": "4 GB", "folder": f"${CACHE_VARIABLE}"}}
     return hetero.dataset(
         name=name,
         collate_fn=pipeline.collate,
         seeding=pipeline.seeding,
-        cache=kept[cache] if cache in kept else hetero.Cache(disk="4 GB", folder=cache),
+        cache=hetero.Cache(**kept[cache]) if cache else None,
     )(pipeline.build)
 
 

@@ -156,7 +156,10 @@ class _KeptLoads:
             )
 
     def _compare_whole(self, index: Any) -> Any:
-        """Return how a sample differs from what ``__getitem__`` returns. None if it does not, or there is none."""
+        """Return how a sample differs from what ``__getitem__`` returns.
+
+        The result is None if they are equal, or if the data set has no ``__getitem__``.
+        """
         split = self._built.split
         assert split is not None
         get_item: Callable[[Any, Any], Any] | None = getattr(type(split.inner), "__getitem__", None)
