@@ -228,6 +228,7 @@ class Job:
 
     def _start(self, name: str, order: JobHostOrder) -> None:
         self._started.add(name)
+        self._hosts[name].guard.remote()
         self._waiting[self._hosts[name].run.remote(order)] = functools.partial(self._record_end, name)
 
     def _order(self, name: str, where: Sequence[str], cluster: object) -> JobHostOrder:

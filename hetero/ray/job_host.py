@@ -1,7 +1,7 @@
 """One host of a job that Ray places: an actor whose child process is a launcher.
 
-The driver calls `run` once, which returns when the launcher has ended. The other methods run beside it, on further
-threads of the actor.
+The driver calls `run` and `guard` once. `run` returns when the launcher has ended. The other methods run beside it, on
+further threads of the actor.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class JobHost:
         self._child: Child | None = None
         self._changed = threading.Condition()
         self._was_asked_to_stop = False
+        self._is_closed = threading.Event()
         self._figures: dict[str, int] = {}
         self._num_estimates = 0
 
@@ -91,11 +92,7 @@ class JobHost:
             if self._was_asked_to_stop:
                 return -signal.SIGTERM
             self._child = child = self._start(order)
-        while not child.wait(_CHECK_S):
-            if os.getppid() != self._node_pid:
-                write_line("hetero: Ray's process on this node has ended, so the launcher is asked to stop")
-                child.stop()
-                self.close(_GRACE_S)
+        child.wait(None)
         return -signal.SIGTERM if child.exit_code is None else child.exit_code
 
     def _start(self, order: JobHostOrder) -> Child:
@@ -117,6 +114,17 @@ class JobHost:
             on_error_line=self._read,
             on_end=lambda _: None,
         )
+
+    def guard(self) -> None:
+        """Stop the launcher and remove the files of this host if Ray ends on its node. Returns when they are removed.
+
+        Ray ends this process with its node only after the methods that run, so it lives until then.
+        """
+        while not self._is_closed.wait(_CHECK_S):
+            if os.getppid() != self._node_pid:
+                write_line("hetero: Ray's process on this node has ended, so the launcher is asked to stop")
+                self.stop()
+                self.close(_GRACE_S)
 
     def stop(self) -> None:
         """Ask the launcher to stop. Does not wait. Idempotent."""
@@ -160,6 +168,7 @@ class JobHost:
             child.wait(_KILLED_S)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        self._is_closed.set()
 
     def _read(self, line: str) -> None:
         """Print a line of the launcher, which Ray sends to the driver, and read its figures."""

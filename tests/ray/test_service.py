@@ -74,6 +74,7 @@ def test_number_of_data_hosts_follows_the_demand_of_a_resumed_run_until_shutdown
     resumed = {**config, "checkpoint": cluster.train.Checkpoint.from_directory(tmp_path)}
     with DataService(str(SCRIPT), num_hosts=1, max_hosts=2, label_selector=DATA) as own:
         training = train(own, resumed)
+        training.wait_step(1)
         own.wait_serving(2, timeout_s=60)
         (training.folder / "slow").touch()
         wait_until(lambda: own.serving() == ["data-0"], "a data host leaves")
