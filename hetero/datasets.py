@@ -45,6 +45,7 @@ def dataset(
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
     cache: Cache | str | int | None = None,
+    fork_built: bool = True,
 ) -> Callable[[Callable[..., Any]], DatasetFactory]: ...
 
 
@@ -58,6 +59,7 @@ def dataset(
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
     cache: Cache | str | int | None = None,
+    fork_built: bool = True,
 ) -> DatasetFactory | Callable[[Callable[..., Any]], DatasetFactory]:
     """Register a function that builds a map-style data set.
 
@@ -85,6 +87,8 @@ def dataset(
             needs two methods. ``load(index)`` draws no random numbers, and its result is kept.
             ``augment(sample)`` makes the sample of it. A text such as ``"8 GB"`` is the memory on
             each host, see `hetero.spec.Cache`.
+        fork_built: Whether a data host may build the data set once and then fork its endpoints, which
+            share its memory. With False each endpoint builds its own.
 
     Returns:
         The registered factory. Calling it returns a `DatasetSpec`.
@@ -101,6 +105,7 @@ def dataset(
             worker_init_fn=worker_init_fn,
             fingerprint=fingerprint,
             cache=cache,
+            fork_built=fork_built,
         )
     return _register(function, name=name)
 
@@ -137,6 +142,7 @@ def _register(
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
     cache: Cache | str | int | None = None,
+    fork_built: bool = True,
 ) -> DatasetFactory:
     """Check the function and add it to the registry."""
     if isinstance(function, type) or not callable(function):
@@ -160,6 +166,7 @@ def _register(
         collate_fn=collate_fn,
         worker_init_fn=worker_init_fn,
         fingerprint=fingerprint,
+        fork_built=fork_built,
         cache=cache if cache is None or isinstance(cache, Cache) else Cache(memory=cache),
         place=place,
     )

@@ -194,6 +194,8 @@ class DatasetFactory:
     """Function that each process calls once with its worker index, after it has built the data set."""
     fingerprint: Callable[[Any], str] | str | None = None
     """Text that identifies the data, or a function that returns this text for a data set. None: samples are hashed."""
+    fork_built: bool = True
+    """Whether a data host may build the data set once, in a process that then forks endpoints."""
     cache: Cache | None = None
     """Where the results of the data set's ``load`` are kept. None: nowhere."""
     place: str = field(default="", compare=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -353,7 +354,10 @@ class LaunchedHost:
         if self.pool is not None:
             for name, count in self.pool.counters().items():
                 counters[name] = counters.get(name, 0) + count
-        usage_json = json.dumps(self._sampler.usage().to_json()).encode()
+        usage = self._sampler.usage()
+        if self.pool is not None and (memory := self.pool.memory()) is not None:
+            usage = dataclasses.replace(usage, endpoints_private_bytes=memory[0], endpoints_shared_bytes=memory[1])
+        usage_json = json.dumps(usage.to_json()).encode()
         with self.hub.membership() as membership:
             is_behind = self.placement.num_ranks > 0 and membership.own.generation != self.generation
             is_behind = is_behind and changes.get("state") not in (None, HostState.FAILED)

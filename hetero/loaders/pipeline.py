@@ -91,6 +91,10 @@ class LoaderPipeline(LoaderTiming):
         self._num_requests = 0
         self._has_reported_empty = False
         self._has_reported_part = False
+        if is_remote() and isinstance(subject, DatasetSpec):
+            from hetero.loaders import remote  # imports the data plane, which local jobs do not need
+
+            remote.begin_to_prepare(subject)
 
     @property
     def has_own_order(self) -> bool:

@@ -18,7 +18,7 @@ from hetero.loaders.crosscheck import CheckedReader
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 
-__all__ = ["fingerprint", "fleet_for", "num_samples", "open_reader"]
+__all__ = ["begin_to_prepare", "fingerprint", "fleet_for", "num_samples", "open_reader"]
 
 _lock = threading.Lock()
 _fleet: tuple[int, RankSession, Fleet] | None = None
@@ -43,6 +43,15 @@ def fleet_for(session: RankSession) -> Fleet:
             _fleet = (os.getpid(), session, fleet)
             session.set_counters(lambda: dataclasses.asdict(fleet.stats))
         return _fleet[2]
+
+
+def begin_to_prepare(spec: DatasetSpec) -> None:
+    """Make the endpoints build a data set now, so that it is ready when the first batch is wanted. Does not block."""
+    session = control.current()
+    assert session is not None
+    fleet = fleet_for(session)
+    with fleet.lock:
+        fleet.prepare(spec)
 
 
 def num_samples(spec: DatasetSpec) -> int:

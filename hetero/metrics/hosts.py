@@ -73,6 +73,11 @@ class HostUsage:
     gpu_percent_p99: float | None = field(default=None, metadata=limits(maximum=100))
     gpu_memory_mean_bytes: float | None = None
     gpu_memory_p99_bytes: float | None = None
+    endpoints_private_bytes: int | None = None
+    """Memory that the endpoints of the host do not share, as a sum over them, at the latest reading."""
+    endpoints_shared_bytes: int | None = None
+    """Memory that an endpoint shares with other processes, as the maximum over the endpoints: the data set that was
+    built before they were forked, the script, and libraries."""
     began_monotonic_s: float | None = None
     """First reading, in seconds of the host's `time.monotonic`. It relates `series` to other events of this host."""
     series: UsageSeries = field(default_factory=UsageSeries)

@@ -358,13 +358,18 @@ def _prices_text(costs: Sequence[Cost]) -> str:
 
 
 def _hosts_table(usages: Sequence[HostUsage]) -> str:
-    header = ("host", "CPUs busy", "peak", "memory peak", "sent", "received", "GPU", "GPU memory")
+    header = (
+        *("host", "CPUs busy", "peak", "memory peak", "endpoints' own", "shared by them", "sent", "received"),
+        *("GPU", "GPU memory"),
+    )
     rows = [
         (
             code_span(usage.host),
             _cpus(usage.cpu_percent_mean),
             _cpus(usage.cpu_percent_peak),
             bytes_text(usage.memory_peak_bytes),
+            bytes_text(usage.endpoints_private_bytes),
+            bytes_text(usage.endpoints_shared_bytes),
             bytes_text(usage.network_sent_bytes),
             bytes_text(usage.network_received_bytes),
             NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",

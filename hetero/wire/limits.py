@@ -20,7 +20,7 @@ __all__ = [
     "Limits",
 ]
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of the data plane's messages. Both sides must have the same version."""
 SERVICE = "hetero.v1.Data"
 """Name of the data plane's gRPC service."""

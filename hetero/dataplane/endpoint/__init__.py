@@ -4,6 +4,11 @@
                             -> delivery (requests in, batches out) -> compute
 
 fork_server.py   imports the user's script once and forks endpoints
+shared_builds.py what the fork server does about data sets that are built for all endpoints
+builder.py       the process that builds them, and forks endpoints that have them
+prebuilt.py      what an endpoint knows of them
+processes.py     processes of endpoints, as fork server and builder see them
+packets.py       packets between these processes
 script.py        imports the script as a module
 options.py       the settings of an endpoint
 endpoint.py      one endpoint process from start to end

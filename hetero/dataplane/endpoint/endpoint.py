@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,11 @@ from hetero.control.health import HEALTH_POLICIES, Health
 from hetero.control.security import ServerInterceptor, token_from_environment
 from hetero.dataplane.endpoint.compute import Compute
 from hetero.dataplane.endpoint.options import EndpointOptions
+from hetero.dataplane.endpoint.prebuilt import Prebuilt, SharedBuilds
 from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.service import DATA_POLICIES, DataServicer
-from hetero.errors import ChildFailure, ExitCode, HeteroError
+from hetero.errors import ChildFailure, ExitCode, HeteroError, PortError
+from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
 from hetero.system.stop_signals import end_signal, ignore_platform
@@ -47,6 +49,10 @@ __all__ = ["Endpoint", "EndpointStatistics", "main", "run_endpoint"]
 
 _REPORT_INTERVAL_S = 1.0
 _EVENT_TIMEOUT_S = 5.0
+_ANSWER_S = 0.5
+"""Seconds for answers to readers before this process gives its port to another."""
+_PORT_TIMEOUT_S = 10.0
+_PORT_AGAIN_S = 0.01
 _MAX_CALLS = 1024
 """Largest number of concurrent gRPC calls. Each needs a thread. A rank's Attend call lasts while the rank reads."""
 
@@ -70,7 +76,7 @@ class EndpointStatistics:
     num_loaded: int = 0
     """Samples of data sets with a cache whose first part the user's code has loaded."""
     num_damaged: int = 0
-    """Kept samples that were damaged. They were loaded again."""
+    """Kept samples that were damaged, and were loaded anew."""
 
 
 class Endpoint:
@@ -79,13 +85,24 @@ class Endpoint:
     Args:
         options: The endpoint's settings.
         on_build: Called with False when the build of a data set begins, and with True when it has ended.
+        port: Port of the gRPC server, 0 for any.
+        prebuilt: Data sets that were built before this process was forked.
+        shared_builds: Where to ask for data sets that are built for all endpoints. None: this process builds them.
 
     Raises:
         AuthenticationError: The token file or the certificate cannot be used.
         PortError: The address cannot be bound.
     """
 
-    def __init__(self, options: EndpointOptions, on_build: Callable[[bool], None] = lambda has_ended: None) -> None:
+    def __init__(
+        self,
+        options: EndpointOptions,
+        on_build: Callable[[bool], None] = lambda has_ended: None,
+        *,
+        port: int = 0,
+        prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
+        shared_builds: SharedBuilds | None = None,
+    ) -> None:
         token = token_from_environment(os.environ)
         tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
         # Each request in progress holds a batch in memory. All ranks together have about two requests per slot in
@@ -104,7 +121,11 @@ class Endpoint:
             limits=Limits(max_batch_bytes=options.max_batch_bytes),
             transport=choose_transport(tls),
             on_build=on_build,
+            prebuilt=prebuilt or {},
+            ask=None if shared_builds is None else self._ask,
+            announce=None if shared_builds is None else shared_builds.announce,
         )
+        self._shared_builds = shared_builds
         self._health = Health(["hetero.data"])
         self._access = ServerInterceptor(
             token,
@@ -119,7 +140,11 @@ class Endpoint:
             options=channels.server_options(max_streams=_MAX_CALLS),
             maximum_concurrent_rpcs=_MAX_CALLS,
         )
-        self.port = channels.bind(self._server, options.address, tls=tls)
+        self.port = channels.bind(self._server, options.address, port, tls=tls)
+
+    def _ask(self, spec: DatasetSpec) -> str | None:
+        assert self._shared_builds is not None
+        return self._shared_builds.ask(spec, self.port)
 
     def __enter__(self) -> Endpoint:
         self._service.delivery.start()
@@ -136,6 +161,15 @@ class Endpoint:
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
 
+    def give_way(self) -> None:
+        """End, so that another process can take the port. Readers that wait for a data set are told first."""
+        self._health.set_serving(False)
+        self._service.wait_answered(_ANSWER_S)
+        ended = self._server.stop(_ANSWER_S)  # closes the port at once
+        self._service.delivery.stop(0.0)
+        ended.wait(2 * _ANSWER_S)
+        self._compute.close()
+
     def statistics(self) -> EndpointStatistics:
         """Return the counters. Blocks while the service is stuck, so a result shows that the service is not stuck."""
         self._service.show_life()
@@ -149,12 +183,22 @@ class Endpoint:
         )
 
 
-def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
+def run_endpoint(
+    options: EndpointOptions,
+    reports: socket.socket,
+    *,
+    port: int = 0,
+    prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
+    shared_builds: SharedBuilds | None = None,
+) -> int:
     """Serve until the end signal. Blocks the main thread.
 
     Args:
         options: The endpoint's settings. This process has imported the script already.
         reports: Socket to the pool for ``ready``, ``build``, ``statistics`` and ``failed`` events.
+        port: Port of the gRPC server, 0 for any. If another process is about to leave it, this one waits for it.
+        prebuilt: Data sets that were built before this process was forked.
+        shared_builds: Where to ask for data sets that are built for all endpoints.
 
     Returns:
         The exit status.
@@ -171,18 +215,40 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
             report("build", {"has_ended": has_ended})
 
         try:
-            endpoint = Endpoint(options, report_build)
+            endpoint = _open(options, report_build, port, prebuilt, shared_builds)
         except HeteroError as error:
             report_failure(reports, error)
             return int(error.exit_code)
         with endpoint:
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
-            while end_signal() not in signals.wait(_REPORT_INTERVAL_S):
+            moved = () if shared_builds is None else (shared_builds.moved_descriptor,)
+            while end_signal() not in signals.wait(_REPORT_INTERVAL_S, descriptors=moved):
+                if shared_builds is not None and shared_builds.is_moved:
+                    endpoint.give_way()
+                    return int(ExitCode.OK)
                 report("statistics", dataclasses.asdict(endpoint.statistics()))  # the pool takes it as a sign of life
             endpoint.stop(options.grace_s)
             close_tiers()
             report("statistics", dataclasses.asdict(endpoint.statistics()))
     return int(ExitCode.OK)
+
+
+def _open(
+    options: EndpointOptions,
+    on_build: Callable[[bool], None],
+    port: int,
+    prebuilt: Mapping[DatasetSpec, Prebuilt] | None,
+    shared_builds: SharedBuilds | None,
+) -> Endpoint:
+    """Return the endpoint. Wait until a given port is free."""
+    deadline_s = time.monotonic() + _PORT_TIMEOUT_S
+    while True:
+        try:
+            return Endpoint(options, on_build, port=port, prebuilt=prebuilt, shared_builds=shared_builds)
+        except PortError:
+            if not port or time.monotonic() > deadline_s:
+                raise
+            time.sleep(_PORT_AGAIN_S)
 
 
 def send_event(reports: socket.socket, event: str, **facts: object) -> None:

@@ -13,18 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import logging
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
-from typing import Any
 
 from hetero.dataplane.endpoint.endpoint import (
     configure_process,
@@ -34,61 +29,31 @@ from hetero.dataplane.endpoint.endpoint import (
     send_event,
 )
 from hetero.dataplane.endpoint.options import EndpointOptions
+from hetero.dataplane.endpoint.packets import MAX_PACKET_BYTES, make_channel, receive_packet
+from hetero.dataplane.endpoint.prebuilt import SharedBuilds
+from hetero.dataplane.endpoint.processes import EndpointProcess, run_forked, why_not_fork
 from hetero.dataplane.endpoint.script import load_script
+from hetero.dataplane.endpoint.shared_builds import HostBuilds
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
-from hetero.system.process import SignalWaiter, die_with_parent, open_files
+from hetero.system.process import SignalWaiter, die_with_parent
 from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
 
-__all__ = ["MAX_PACKET_BYTES", "main", "why_not_fork"]
-
-MAX_PACKET_BYTES = 128 * 1024
-"""Largest size of a command or event. The kernel's limit for one packet is higher."""
+__all__ = ["main"]
 
 _IDLE_S = 5.0
-_DESCRIPTOR = struct.Struct("i")
 
 logger = logging.getLogger(__name__)
 
 
-class _Child:
-    """One endpoint process, forked or fresh."""
-
-    def __init__(self, index: int, incarnation: str, pid: int, process: subprocess.Popen[bytes] | None) -> None:
-        self.index = index
-        self.incarnation = incarnation
-        self.pid = pid
-        self._process = process  # None if forked. Only this object may reap a fresh process
-
-    def poll(self) -> int | None:
-        """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
-        if self._process is not None:
-            return self._process.poll()
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
-
-
 class _ForkServer:
-    """Executes the commands of the pool.
-
-    Args:
-        pool: The socket to the pool.
-        base: The settings of endpoints.
-        signals: Waits for the end signal and for the end of children.
-        opened: What importing the script has opened and not closed.
-    """
-
-    def __init__(
-        self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter, opened: Sequence[str]
-    ) -> None:
+    def __init__(self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter) -> None:
         self._pool = pool
         self._base = base
         self._signals = signals
-        self._children: list[_Child] = []
+        self._children: list[EndpointProcess] = []
         self._reason = why_not_fork()
-        if opened and not self._reason:
-            names = f"{', '.join(opened[:3])}{' and others' if len(opened) > 3 else ''}"
-            self._reason = f"importing the script opened {names}, and processes must not share the position in a file"
+        self._builds = HostBuilds(base, pool, signals)
         if self._reason:
             logger.info("endpoints start as fresh processes: %s", self._reason)
 
@@ -99,14 +64,14 @@ class _ForkServer:
             gc.freeze()  # so the children's garbage collector does not touch inherited memory, which stays shared
         send_event(self._pool, "loaded", mode="fresh" if self._reason else "fork")
         while True:
-            arrived = self._signals.wait(_IDLE_S, descriptors=(self._pool.fileno(),))
-            self._reap()
+            arrived = self._wait(_IDLE_S, self._pool.fileno())
             if end_signal() in arrived:
                 return self._stop(self._base.grace_s)
-            command = self._receive()
-            if command is None:
+            packet = receive_packet(self._pool)
+            if packet is None:
                 continue
-            name, facts, descriptors = command
+            facts, descriptors = packet
+            name = facts.get("command")
             if name == "start":
                 self._start(facts["index"], facts["incarnation"], descriptors[0])
             elif name == "end":
@@ -116,53 +81,69 @@ class _ForkServer:
             else:
                 return self._stop(0.0)  # the pool is gone
 
-    def _receive(self) -> tuple[str, dict[str, Any], list[int]] | None:
-        try:
-            # Do not use socket.recv_fds. It ignores the flag MSG_DONTWAIT, so it would block until the next command.
-            packet, ancillary, _, _ = self._pool.recvmsg(
-                MAX_PACKET_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_DONTWAIT
-            )
-        except BlockingIOError:
-            return None
-        except ConnectionError:
-            packet, ancillary = b"", []
-        facts = json.loads(packet) if packet else {"command": "gone"}
-        descriptors = [_DESCRIPTOR.unpack(data)[0] for _, _, data in ancillary]
-        return facts.pop("command"), facts, descriptors
+    def _wait(self, timeout_s: float, *descriptors: int) -> set[int]:
+        """Wait for signals, questions of endpoints, and events of the builder, and handle them. Return the signals.
+
+        Args:
+            timeout_s: Longest time to wait.
+            descriptors: Other descriptors that end the wait.
+        """
+        channels = [child.channel.fileno() for child in self._children if child.channel is not None]
+        arrived = self._signals.wait(timeout_s, descriptors=(*descriptors, *self._builds.descriptors(), *channels))
+        self._reap()
+        for child in self._children:
+            if child.channel is not None and (packet := receive_packet(child.channel)) is not None:
+                question, passed = packet
+                if passed:
+                    self._builds.asked(child, question, passed[0])
+                elif question.get("event") == "gone":
+                    child.close()
+                else:
+                    self._builds.announced(question)
+        for event in self._builds.events(self._children):
+            if event["event"] == "forked":
+                self._children.append(
+                    EndpointProcess(event["index"], event["incarnation"], event["pid"], is_of_builder=True)
+                )
+            else:
+                self._ended_of_builder(event["incarnation"], event["status"])
+        return arrived
 
     def _start(self, index: int, incarnation: str, output: int) -> None:
         options = dataclasses.replace(self._base, index=index, incarnation=incarnation)
         try:
-            start = self._start_fresh if self._reason else self._fork
-            self._children.append(start(options, output))
+            if not self._builds.start(index, incarnation, output):
+                start = self._start_fresh if self._reason else self._fork
+                self._children.append(start(options, output))
         except OSError as error:
             send_event(self._pool, "exited", index=index, incarnation=incarnation, status=int(ExitCode.RESOURCES))
             logger.error("cannot start endpoint %s: %s", options.name, error)
         finally:
             os.close(output)
 
-    def _fork(self, options: EndpointOptions, output: int) -> _Child:
+    def _fork(self, options: EndpointOptions, output: int) -> EndpointProcess:
         server_pid = os.getpid()
+        ours, theirs = make_channel() if self._builds.may_share else (None, None)
         with children_ignore_platform():
             pid = os.fork()
         if pid:
-            return _Child(options.index, options.incarnation, pid, None)
-        status = int(ExitCode.INTERNAL)
-        try:
-            die_with_parent(server_pid)
-            self._signals.abandon()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if theirs is not None:
+                theirs.close()
+            return EndpointProcess(options.index, options.incarnation, pid, channel=ours)
+
+        def run() -> int:
             for descriptor in (1, 2):
                 os.dup2(output, descriptor)
             os.close(output)
-            status = run_endpoint(options, self._pool)
-        except BaseException:
-            logger.exception("endpoint %s failed", options.name)
-        finally:
-            exit_process(status)
+            for channel in (ours, *(child.channel for child in self._children)):
+                if channel is not None:
+                    channel.close()
+            return run_endpoint(options, self._pool, shared_builds=None if theirs is None else SharedBuilds(theirs))
+
+        run_forked(run, server_pid, self._signals)
         raise AssertionError("unreachable")
 
-    def _start_fresh(self, options: EndpointOptions, output: int) -> _Child:
+    def _start_fresh(self, options: EndpointOptions, output: int) -> EndpointProcess:
         with children_ignore_platform():
             process = subprocess.Popen(
                 [sys.executable, "-m", "hetero.dataplane.endpoint.endpoint", str(self._pool.fileno())],
@@ -174,48 +155,47 @@ class _ForkServer:
         assert process.stdin is not None
         with process.stdin as stdin:
             stdin.write(options.to_json())
-        return _Child(options.index, options.incarnation, process.pid, process)
+        return EndpointProcess(options.index, options.incarnation, process.pid, process=process)
 
     def _end(self, incarnation: str) -> None:
-        """Ask one endpoint to end. Its requests in progress have its own grace."""
+        """Ask one endpoint to end. Its requests in progress have their own grace."""
+        self._builds.forget(incarnation)
         for child in self._children:
             if child.incarnation == incarnation:
-                os.kill(child.pid, end_signal())
+                child.signal(end_signal())
 
     def _reap(self) -> None:
         for child in list(self._children):
             status = child.poll()
             if status is not None:
-                self._children.remove(child)
-                send_event(self._pool, "exited", index=child.index, incarnation=child.incarnation, status=status)
+                self._remove(child, status)
+
+    def _ended_of_builder(self, incarnation: str, status: int) -> None:
+        for child in list(self._children):
+            if child.is_of_builder and child.incarnation == incarnation:
+                self._remove(child, status)
+
+    def _remove(self, child: EndpointProcess, status: int) -> None:
+        self._children.remove(child)
+        child.close()
+        if not child.is_replaced:
+            send_event(self._pool, "exited", index=child.index, incarnation=child.incarnation, status=status)
 
     def _stop(self, grace_s: float) -> int:
         """Ask every endpoint to end, and kill it after ``grace_s`` seconds. If that is 0, kill it at once."""
+        self._builds.stop()
         for child in self._children:
-            os.kill(child.pid, end_signal() if grace_s > 0 else signal.SIGKILL)
+            child.signal(end_signal() if grace_s > 0 else signal.SIGKILL)
         deadline_s = time.monotonic() + grace_s
         while self._children and time.monotonic() < deadline_s:
-            self._signals.wait(min(0.5, max(0.0, deadline_s - time.monotonic())))
-            self._reap()
+            self._wait(min(0.5, max(0.0, deadline_s - time.monotonic())))
         for child in self._children:
-            os.kill(child.pid, signal.SIGKILL)
+            child.signal(signal.SIGKILL)
+        self._builds.kill()
         while self._children:
-            self._signals.wait(0.1)
-            self._reap()
+            self._wait(0.1)
+        self._builds.end()
         return int(ExitCode.OK)
-
-
-def why_not_fork() -> str:
-    """Return why this process must not fork endpoints, empty if it may fork."""
-    if threading.active_count() > 1:
-        names = ", ".join(sorted(thread.name for thread in threading.enumerate() if thread.name != "MainThread"))
-        return f"importing the script started threads ({names})"
-    if "tensorflow" in sys.modules:
-        return "the script imports TensorFlow"
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "importing the script initialised CUDA"
-    return ""
 
 
 def main() -> None:
@@ -226,14 +206,12 @@ def main() -> None:
     configure_process(base.log_level)
     ignore_platform()
     keep_freed_memory()
-    before = open_files()
     try:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
         # Do this again, because the script may have set up logging or signals.
         configure_process(base.log_level)
         with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:
-            opened = [name for descriptor, name in open_files().items() if before.get(descriptor) != name]
-            status = _ForkServer(pool, base, signals, opened).serve()
+            status = _ForkServer(pool, base, signals).serve()
     except HeteroError as error:
         report_failure(pool, error)
         status = int(error.exit_code)

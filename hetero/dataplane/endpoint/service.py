@@ -7,6 +7,7 @@ caller has left, and then stops waiting.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import secrets
@@ -27,7 +28,8 @@ from hetero.batches.structure.conversion import check_stacked
 from hetero.control.security import Policy
 from hetero.dataplane.endpoint.compute import Compute, Task
 from hetero.dataplane.endpoint.delivery import Delivery
-from hetero.datasets import build, get_factory
+from hetero.dataplane.endpoint.prebuilt import Prebuilt
+from hetero.datasets import get_factory, prebuild, registered
 from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
 from hetero.spec import DatasetSpec
 from hetero.system.fault_injection import Strike, faults_at
@@ -65,6 +67,10 @@ class _UnpreparedError(Exception):
     """The data set is not built in this process, for example after a restart. The reader prepares it and asks again."""
 
 
+class _MovedError(Exception):
+    """Another process, which has the data set, takes the place of this one."""
+
+
 class _Served:
     """One data set of this endpoint: the task that builds it, and then the data set."""
 
@@ -92,6 +98,9 @@ class DataServicer:
         limits: Bounds of requests and batches.
         transport: How readers connect for batches.
         on_build: Called on a compute thread, with False when the build of a data set begins and True when it has ended.
+        prebuilt: Data sets that were built before this process was forked.
+        ask: Asks for a data set that is built for all endpoints, see `SharedBuilds.ask`. None: this process builds it.
+        announce: Tells before which data set ``ask`` will ask for.
 
     Raises:
         PortError, OSError: As for `Delivery`.
@@ -110,7 +119,15 @@ class DataServicer:
         limits: Limits,
         transport: Transport,
         on_build: Callable[[bool], None] = lambda has_ended: None,
+        prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
+        ask: Callable[[DatasetSpec], str | None] | None = None,
+        announce: Callable[[DatasetSpec], object] | None = None,
     ) -> None:
+        self._prebuilt = prebuilt or {}
+        self._ask = ask
+        self._announce = announce
+        self._num_preparing = 0
+        self._answered = threading.Condition()
         self._compute = compute
         self._name = name
         self._worker_index = worker_index
@@ -147,14 +164,33 @@ class DataServicer:
     def _prepare(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.PrepareRequest, data)
         reply = pb.PrepareReply()
+        with self._counted():
+            try:
+                build = self._start_build(requests.spec_from_proto(request.dataset))
+                if not _wait(build, lambda: not context.is_active()):
+                    return b""
+                build.result()
+            except DatasetError as error:
+                reply.failure.CopyFrom(requests.failure_to_proto(_record(error)))
+            except _MovedError:
+                reply.moved = True
+            return reply.SerializeToString()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._answered:
+            self._num_preparing += 1
         try:
-            build = self._start_build(requests.spec_from_proto(request.dataset))
-            if not _wait(build, lambda: not context.is_active()):
-                return b""
-            build.result()
-        except DatasetError as error:
-            reply.failure.CopyFrom(requests.failure_to_proto(_record(error)))
-        return reply.SerializeToString()
+            yield
+        finally:
+            with self._answered:
+                self._num_preparing -= 1
+                self._answered.notify_all()
+
+    def wait_answered(self, timeout_s: float) -> None:
+        """Block until no call of Prepare is in progress, at most ``timeout_s`` seconds."""
+        with self._answered:
+            self._answered.wait_for(lambda: not self._num_preparing, timeout_s)
 
     def _start_build(self, spec: DatasetSpec) -> Task:
         """Return the task that builds a data set, which is queued, running or done. Concurrent calls share one task.
@@ -174,6 +210,8 @@ class DataServicer:
                         stage="build",
                     )
                 served = self._served[spec] = _Served()
+                if self._announce is not None and self._may_share(spec):
+                    self._announce(spec)
                 served.build = self._compute.submit(_FIRST, functools.partial(self._build, spec, served))
             assert served.build is not None
             return served.build
@@ -182,18 +220,45 @@ class DataServicer:
         begin_s = time.monotonic()
         self._on_build(False)
         try:
-            served.globals = GlobalsReader(get_factory(spec.name)).digests()
-            served.built = build(spec, host=self._name, worker_index=self._worker_index, num_workers=self._num_workers)
-            limit_threads()  # the factory may have imported torch or OpenCV just now
+            prebuilt = self._prebuilt.get(spec) or self._build_here(spec)
+            prebuilt.built.become_worker(self._worker_index, self._num_workers, host=self._name)
+            served.globals, served.built = prebuilt.globals, prebuilt.built
         except BaseException as error:
             with self._lock:
                 del self._served[spec]  # the next Prepare tries again, because a mount may have been late
-            if isinstance(error, DatasetError):
+            if isinstance(error, DatasetError | _MovedError):
                 raise
             raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
         finally:
             self._on_build(True)
-        logger.info("built data set %s in %.1f s", spec, time.monotonic() - begin_s)
+        if spec not in self._prebuilt:
+            logger.info("built data set %s in %.1f s", spec, time.monotonic() - begin_s)
+
+    def _build_here(self, spec: DatasetSpec) -> Prebuilt:
+        """Build a data set in this process, unless another one that has it is to take the place of this one.
+
+        Raises:
+            _MovedError: That is so.
+        """
+        with self._lock:
+            may_share = self._may_share(spec)
+        if self._ask is not None and may_share:
+            why = self._ask(spec)
+            if why is None:
+                raise _MovedError
+            logger.info("each endpoint builds its own data set %s, because %s", spec, why)
+        digests = GlobalsReader(get_factory(spec.name)).digests()
+        built = prebuild(spec, host=self._name)
+        limit_threads()  # the factory may have imported torch or OpenCV just now
+        return Prebuilt(built, digests)
+
+    def _may_share(self, spec: DatasetSpec) -> bool:
+        """Return whether a process that has the data set may take the place of this one. The caller holds the lock.
+
+        Not if this process has built a data set, because readers may be reading from it.
+        """
+        is_first = all(served.built is None for served in self._served.values())
+        return is_first and spec.name in registered() and get_factory(spec.name).fork_built
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.DescribeRequest, data)

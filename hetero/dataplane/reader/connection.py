@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,10 @@ class Fetched:
     """The endpoint's load when it sent the batch."""
     skips: Skips | None = None
     """The substituted samples of the batch."""
+
+
+_MOVED_TIMEOUT_S = 15.0
+_MOVED_AGAIN_S = 0.02
 
 
 class EndpointConnection:
@@ -230,11 +235,23 @@ class EndpointConnection:
             AuthenticationError: The endpoint refuses the token.
         """
         request = pb.PrepareRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
-        link = self._open_link()
-        link.attend()
-        reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
-        if reply.HasField("failure"):
-            raise _failed(reply.failure)
+        moved_by_s: float | None = None
+        while True:
+            link = self._open_link()
+            try:
+                link.attend()
+                reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
+            except CallFailedError:
+                if moved_by_s is None or time.monotonic() > moved_by_s:
+                    raise
+                time.sleep(_MOVED_AGAIN_S)
+            else:
+                if reply.HasField("failure"):
+                    raise _failed(reply.failure)
+                if not reply.moved:
+                    return
+                moved_by_s = time.monotonic() + _MOVED_TIMEOUT_S
+            self._leave_link(link)  # another process that has the data set takes over the endpoint's address
 
     def describe(self, spec: DatasetSpec) -> Description:
         """Return length, fingerprint and environment of a prepared data set.
@@ -313,6 +330,13 @@ class EndpointConnection:
         if link is None:
             raise CallFailedError(otherwise, "there is no connection to it")
         return link
+
+    def _leave_link(self, link: EndpointLink) -> None:
+        """Close a link, so that the next call opens another one. Its generation stays, because nothing has failed."""
+        with self._link_lock:
+            if self._link is link:
+                self._link = None
+        link.close()
 
     def _retire_link(self) -> None:
         with self._link_lock:

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from hetero.dataplane.endpoint.endpoint import configure_process, exit_process
-from hetero.dataplane.endpoint.fork_server import why_not_fork
+from hetero.dataplane.endpoint.processes import why_not_fork
 from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.supply.fetcher import Fetcher
 from hetero.dataplane.supply.options import Channel, SupplyOptions

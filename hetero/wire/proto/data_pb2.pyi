@@ -101,10 +101,12 @@ class PrepareRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("failure",)
+    __slots__ = ("failure", "moved")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     failure: Failure
-    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    moved: bool
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., moved: bool = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("protocol", "dataset")

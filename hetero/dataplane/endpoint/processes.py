@@ -1,0 +1,112 @@
+"""Processes of endpoints, as the fork server and the builder see them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from hetero.dataplane.endpoint.endpoint import exit_process
+from hetero.errors import ExitCode
+from hetero.system.process import SignalWaiter, die_with_parent
+
+__all__ = ["EndpointProcess", "run_forked", "why_not_fork"]
+
+logger = logging.getLogger(__name__)
+
+
+class EndpointProcess:
+    """One endpoint process: forked, fresh, or forked by the builder.
+
+    Args:
+        index: Number of the endpoint on this host.
+        incarnation: Id of the process in the directory.
+        pid: Process id.
+        process: The process if it is fresh. Only this object may reap it.
+        channel: Socket to a forked process that may ask for data sets.
+        is_of_builder: Whether the builder has forked the process, and reaps it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        incarnation: str,
+        pid: int,
+        *,
+        process: subprocess.Popen[bytes] | None = None,
+        channel: socket.socket | None = None,
+        is_of_builder: bool = False,
+    ) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self.pid = pid
+        self._process = process
+        self.channel = channel
+        self.is_of_builder = is_of_builder
+        self.is_replaced = False
+        """Whether a process of the builder takes its place, so that its end is none of the endpoint."""
+
+    def poll(self) -> int | None:
+        """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
+        if self.is_of_builder:
+            return None  # the builder reports it
+        if self._process is not None:
+            return self._process.poll()
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        with contextlib.suppress(ProcessLookupError):  # the builder has reaped it
+            os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Close the channel."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+
+def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -> NoReturn:
+    """Run a process that was just forked to its end.
+
+    Args:
+        run: What the process does. Returns its exit status.
+        parent_pid: The process that forked it, and ends it when it ends itself.
+        signals: The parent's waiter, which this process leaves alone.
+    """
+    status = int(ExitCode.INTERNAL)
+    try:
+        die_with_parent(parent_pid)
+        signals.abandon()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        status = run()
+    except BaseException:
+        logger.exception("a forked process failed")
+    finally:
+        exit_process(status)
+    raise AssertionError("unreachable")
+
+
+def why_not_fork(action: str = "importing the script") -> str:
+    """Return why this process must not fork endpoints, empty if it may fork.
+
+    Args:
+        action: What this process has just done, for the text.
+    """
+    if threading.active_count() > 1:
+        names = ", ".join(sorted(thread.name for thread in threading.enumerate() if thread.name != "MainThread"))
+        return f"{action} started threads ({names})"
+    if "tensorflow" in sys.modules:
+        return f"{action} imported TensorFlow"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return f"{action} initialised CUDA"
+    return ""
