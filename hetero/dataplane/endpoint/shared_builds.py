@@ -108,3 +108,361 @@ class _Pending:
     index: int
     replaced: EndpointProcess | None = field(default=None)
     """The process whose place it takes."""
+
+
+class HostBuilds:
+    """The data sets that are built for all endpoints of this host. For use by the fork server's only thread.
+
+    Args:
+        base: The settings of endpoints.
+        pool: The socket to the pool.
+        signals: The fork server's waiter.
+    """
+
+    def __init__(self, base: EndpointOptions, pool: socket.socket, signals: SignalWaiter) -> None:
+        self._base = base
+        self._pool = pool
+        self._signals = signals
+        self._ready: _Zygote | None = None
+        """The zygote that forks endpoints."""
+        self._older: list[_Zygote] = []
+        """Zygotes that it comes from."""
+        self._building: _Zygote | None = None
+        self._queue: list[DatasetSpec] = []
+        self._refused: dict[DatasetSpec, str] = {}
+        """Data sets that each endpoint has to build, with the reason."""
+        self._extra_until_s = 0.0
+        """When endpoints get what is ready, although other data sets are not."""
+        self._is_closed = False
+        """Whether endpoints have been forked, so that further data sets come too late."""
+        self._num_lost = 0
+        self._waiting: list[_Question] = []
+        self._pending: dict[str, _Pending] = {}
+        """The endpoints that a zygote was asked to fork, by incarnation."""
+        self._leaving: dict[EndpointProcess, float] = {}
+        """Processes that have to give way, and when they are killed if they do not."""
+        self._unwanted: set[str] = set()
+        self._is_stopping = False
+
+    @property
+    def may_share(self) -> bool:
+        """Whether endpoints may ask for data sets. A single one need not."""
+        return self._base.num_endpoints > 1 and self._num_lost <= _MAX_LOST
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `tick` has to be called several times a second."""
+        return bool(self._building or self._pending or self._leaving or self._waiting)
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return the descriptors to wait for."""
+        return tuple(zygote.channel.fileno() for zygote in self._zygotes())
+
+    def inherited(self) -> list[socket.socket]:
+        """Return the sockets that forked processes have to close."""
+        return [zygote.channel for zygote in self._zygotes()]
+
+    # Endpoints
+
+    def announced(self, question: dict[str, Any]) -> DatasetSpec:
+        """Note that endpoints will ask for a data set. Return its spec."""
+        spec = DatasetSpec(question["name"], question["arguments"])
+        if self._is_stopping or spec in self._refused or self._has(spec) or spec in self._queue:
+            return spec
+        if self._building is not None and self._building.spec == spec:
+            return spec
+        if self._is_closed:
+            self._refuse(spec, "the endpoints were forked before it was asked for")
+        elif not self.may_share:
+            self._refuse(spec, "the processes that build data sets were lost")
+        else:
+            self._queue.append(spec)
+            self._build_next()
+        return spec
+
+    def asked(self, child: EndpointProcess, question: dict[str, Any], output: int) -> None:
+        """Handle the question of an endpoint for a data set."""
+        self._waiting.append(_Question(self.announced(question), child, question["port"], output))
+        self._answer()
+
+    def left(self, child: EndpointProcess) -> None:
+        """Forget an endpoint that has ended, or whose channel is closed."""
+        self._leaving.pop(child, None)
+        for question in [each for each in self._waiting if each.child is child]:
+            self._waiting.remove(question)
+            os.close(question.output)
+
+    def start(self, index: int, incarnation: str, output: int) -> bool:
+        """Let a zygote start an endpoint. Return whether it will."""
+        if self._ready is None or not self._is_closed or self._is_stopping:
+            return False
+        return self._fork(self._ready, _Pending(index), incarnation, 0, output)
+
+    def forget(self, incarnation: str) -> None:
+        """End an endpoint that a zygote is about to fork."""
+        if incarnation in self._pending:
+            self._unwanted.add(incarnation)
+
+    def is_replaced(self, child: EndpointProcess) -> bool:
+        """Return whether another process takes the place of this one, so that its end is not that of the endpoint."""
+        return child.is_replaced
+
+    # Events
+
+    def events(self, children: list[EndpointProcess]) -> Iterator[EndpointProcess | Ended]:
+        """Handle what zygotes report. Yield new processes of endpoints, and the ends of such."""
+        for zygote in self._zygotes():
+            while zygote in self._zygotes() and (packet := receive_packet(zygote.channel)) is not None:
+                yield from self._handle(zygote, packet[0], children)
+        yield from self._reap(children)
+        self._tick()
+
+    def _handle(
+        self, zygote: _Zygote, event: dict[str, Any], children: list[EndpointProcess]
+    ) -> Iterator[EndpointProcess | Ended]:
+        kind = event["event"]
+        if kind == "built":
+            self._built(zygote, event["why"])
+        elif kind == "forked" and event["incarnation"]:
+            yield from self._forked(event["incarnation"], event["pid"])
+        elif kind == "forked":
+            if self._building is not None:
+                self._building.pid = event["pid"]
+        elif kind == "failed":
+            yield from self._failed(event["incarnation"])
+        elif kind == "ended":
+            yield from self._ended(event["pid"], event["status"], children)
+        elif kind == "gone":
+            yield from self._lost(zygote, "has ended", children)
+
+    def _forked(self, incarnation: str, pid: int) -> Iterator[EndpointProcess]:
+        pending = self._pending.pop(incarnation, None)
+        if pending is None:
+            return
+        if incarnation in self._unwanted or self._is_stopping:
+            self._unwanted.discard(incarnation)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, end_signal())
+        yield EndpointProcess(pending.index, incarnation, pid, is_of_zygote=True)
+
+    def _failed(self, incarnation: str) -> Iterator[Ended]:
+        """Handle that a process could not be forked."""
+        if not incarnation:
+            if self._building is not None:
+                self._give_up_build("the process that builds it cannot be started")
+            return
+        pending = self._pending.pop(incarnation, None)
+        if pending is not None:
+            yield Ended(index=pending.index, incarnation=incarnation, status=-signal.SIGKILL)
+
+    def _ended(self, pid: int, status: int, children: list[EndpointProcess]) -> Iterator[Ended]:
+        """Handle the end of a process that a zygote has forked."""
+        for zygote in self._zygotes():
+            if zygote.pid == pid:
+                yield from self._lost(zygote, describe_exit_status(status), children)
+                return
+        for child in children:
+            if child.is_of_zygote and child.pid == pid:
+                yield Ended(index=child.index, incarnation=child.incarnation, status=status)
+                return
+
+    def _reap(self, children: list[EndpointProcess]) -> Iterator[Ended]:
+        for zygote in self._zygotes():
+            if zygote.is_child:
+                pid, status = os.waitpid(zygote.pid, os.WNOHANG)
+                if pid:
+                    zygote.is_child = False
+                    explanation = describe_exit_status(os.waitstatus_to_exitcode(status))
+                    yield from self._lost(zygote, explanation, children)
+
+    def _lost(self, zygote: _Zygote, explanation: str, children: list[EndpointProcess]) -> Iterator[Ended]:
+        """Handle the end of a zygote. The processes that it has forked have ended with it."""
+        if zygote is self._building:
+            self._give_up_build(f"the process that builds it {explanation}")
+            return
+        if zygote is not self._ready and zygote not in self._older:
+            return  # it has refused its data set, and was expected to end
+        logger.warning("the process that has built data sets for all endpoints %s", explanation)
+        self._num_lost += 1
+        if self._building is not None:
+            self._give_up_build(f"the process that builds it {explanation}")
+        ended = [(child.index, child.incarnation) for child in children if child.is_of_zygote]
+        ended += [(pending.index, incarnation) for incarnation, pending in self._pending.items()]
+        self._pending.clear()
+        self._close_all()
+        self._is_closed = False
+        for number, (index, incarnation) in enumerate(ended):
+            yield Ended(index=index, incarnation=incarnation, status=-signal.SIGKILL, is_charged=not number)
+        self._answer()
+
+    # Builds
+
+    def _build_next(self) -> None:
+        """Let a new zygote build the next data set."""
+        if self._building is not None or not self._queue or self._is_closed or self._is_stopping:
+            return
+        spec = self._queue.pop(0)
+        ours, theirs = make_channel()
+        parent = self._ready
+        specs = frozenset({spec}) if parent is None else parent.specs | {spec}
+        zygote = _Zygote(ours, spec, specs, time.monotonic())
+        command = {"command": "zygote", "name": spec.name, "arguments": spec.arguments_json}
+        with theirs:
+            if parent is None:
+                is_started = self._fork_first(zygote, theirs)
+            else:
+                is_started = parent.send(command, theirs.fileno())
+        if is_started:
+            self._building = zygote
+        else:
+            ours.close()
+            self._refuse(spec, "the process that builds it cannot be started")
+            self._build_next()
+
+    def _fork_first(self, zygote: _Zygote, theirs: socket.socket) -> bool:
+        server_pid = os.getpid()
+        try:
+            with children_ignore_platform():
+                pid = os.fork()
+        except OSError as error:
+            logger.error("cannot start a process: %s", error)  # noqa: TRY400 - the error says it all
+            return False
+        if not pid:
+            zygote.channel.close()
+            for question in self._waiting:
+                os.close(question.output)
+                question.child.close()
+            run = ZygoteProcess(self._base, self._pool, theirs, {})
+            run_forked(lambda: run.run(zygote.spec), server_pid, self._signals)
+        zygote.pid, zygote.is_child = pid, True
+        return True
+
+    def _built(self, zygote: _Zygote, why: str) -> None:
+        if zygote is not self._building:
+            return
+        now_s = time.monotonic()
+        if why:
+            self._give_up_build(why)
+            return
+        self._building = None
+        if self._ready is None:
+            self._extra_until_s = now_s + max(_LEAST_EXTRA_S, now_s - zygote.began_s)
+        else:
+            self._older.append(self._ready)
+        self._ready = zygote
+        self._build_next()
+        self._answer()
+
+    def _give_up_build(self, why: str) -> None:
+        """Let each endpoint build the data set that is being built, and go on with the next one."""
+        zygote, self._building = self._building, None
+        assert zygote is not None
+        zygote.kill()
+        if zygote.is_child:
+            os.waitpid(zygote.pid, 0)
+        zygote.channel.close()
+        self._refuse(zygote.spec, why)
+        self._build_next()
+        self._answer()
+
+    def _refuse(self, spec: DatasetSpec, why: str) -> None:
+        self._refused[spec] = why
+        logger.info(
+            "each endpoint builds its own data set %s, because %s. @hetero.dataset(fork_built=False) does not try to "
+            "build it once",
+            spec,
+            why,
+        )
+
+    def _tick(self) -> None:
+        """End builds and processes that take too long."""
+        now_s = time.monotonic()
+        zygote = self._building
+        if zygote is not None and self._ready is not None and now_s > self._extra_until_s:
+            self._give_up_build("the endpoints did not wait for it: another data set was ready first")
+        elif zygote is not None and now_s > zygote.began_s + self._base.prepare_timeout_s:
+            if zygote.dumped_s is None:
+                zygote.dumped_s = now_s
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(zygote.pid, signal.SIGUSR1)
+            elif now_s > zygote.dumped_s + _DUMP_S:
+                self._give_up_build(f"building it took longer than {self._base.prepare_timeout_s:g} s")
+        for child, until_s in self._leaving.items():
+            if now_s > until_s:
+                child.signal(signal.SIGKILL)
+
+    def _answer(self) -> None:
+        """Answer the endpoints whose data set is built, or has to be built by themselves."""
+        for question in list(self._waiting):
+            why = self._refused.get(question.spec, "")
+            if why and self._building is None and not self._queue:
+                self._send(question, why)
+            elif why or (self._has(question.spec) and self._building is None and not self._queue):
+                self._move(question) if not why else self._send(question, why)
+
+    def _send(self, question: _Question, why: str) -> bool:
+        """Send an answer. Return whether the endpoint can receive it."""
+        self._waiting.remove(question)
+        try:
+            if question.child.channel is None:
+                return False
+            question.child.channel.send(json.dumps({"why": why}).encode(), socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        finally:
+            if why:
+                os.close(question.output)
+        return True
+
+    def _move(self, question: _Question) -> None:
+        """Let a process that has the data set take the place of an endpoint."""
+        assert self._ready is not None
+        self._is_closed = True
+        child = question.child
+        if self._send(question, ""):
+            pending = _Pending(child.index, child)
+            if self._fork(self._ready, pending, child.incarnation, question.port, question.output):
+                child.is_replaced = True
+                self._leaving[child] = time.monotonic() + _LEAVE_S
+        os.close(question.output)
+
+    def _fork(self, zygote: _Zygote, pending: _Pending, incarnation: str, port: int, output: int) -> bool:
+        command = {"command": "endpoint", "index": pending.index, "incarnation": incarnation, "port": port}
+        if not zygote.send(command, output):
+            return False
+        self._pending[incarnation] = pending
+        return True
+
+    def _has(self, spec: DatasetSpec) -> bool:
+        return self._ready is not None and spec in self._ready.specs
+
+    def _zygotes(self) -> list[_Zygote]:
+        return [each for each in (*self._older, self._ready, self._building) if each is not None]
+
+    # The end
+
+    def stop(self) -> None:
+        """Start no more endpoints. End a build that is in progress."""
+        self._is_stopping = True
+        self._queue.clear()
+        if self._building is not None:
+            self._building.kill()
+
+    def kill(self) -> None:
+        """Kill all zygotes and their endpoints. Events follow."""
+        for zygote in self._zygotes():
+            zygote.kill()
+
+    def end(self) -> None:
+        """End all zygotes."""
+        self.kill()
+        self._close_all()
+
+    def _close_all(self) -> None:
+        for zygote in self._zygotes():
+            zygote.kill()
+            if zygote.is_child:
+                os.waitpid(zygote.pid, 0)
+            zygote.channel.close()
+        self._older.clear()
+        self._ready = self._building = None
