@@ -5,9 +5,9 @@
 
 fork_server.py   imports the user's script once and forks endpoints
 shared_builds.py what the fork server does about data sets that are built for all endpoints
-builder.py       the process that builds them, and forks endpoints that have them
+zygote.py        a process that builds one of them, and forks endpoints that have it
 prebuilt.py      what an endpoint knows of them
-processes.py     processes of endpoints, as fork server and builder see them
+processes.py     processes of endpoints, as fork server and zygotes see them
 packets.py       packets between these processes
 script.py        imports the script as a module
 options.py       the settings of an endpoint

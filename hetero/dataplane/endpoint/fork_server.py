@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from hetero.dataplane.endpoint.endpoint import (
     configure_process,
@@ -36,23 +37,38 @@ from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.shared_builds import HostBuilds
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
-from hetero.system.process import SignalWaiter, die_with_parent
+from hetero.system.process import SignalWaiter, die_with_parent, open_files
 from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
 
 __all__ = ["main"]
 
 _IDLE_S = 5.0
+_BUSY_S = 0.1
 
 logger = logging.getLogger(__name__)
 
 
 class _ForkServer:
-    def __init__(self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter) -> None:
+    """Executes the commands of the pool.
+
+    Args:
+        pool: The socket to the pool.
+        base: The settings of endpoints.
+        signals: Waits for the end signal and for the end of children.
+        opened: What importing the script has opened and not closed.
+    """
+
+    def __init__(
+        self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter, opened: Sequence[str]
+    ) -> None:
         self._pool = pool
         self._base = base
         self._signals = signals
         self._children: list[EndpointProcess] = []
         self._reason = why_not_fork()
+        if opened and not self._reason:
+            names = f"{', '.join(opened[:3])}{' and others' if len(opened) > 3 else ''}"
+            self._reason = f"importing the script opened {names}, and processes must not share the position in a file"
         self._builds = HostBuilds(base, pool, signals)
         if self._reason:
             logger.info("endpoints start as fresh processes: %s", self._reason)
@@ -82,31 +98,36 @@ class _ForkServer:
                 return self._stop(0.0)  # the pool is gone
 
     def _wait(self, timeout_s: float, *descriptors: int) -> set[int]:
-        """Wait for signals, questions of endpoints, and events of the builder, and handle them. Return the signals.
+        """Wait for signals, questions of endpoints, and events of zygotes, and handle them. Return the signals.
 
         Args:
             timeout_s: Longest time to wait.
             descriptors: Other descriptors that end the wait.
         """
         channels = [child.channel.fileno() for child in self._children if child.channel is not None]
+        timeout_s = min(timeout_s, _BUSY_S) if self._builds.is_busy else timeout_s
         arrived = self._signals.wait(timeout_s, descriptors=(*descriptors, *self._builds.descriptors(), *channels))
-        self._reap()
         for child in self._children:
-            if child.channel is not None and (packet := receive_packet(child.channel)) is not None:
+            while child.channel is not None and (packet := receive_packet(child.channel)) is not None:
                 question, passed = packet
                 if passed:
                     self._builds.asked(child, question, passed[0])
                 elif question.get("event") == "gone":
+                    self._builds.left(child)
                     child.close()
                 else:
                     self._builds.announced(question)
+        self._reap()
         for event in self._builds.events(self._children):
-            if event["event"] == "forked":
-                self._children.append(
-                    EndpointProcess(event["index"], event["incarnation"], event["pid"], is_of_builder=True)
-                )
+            if isinstance(event, EndpointProcess):
+                self._children.append(event)
             else:
-                self._ended_of_builder(event["incarnation"], event["status"])
+                self._children = [
+                    child
+                    for child in self._children
+                    if not child.is_of_zygote or child.incarnation != event.incarnation
+                ]
+                self._tell_exit(event.index, event.incarnation, event.status, is_charged=event.is_charged)
         return arrived
 
     def _start(self, index: int, incarnation: str, output: int) -> None:
@@ -116,7 +137,7 @@ class _ForkServer:
                 start = self._start_fresh if self._reason else self._fork
                 self._children.append(start(options, output))
         except OSError as error:
-            send_event(self._pool, "exited", index=index, incarnation=incarnation, status=int(ExitCode.RESOURCES))
+            self._tell_exit(index, incarnation, int(ExitCode.RESOURCES))
             logger.error("cannot start endpoint %s: %s", options.name, error)
         finally:
             os.close(output)
@@ -135,9 +156,9 @@ class _ForkServer:
             for descriptor in (1, 2):
                 os.dup2(output, descriptor)
             os.close(output)
-            for channel in (ours, *(child.channel for child in self._children)):
-                if channel is not None:
-                    channel.close()
+            channels = [child.channel for child in self._children if child.channel is not None]
+            for channel in (*channels, *self._builds.inherited(), *(() if ours is None else (ours,))):
+                channel.close()
             return run_endpoint(options, self._pool, shared_builds=None if theirs is None else SharedBuilds(theirs))
 
         run_forked(run, server_pid, self._signals)
@@ -168,18 +189,14 @@ class _ForkServer:
         for child in list(self._children):
             status = child.poll()
             if status is not None:
-                self._remove(child, status)
+                self._children.remove(child)
+                self._builds.left(child)
+                child.close()
+                if not child.is_replaced:
+                    self._tell_exit(child.index, child.incarnation, status)
 
-    def _ended_of_builder(self, incarnation: str, status: int) -> None:
-        for child in list(self._children):
-            if child.is_of_builder and child.incarnation == incarnation:
-                self._remove(child, status)
-
-    def _remove(self, child: EndpointProcess, status: int) -> None:
-        self._children.remove(child)
-        child.close()
-        if not child.is_replaced:
-            send_event(self._pool, "exited", index=child.index, incarnation=child.incarnation, status=status)
+    def _tell_exit(self, index: int, incarnation: str, status: int, *, is_charged: bool = True) -> None:
+        send_event(self._pool, "exited", index=index, incarnation=incarnation, status=status, is_charged=is_charged)
 
     def _stop(self, grace_s: float) -> int:
         """Ask every endpoint to end, and kill it after ``grace_s`` seconds. If that is 0, kill it at once."""
@@ -206,12 +223,14 @@ def main() -> None:
     configure_process(base.log_level)
     ignore_platform()
     keep_freed_memory()
+    before = open_files()
     try:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
         # Do this again, because the script may have set up logging or signals.
         configure_process(base.log_level)
         with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:
-            status = _ForkServer(pool, base, signals).serve()
+            opened = [name for descriptor, name in open_files().items() if before.get(descriptor) != name]
+            status = _ForkServer(pool, base, signals, opened).serve()
     except HeteroError as error:
         report_failure(pool, error)
         status = int(error.exit_code)

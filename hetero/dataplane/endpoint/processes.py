@@ -1,4 +1,4 @@
-"""Processes of endpoints, as the fork server and the builder see them."""
+"""Processes of endpoints, as the fork server and zygotes see them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class EndpointProcess:
-    """One endpoint process: forked, fresh, or forked by the builder.
+    """One endpoint process: forked, fresh, or forked by a zygote.
 
     Args:
         index: Number of the endpoint on this host.
@@ -31,7 +31,7 @@ class EndpointProcess:
         pid: Process id.
         process: The process if it is fresh. Only this object may reap it.
         channel: Socket to a forked process that may ask for data sets.
-        is_of_builder: Whether the builder has forked the process, and reaps it.
+        is_of_zygote: Whether a zygote has forked the process, and reaps it.
     """
 
     def __init__(
@@ -42,21 +42,21 @@ class EndpointProcess:
         *,
         process: subprocess.Popen[bytes] | None = None,
         channel: socket.socket | None = None,
-        is_of_builder: bool = False,
+        is_of_zygote: bool = False,
     ) -> None:
         self.index = index
         self.incarnation = incarnation
         self.pid = pid
         self._process = process
         self.channel = channel
-        self.is_of_builder = is_of_builder
+        self.is_of_zygote = is_of_zygote
         self.is_replaced = False
-        """Whether a process of the builder takes its place, so that its end is none of the endpoint."""
+        """Whether a process of a zygote takes its place, so that its end is none of the endpoint."""
 
     def poll(self) -> int | None:
         """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
-        if self.is_of_builder:
-            return None  # the builder reports it
+        if self.is_of_zygote:
+            return None  # the zygote reports it
         if self._process is not None:
             return self._process.poll()
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -64,7 +64,7 @@ class EndpointProcess:
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
-        with contextlib.suppress(ProcessLookupError):  # the builder has reaped it
+        with contextlib.suppress(ProcessLookupError):  # the zygote has reaped it
             os.kill(self.pid, number)
 
     def close(self) -> None:

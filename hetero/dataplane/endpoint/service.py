@@ -125,6 +125,7 @@ class DataServicer:
     ) -> None:
         self._prebuilt = prebuilt or {}
         self._ask = ask
+        self._is_moved = False
         self._announce = announce
         self._num_preparing = 0
         self._answered = threading.Condition()
@@ -242,11 +243,11 @@ class DataServicer:
         """
         with self._lock:
             may_share = self._may_share(spec)
-        if self._ask is not None and may_share:
-            why = self._ask(spec)
-            if why is None:
-                raise _MovedError
-            logger.info("each endpoint builds its own data set %s, because %s", spec, why)
+        if self._is_moved:
+            raise _MovedError
+        if self._ask is not None and may_share and self._ask(spec) is None:
+            self._is_moved = True
+            raise _MovedError
         digests = GlobalsReader(get_factory(spec.name)).digests()
         built = prebuild(spec, host=self._name)
         limit_threads()  # the factory may have imported torch or OpenCV just now

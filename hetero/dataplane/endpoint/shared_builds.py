@@ -107,7 +107,7 @@ class _Pending:
 
     index: int
     replaced: EndpointProcess | None = field(default=None)
-    """The process whose place it takes."""
+    """The process whose place it takes. None for an endpoint that the pool starts."""
 
 
 class HostBuilds:
@@ -202,10 +202,6 @@ class HostBuilds:
         """End an endpoint that a zygote is about to fork."""
         if incarnation in self._pending:
             self._unwanted.add(incarnation)
-
-    def is_replaced(self, child: EndpointProcess) -> bool:
-        """Return whether another process takes the place of this one, so that its end is not that of the endpoint."""
-        return child.is_replaced
 
     # Events
 
@@ -308,10 +304,7 @@ class HostBuilds:
         zygote = _Zygote(ours, spec, specs, time.monotonic())
         command = {"command": "zygote", "name": spec.name, "arguments": spec.arguments_json}
         with theirs:
-            if parent is None:
-                is_started = self._fork_first(zygote, theirs)
-            else:
-                is_started = parent.send(command, theirs.fileno())
+            is_started = parent.send(command, theirs.fileno()) if parent else self._fork_first(zygote, theirs)
         if is_started:
             self._building = zygote
         else:
@@ -325,7 +318,7 @@ class HostBuilds:
             with children_ignore_platform():
                 pid = os.fork()
         except OSError as error:
-            logger.error("cannot start a process: %s", error)  # noqa: TRY400 - the error says it all
+            logger.error("cannot start a process: %s", error)
             return False
         if not pid:
             zygote.channel.close()
@@ -394,11 +387,10 @@ class HostBuilds:
     def _answer(self) -> None:
         """Answer the endpoints whose data set is built, or has to be built by themselves."""
         for question in list(self._waiting):
-            why = self._refused.get(question.spec, "")
-            if why and self._building is None and not self._queue:
+            if why := self._refused.get(question.spec, ""):
                 self._send(question, why)
-            elif why or (self._has(question.spec) and self._building is None and not self._queue):
-                self._move(question) if not why else self._send(question, why)
+            elif self._has(question.spec) and self._building is None and not self._queue:
+                self._move(question)
 
     def _send(self, question: _Question, why: str) -> bool:
         """Send an answer. Return whether the endpoint can receive it."""

@@ -117,13 +117,17 @@ class ZygoteProcess:
                 pid = os.fork()
         except OSError as error:
             os.close(passed)
-            logger.error("cannot start a process: %s", error)  # noqa: TRY400 - the error says it all
+            logger.error("cannot start a process: %s", error)
             self._tell(event="failed", incarnation=command.get("incarnation", ""))
             return
         if not pid:
 
             def run() -> int:
-                return self._run_endpoint(command, passed) if "incarnation" in command else self._run_zygote(command, passed)
+                return (
+                    self._run_endpoint(command, passed)
+                    if "incarnation" in command
+                    else self._run_zygote(command, passed)
+                )
 
             run_forked(run, own_pid, signals)
         os.close(passed)

@@ -125,6 +125,10 @@ class Slot:
         self.is_started = False
         self.is_used = self.was_asked_to_end = False
         self.leaving_s = None
+        self.fold_statistics()
+
+    def fold_statistics(self) -> None:
+        """Add the process's statistics to those of the earlier processes."""
         for name, value in self.statistics.items():
             self.past_statistics[name] = self.past_statistics.get(name, 0) + value
         self.statistics = {}

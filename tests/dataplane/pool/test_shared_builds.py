@@ -169,7 +169,7 @@ def test_shared_memory_is_not_copied(host: Host) -> None:
     ("kind", "reason"),
     [
         ("file", "because building it opened {folder}/builds"),
-        ("connection", "because building it opened a socket ("),
+        ("connection", "because building it opened a connection"),
         ("thread", "because building it started threads"),
     ],
 )
