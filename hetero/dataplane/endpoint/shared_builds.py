@@ -229,7 +229,11 @@ class HostBuilds:
         elif kind == "ended":
             yield from self._ended(event["pid"], event["status"], children)
         elif kind == "gone":
-            yield from self._lost(zygote, "has ended", children)
+            explanation = "has ended"
+            if zygote.is_child:
+                zygote.is_child = False
+                explanation = describe_exit_status(os.waitstatus_to_exitcode(os.waitpid(zygote.pid, 0)[1]))
+            yield from self._lost(zygote, explanation, children)
 
     def _forked(self, incarnation: str, pid: int) -> Iterator[EndpointProcess]:
         pending = self._pending.pop(incarnation, None)
