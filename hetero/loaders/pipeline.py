@@ -94,7 +94,7 @@ class LoaderPipeline(LoaderTiming):
         if is_remote() and isinstance(subject, DatasetSpec):
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
 
-            remote.begin_to_prepare(subject)
+            remote.expect(subject)
 
     @property
     def has_own_order(self) -> bool:

@@ -18,7 +18,7 @@ from hetero.loaders.crosscheck import CheckedReader
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 
-__all__ = ["begin_to_prepare", "fingerprint", "fleet_for", "num_samples", "open_reader"]
+__all__ = ["expect", "fingerprint", "fleet_for", "num_samples", "open_reader"]
 
 _lock = threading.Lock()
 _fleet: tuple[int, RankSession, Fleet] | None = None
@@ -45,13 +45,11 @@ def fleet_for(session: RankSession) -> Fleet:
         return _fleet[2]
 
 
-def begin_to_prepare(spec: DatasetSpec) -> None:
-    """Make the endpoints build a data set now, so that it is ready when the first batch is wanted. Does not block."""
+def expect(spec: DatasetSpec) -> None:
+    """Note that a data set will be wanted, perhaps. Nothing is sent. See `Fleet.expect`."""
     session = control.current()
     assert session is not None
-    fleet = fleet_for(session)
-    with fleet.lock:
-        fleet.prepare(spec)
+    fleet_for(session).expect(spec)
 
 
 def num_samples(spec: DatasetSpec) -> int:

@@ -38,6 +38,10 @@ MAX_FETCH_BYTES = 16 * 2**20
 """Largest request for a batch. Each 64-bit integer index takes 8 bytes, and its occurrences up to 5 bytes."""
 MAX_KEYED_FETCH_BYTES = 2**20
 """Largest request if not all indices are integers. They are then keys, which take many times their bytes in memory."""
+MAX_EXPECTED = 8
+"""Largest number of data sets that a reader announces."""
+MAX_EXPECTED_BYTES = 4096
+"""Largest size of the arguments of such a data set."""
 MAX_SKIPS_BYTES = 96 * 2**10
 """Largest list of a batch's skipped samples: 100 entries of 64 + 160 characters, each of up to 4 bytes."""
 

@@ -92,10 +92,13 @@ class Compute:
 
     Args:
         num_slots: Tasks in progress at the same time, >= 1. More than one only for emulation.
+        is_served_by_caller: Whether a thread of the caller calls `serve`, and is one of the compute threads.
         clock: Returns monotonic seconds.
     """
 
-    def __init__(self, num_slots: int = 1, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, num_slots: int = 1, *, is_served_by_caller: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._changed = threading.Condition()
         self._queue: list[tuple[int, int, Task]] = []
@@ -109,7 +112,8 @@ class Compute:
         self.busy_s = 0.0
         """Seconds spent on tasks, over all slots, with the waiting of emulated tasks."""
         self._threads = [
-            threading.Thread(target=self._serve, name=f"compute-{slot}", daemon=True) for slot in range(num_slots)
+            threading.Thread(target=self.serve, name=f"compute-{slot}", daemon=True)
+            for slot in range(int(is_served_by_caller), num_slots)
         ]
         for thread in self._threads:
             thread.start()
@@ -150,7 +154,8 @@ class Compute:
                 task.cancel()
             self._changed.notify_all()
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Run tasks on the calling thread until this is closed."""
         while True:
             with self._changed:
                 while not self._queue:

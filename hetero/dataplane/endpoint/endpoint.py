@@ -16,12 +16,13 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hetero.cache.loads import COUNTS
 from hetero.cache.tiers import close_tiers
@@ -34,7 +35,7 @@ from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.service import DATA_POLICIES, DataServicer
 from hetero.errors import ChildFailure, ExitCode, HeteroError, PortError
 from hetero.spec import DatasetSpec
-from hetero.system.memory import keep_freed_memory
+from hetero.system.memory import ProcessMemory, keep_freed_memory, process_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
 from hetero.system.stop_signals import end_signal, ignore_platform
 from hetero.wire import channels
@@ -45,9 +46,11 @@ from hetero.wire.transports import choose_transport
 import grpc  # isort: skip
 import grpc._server  # isort: skip - `grpc.server` imports it, in each endpoint of its own if not here before the fork
 
-__all__ = ["Endpoint", "EndpointStatistics", "main", "run_endpoint"]
+__all__ = ["Endpoint", "EndpointStatistics", "main", "run_endpoint", "run_to_end"]
 
 _REPORT_INTERVAL_S = 1.0
+_MEMORY_INTERVAL_S = 10.0
+"""The kernel counts the pages of the process for this, which takes milliseconds per gigabyte."""
 _EVENT_TIMEOUT_S = 5.0
 _ANSWER_S = 0.5
 """Seconds for answers to readers before this process gives its port to another."""
@@ -77,6 +80,9 @@ class EndpointStatistics:
     """Samples of data sets with a cache whose first part the user's code has loaded."""
     num_damaged: int = 0
     """Kept samples that were damaged, and were loaded anew."""
+    private_bytes: int = 0
+    """Memory that no other process shares, at the latest reading. 0 if the system does not say."""
+    shared_bytes: int = 0
 
 
 class Endpoint:
@@ -86,7 +92,8 @@ class Endpoint:
         options: The endpoint's settings.
         on_build: Called with False when the build of a data set begins, and with True when it has ended.
         port: Port of the gRPC server, 0 for any.
-        prebuilt: Data sets that were built before this process was forked.
+        prebuilt: Data sets that the main thread built before this process was forked. If there are any, the main thread
+            has to call `compute`, because some objects may be used only by the thread that made them.
         shared_builds: Where to ask for data sets that are built for all endpoints. None: this process builds them.
 
     Raises:
@@ -109,7 +116,7 @@ class Endpoint:
         # flight. Further requests are refused as `Fault.BUSY`, because readers would not see that they are queued.
         max_requests = 64 + 4 * options.num_slots
         self._options = options
-        self._compute = Compute(options.num_slots)
+        self._compute = Compute(options.num_slots, is_served_by_caller=bool(prebuilt))
         self._service = DataServicer(
             self._compute,
             address=options.address,
@@ -126,6 +133,8 @@ class Endpoint:
             announce=None if shared_builds is None else shared_builds.announce,
         )
         self._shared_builds = shared_builds
+        self._memory: ProcessMemory | None = None
+        self._memory_due_s = time.monotonic() + _REPORT_INTERVAL_S
         self._health = Health(["hetero.data"])
         self._access = ServerInterceptor(
             token,
@@ -154,6 +163,10 @@ class Endpoint:
     def __exit__(self, *_: object) -> None:
         self.stop(0.0)
 
+    def compute(self) -> None:
+        """Run the user's code on the calling thread until this stops."""
+        self._compute.serve()
+
     def stop(self, grace_s: float) -> None:
         """Accept no new requests, give those in progress ``grace_s`` seconds, and end. Idempotent."""
         self._health.set_serving(False)
@@ -170,15 +183,24 @@ class Endpoint:
         ended.wait(2 * _ANSWER_S)
         self._compute.close()
 
-    def statistics(self) -> EndpointStatistics:
-        """Return the counters. Blocks while the service is stuck, so a result shows that the service is not stuck."""
+    def statistics(self, *, reads_memory: bool = False) -> EndpointStatistics:
+        """Return the counters. Blocks while the service is stuck, so a result shows that the service is not stuck.
+
+        Args:
+            reads_memory: Whether the memory is to be read now. Otherwise it is up to 10 s old.
+        """
         self._service.show_life()
+        now_s = time.monotonic()
+        if reads_memory or now_s >= self._memory_due_s:
+            self._memory, self._memory_due_s = process_memory(), now_s + _MEMORY_INTERVAL_S
         return EndpointStatistics(
             num_batches=self._service.delivery.num_batches,
             num_requests=self._service.delivery.num_busy,
             num_overruns=self._compute.num_overruns,
             busy_s=self._compute.busy_s,
             auth_failures=self._access.auth_failures + self._service.delivery.num_rejected,
+            private_bytes=0 if self._memory is None else self._memory.private_bytes,
+            shared_bytes=0 if self._memory is None else self._memory.shared_bytes,
             **dataclasses.asdict(COUNTS),
         )
 
@@ -191,7 +213,7 @@ def run_endpoint(
     prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
     shared_builds: SharedBuilds | None = None,
 ) -> int:
-    """Serve until the end signal. Blocks the main thread.
+    """Serve until the end signal. Blocks the main thread, which calls this.
 
     Args:
         options: The endpoint's settings. This process has imported the script already.
@@ -216,21 +238,37 @@ def run_endpoint(
 
         try:
             endpoint = _open(options, report_build, port, prebuilt, shared_builds)
+        except PortError as error:
+            if not port:
+                report_failure(reports, error)
+            logger.error("%s", error)
+            return int(error.exit_code)  # if the port was given, the next process of this endpoint takes another one
         except HeteroError as error:
             report_failure(reports, error)
             return int(error.exit_code)
-        with endpoint:
-            report("ready", {"pid": os.getpid(), "port": endpoint.port})
+
+        def serve() -> int:
             moved = () if shared_builds is None else (shared_builds.moved_descriptor,)
             while end_signal() not in signals.wait(_REPORT_INTERVAL_S, descriptors=moved):
+                report("statistics", dataclasses.asdict(endpoint.statistics()))  # the pool takes it as a sign of life
                 if shared_builds is not None and shared_builds.is_moved:
                     endpoint.give_way()
                     return int(ExitCode.OK)
-                report("statistics", dataclasses.asdict(endpoint.statistics()))  # the pool takes it as a sign of life
             endpoint.stop(options.grace_s)
             close_tiers()
-            report("statistics", dataclasses.asdict(endpoint.statistics()))
-    return int(ExitCode.OK)
+            report("statistics", dataclasses.asdict(endpoint.statistics(reads_memory=True)))
+            return int(ExitCode.OK)
+
+        with endpoint:
+            report("ready", {"pid": os.getpid(), "port": endpoint.port})
+            if not prebuilt:
+                return serve()
+            # This thread may not come back from the user's code, so the other one ends the process.
+            serving = threading.Thread(target=run_to_end, args=(serve,), name="serve")
+            serving.start()
+            endpoint.compute()
+            serving.join()
+            raise AssertionError("unreachable")
 
 
 def _open(
@@ -242,13 +280,9 @@ def _open(
 ) -> Endpoint:
     """Return the endpoint. Wait until a given port is free."""
     deadline_s = time.monotonic() + _PORT_TIMEOUT_S
-    while True:
-        try:
-            return Endpoint(options, on_build, port=port, prebuilt=prebuilt, shared_builds=shared_builds)
-        except PortError:
-            if not port or time.monotonic() > deadline_s:
-                raise
-            time.sleep(_PORT_AGAIN_S)
+    while port and not channels.is_free(options.address, port) and time.monotonic() < deadline_s:
+        time.sleep(_PORT_AGAIN_S)
+    return Endpoint(options, on_build, port=port, prebuilt=prebuilt, shared_builds=shared_builds)
 
 
 def send_event(reports: socket.socket, event: str, **facts: object) -> None:
@@ -291,6 +325,18 @@ def exit_process(status: int, *, flush: Callable[[], None] = logging.shutdown) -
         except (OSError, ValueError):
             continue
     os._exit(status)
+
+
+def run_to_end(run: Callable[[], int]) -> NoReturn:
+    """Call ``run``, and end this process with the exit status that it returns."""
+    status = int(ExitCode.INTERNAL)
+    try:
+        status = run()
+    except BaseException:
+        logger.exception("a process of the data host failed")
+    finally:
+        exit_process(status)
+    raise AssertionError("unreachable")
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -13,13 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from hetero.dataplane.endpoint.endpoint import exit_process
-from hetero.errors import ExitCode
+from hetero.dataplane.endpoint.endpoint import run_to_end
 from hetero.system.process import SignalWaiter, die_with_parent
 
 __all__ = ["EndpointProcess", "run_forked", "why_not_fork"]
-
-logger = logging.getLogger(__name__)
 
 
 class EndpointProcess:
@@ -82,17 +78,14 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
         parent_pid: The process that forked it, and ends it when it ends itself.
         signals: The parent's waiter, which this process leaves alone.
     """
-    status = int(ExitCode.INTERNAL)
-    try:
+
+    def start() -> int:
         die_with_parent(parent_pid)
         signals.abandon()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        status = run()
-    except BaseException:
-        logger.exception("a forked process failed")
-    finally:
-        exit_process(status)
-    raise AssertionError("unreachable")
+        return run()
+
+    run_to_end(start)
 
 
 def why_not_fork(action: str = "importing the script") -> str:

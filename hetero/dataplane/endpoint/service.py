@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -38,7 +38,7 @@ from hetero.system.text import one_line
 from hetero.wire import framing, requests  # before grpc: channels sets its environment
 from hetero.wire.compression import is_installed
 from hetero.wire.faults import Fault
-from hetero.wire.limits import PROTOCOL, SERVICE, Limits
+from hetero.wire.limits import MAX_EXPECTED, PROTOCOL, SERVICE, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.transports.interface import Transport
@@ -167,7 +167,8 @@ class DataServicer:
         reply = pb.PrepareReply()
         with self._counted():
             try:
-                build = self._start_build(requests.spec_from_proto(request.dataset))
+                expected = [requests.spec_from_proto(each) for each in request.expected[:MAX_EXPECTED]]
+                build = self._start_build(requests.spec_from_proto(request.dataset), expected)
                 if not _wait(build, lambda: not context.is_active()):
                     return b""
                 build.result()
@@ -193,7 +194,7 @@ class DataServicer:
         with self._answered:
             self._answered.wait_for(lambda: not self._num_preparing, timeout_s)
 
-    def _start_build(self, spec: DatasetSpec) -> Task:
+    def _start_build(self, spec: DatasetSpec, expected: Sequence[DatasetSpec]) -> Task:
         """Return the task that builds a data set, which is queued, running or done. Concurrent calls share one task.
 
         Raises:
@@ -211,8 +212,9 @@ class DataServicer:
                         stage="build",
                     )
                 served = self._served[spec] = _Served()
-                if self._announce is not None and self._may_share(spec):
-                    self._announce(spec)
+                for each in (spec, *expected):
+                    if self._announce is not None and self._may_share(each):
+                        self._announce(each)
                 served.build = self._compute.submit(_FIRST, functools.partial(self._build, spec, served))
             assert served.build is not None
             return served.build

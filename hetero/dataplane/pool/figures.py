@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.pool.slot import Slot
 from hetero.errors import HeteroError
-from hetero.system.memory import process_memory
 
 __all__ = ["PoolFigures"]
-
-_MEMORY_INTERVAL_S = 10.0
 
 
 class PoolFigures:
@@ -27,8 +22,6 @@ class PoolFigures:
     _failure: HeteroError | None
     _num_restarts: int
     _num_stuck: int
-    _memory: tuple[int, int] | None = None
-    _memory_s: float | None = None
 
     @property
     def num_used(self) -> int:
@@ -79,23 +72,13 @@ class PoolFigures:
             return tuple(slot.pid for slot in self._slots if slot.pid)
 
     def memory(self) -> tuple[int, int] | None:
-        """Return the private bytes of all endpoints together, and the most shared bytes of one. None without endpoints.
+        """Return the private bytes of all endpoints together, and the most shared bytes of one. None if none has said.
 
-        The kernel counts the pages of a process for this. The result is therefore up to 10 s old.
+        Endpoints report them every 10 s, and when they end.
         """
-        now_s = time.monotonic()
         with self._changed:
-            is_old = self._memory_s is None or now_s - self._memory_s >= _MEMORY_INTERVAL_S
-            if not is_old:
-                return self._memory
-            self._memory_s = now_s
-        found = [each for pid in self.pids if (each := process_memory(Path(f"/proc/{pid}"))) is not None]
-        memory = None
-        if found:
-            memory = sum(each.private_bytes for each in found), max(each.shared_bytes for each in found)
-        with self._changed:
-            self._memory = memory
-        return memory
+            found = [slot.memory for slot in self._slots if slot.memory is not None]
+        return (sum(own for own, _ in found), max(shared for _, shared in found)) if found else None
 
     def statistics(self) -> dict[str, float]:
         """Return sums of the endpoints' `EndpointStatistics` over all processes, including ended ones."""

@@ -76,6 +76,8 @@ class Slot:
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     statistics: dict[str, float] = field(default_factory=dict)
     past_statistics: dict[str, float] = field(default_factory=dict)
+    memory: tuple[int, int] | None = None
+    """Private and shared bytes of the latest process, None if it has reported none."""
     _idle_s: float | None = None
     """Monotonic time of the last statistics if the process had no requests then, else None."""
 
@@ -95,6 +97,8 @@ class Slot:
     def report(self, statistics: dict[str, float], now_s: float) -> None:
         """Record the process's statistics, which are also a sign of life."""
         num_requests = statistics.pop("num_requests", 0)
+        memory = int(statistics.pop("private_bytes", 0)), int(statistics.pop("shared_bytes", 0))
+        self.memory = memory if any(memory) else self.memory
         self._idle_s = None if num_requests else now_s
         self.is_used = self.is_used or bool(num_requests or statistics.get("num_batches"))
         self.statistics = statistics

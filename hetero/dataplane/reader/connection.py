@@ -7,7 +7,7 @@ import enum
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,15 +226,24 @@ class EndpointConnection:
         for link in stale:
             link.close()
 
-    def prepare(self, spec: DatasetSpec, *, timeout_s: float) -> None:
+    def prepare(self, spec: DatasetSpec, *, expected: Sequence[DatasetSpec] = (), timeout_s: float) -> None:
         """Make the endpoint build the data set. May take minutes.
+
+        Args:
+            spec: The data set.
+            expected: Data sets that may be asked for later.
+            timeout_s: Seconds that the endpoint has.
 
         Raises:
             DatasetError: The factory raised on the endpoint.
             CallFailedError: The call failed.
             AuthenticationError: The endpoint refuses the token.
         """
-        request = pb.PrepareRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
+        request = pb.PrepareRequest(
+            protocol=PROTOCOL,
+            dataset=requests.spec_to_proto(spec),
+            expected=[requests.spec_to_proto(each) for each in expected],
+        )
         moved_by_s: float | None = None
         while True:
             link = self._open_link()

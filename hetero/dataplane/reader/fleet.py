@@ -31,7 +31,7 @@ from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory
 from hetero.wire.compression import package_of
 from hetero.wire.faults import CallFailedError, Fault
-from hetero.wire.limits import Limits
+from hetero.wire.limits import MAX_EXPECTED, MAX_EXPECTED_BYTES, Limits
 from hetero.wire.tls import Tls
 
 __all__ = ["Fleet", "FleetStatistics"]
@@ -130,6 +130,7 @@ class Fleet:
         self._table = ConnectionTable(connect)
         self.router = Router(self._table, rank=rank, world_size=world_size, clock=clock, on_free=self._notify)
         self._datasets: dict[DatasetSpec, ServedDataset] = {}
+        self._expected: dict[DatasetSpec, None] = {}
         self._listeners: weakref.WeakSet[FleetListener] = weakref.WeakSet()
         self._abandoned: deque[FleetListener] = deque()  # see `close_later`
         self._uncompressed_hosts: set[str] = set()  # hosts that a warning was logged about
@@ -196,6 +197,12 @@ class Fleet:
                     next_log_s += _LOG_INTERVAL_S
                     logger.warning("waiting for data set %s: %s", spec, self.describe_endpoints())
                 self._changed.wait(0.5)
+
+    def expect(self, spec: DatasetSpec) -> None:
+        """Note that a data set will be wanted, perhaps. Hosts may then build it before they fork their endpoints."""
+        with self.lock:
+            if len(self._expected) < MAX_EXPECTED and len(spec.arguments_json) <= MAX_EXPECTED_BYTES:
+                self._expected[spec] = None
 
     def check_process(self) -> None:
         """Raise in a forked child, where the lock may be held for ever by a thread that exists only in the parent.
@@ -367,10 +374,11 @@ class Fleet:
             generation = connection.generation
             dataset = self._datasets[spec]
             connection.mark_connecting()
+            expected = [each for each in self._expected if each != spec]
         outcome: Description | Exception
         begin_s = self.clock()
         try:
-            connection.prepare(spec, timeout_s=self.prepare_timeout_s)
+            connection.prepare(spec, expected=expected, timeout_s=self.prepare_timeout_s)
             dataset.build_s = max(dataset.build_s, self.clock() - begin_s)
             outcome = connection.describe(spec)
         except Exception as error:  # noqa: BLE001 - `_conclude` handles it

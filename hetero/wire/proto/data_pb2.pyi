@@ -93,12 +93,14 @@ class DatasetSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., arguments_json: _Optional[str] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("protocol", "dataset")
+    __slots__ = ("protocol", "dataset", "expected")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dataset: DatasetSpec
-    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ...) -> None: ...
+    expected: _containers.RepeatedCompositeFieldContainer[DatasetSpec]
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., expected: _Optional[_Iterable[_Union[DatasetSpec, _Mapping]]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
     __slots__ = ("failure", "moved")

@@ -24,6 +24,7 @@ from hetero.spec import DatasetSpec
 SCRIPT = """
     import os
     import socket
+    import sqlite3
     import threading
     import time
 
@@ -47,6 +48,19 @@ SCRIPT = """
         def __getitem__(self, index):
             return self.rows[index] + np.random.randint(100)
 
+    class Database:
+        def __init__(self):
+            self.connection = sqlite3.connect(":memory:")
+            self.connection.execute("create table numbers (number integer)")
+            self.connection.executemany("insert into numbers values (?)", [(number,) for number in range(1000)])
+
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            found = self.connection.execute("select number from numbers where number = ?", (int(index),))
+            return found.fetchone()[0]
+
     def stacked(samples):
         note("samples")
         return np.array(samples)
@@ -63,11 +77,16 @@ SCRIPT = """
             threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         elif kind == "raise":
             raise LookupError("no such column")
+        elif kind == "pause":
+            while not os.path.exists(FOLDER + "/go"):
+                time.sleep(0.01)
         elif kind == "slow":
             time.sleep(600)
         elif kind == "crash" and not os.path.exists(FOLDER + "/crashed"):
             note("crashed")
             os.kill(os.getpid(), 11)
+        elif kind == "database":
+            return Database()
         return rows
 
     @hetero.dataset(collate_fn=stacked, fingerprint="rows", fork_built=False)
@@ -89,8 +108,10 @@ class Host:
         job.script.write_text(textwrap.dedent(SCRIPT.format(folder=str(job.path))))
         self.pool = job.pool(num_endpoints=3, **options)
 
-    def read(self, spec: DatasetSpec, num_batches: int = 60, **options: Any) -> list[np.ndarray[Any, Any]]:
-        fleet = self.job.fleet()
+    def read(
+        self, spec: DatasetSpec, num_batches: int = 60, *, fleet: Any = None, **options: Any
+    ) -> list[np.ndarray[Any, Any]]:
+        fleet = fleet or self.job.fleet()
         wanted = [
             BatchRequest(spec=spec, work=IndexedWork(np.arange(4) + 4 * number), seed=1, epoch=0, position=number)
             for number in range(num_batches)
@@ -163,6 +184,45 @@ def test_shared_memory_is_not_copied(host: Host) -> None:
     (builder,) = [pid for pid, _ in host.lines("builds")]
     for pid in {*pids}:
         assert psutil.Process(pid).memory_full_info().uss < psutil.Process(builder).memory_info().rss
+
+
+def test_data_set_that_belongs_to_a_thread_can_be_used(host: Host) -> None:
+    batches = host.read(rows("database"))
+    assert np.concatenate(batches).tolist() == list(range(240))
+    assert len(host.lines("builds")) == 1
+
+
+def test_data_sets_of_other_loaders_are_built_before_the_endpoints_are_forked(host: Host) -> None:
+    fleet = host.job.fleet()
+    for number in range(3):
+        fleet.expect(rows(number=number))
+    host.read(rows(number=1), fleet=fleet)
+    pids = set(host.pool.pids)
+    host.tools.wait_for(lambda: len(host.lines("builds")) == 3)
+    assert len({parent for _, parent in host.lines("builds")}) == 3  # each in a process of its own
+    for number in range(3):
+        host.read(rows(number=number), fleet=fleet)
+    assert set(host.pool.pids) == pids
+    assert len(host.lines("builds")) == 3
+
+
+def test_data_set_that_is_expected_and_takes_long_is_not_waited_for(host: Host) -> None:
+    fleet = host.job.fleet()
+    fleet.expect(rows("slow"))
+    assert len(host.read(rows(), fleet=fleet)) == 60
+
+
+@pytest.mark.fault("F1")
+def test_endpoint_that_keeps_its_port_is_killed_and_another_process_takes_it(host: Host) -> None:
+    reader = threading.Thread(target=host.read, args=(rows("pause"),))
+    reader.start()
+    host.tools.wait_for(lambda: host.lines("builds"))
+    os.kill(host.pool.pids[0], signal.SIGSTOP)
+    (host.job.path / "go").touch()
+    reader.join(60)
+    assert not reader.is_alive()
+    host.tools.wait_for(lambda: len({parent for _, parent in host.lines("samples")}) == 1, 30.0)
+    assert host.pool.num_restarts == 0
 
 
 @pytest.mark.parametrize(
