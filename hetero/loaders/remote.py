@@ -22,6 +22,7 @@ __all__ = ["expect", "fingerprint", "fleet_for", "num_samples", "open_reader"]
 
 _lock = threading.Lock()
 _fleet: tuple[int, RankSession, Fleet] | None = None
+_expected: dict[DatasetSpec, None] = {}
 
 
 def fleet_for(session: RankSession) -> Fleet:
@@ -40,16 +41,20 @@ def fleet_for(session: RankSession) -> Fleet:
                 limits=Limits(max_batch_bytes=session.options.max_batch_bytes),
                 tls=session.tls,
             )
+            for spec in _expected:
+                fleet.expect(spec)
             _fleet = (os.getpid(), session, fleet)
             session.set_counters(lambda: dataclasses.asdict(fleet.stats))
         return _fleet[2]
 
 
 def expect(spec: DatasetSpec) -> None:
-    """Note that a data set will be wanted, perhaps. Nothing is sent. See `Fleet.expect`."""
-    session = control.current()
-    assert session is not None
-    fleet_for(session).expect(spec)
+    """Note that a data set will be wanted, perhaps. Nothing is connected or sent. See `Fleet.expect`."""
+    with _lock:
+        if _fleet is not None and _fleet[0] == os.getpid():
+            _fleet[2].expect(spec)
+        else:
+            _expected[spec] = None
 
 
 def num_samples(spec: DatasetSpec) -> int:

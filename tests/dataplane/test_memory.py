@@ -212,9 +212,9 @@ def expected_digests(job: Any, tools: Any, batch_bytes: int) -> list[str]:
 def test_trainer_that_takes_nothing_holds_its_window_and_no_more(
     job: Any, tools: Any, start: Any, batch_bytes: int, window_bytes: int, num_endpoints: int
 ) -> None:
-    endpoints = job.pool(num_endpoints=num_endpoints).pids
+    pool = job.pool(num_endpoints=num_endpoints)
     trainer = start(batch_bytes)
-    idle, endpoints_idle = trainer.settle(), rss_of(endpoints)
+    idle, endpoints_idle = trainer.settle(), rss_of(pool.pids)
     trainer.tell("open " + json.dumps({"window_bytes": window_bytes, "prefetch_factor": NUM_BATCHES}))
     bound = max(window_bytes, batch_bytes + 4096)  # one batch is always allowed; headers
     for num_taken in (0, 1, 12, 3):
@@ -226,7 +226,7 @@ def test_trainer_that_takes_nothing_holds_its_window_and_no_more(
         assert stalled["rss"] - idle["rss"] <= bound + SLACK
         # The batches are with the trainer: what an endpoint keeps is memory for the next ones.
         in_work = max(1, window_bytes // batch_bytes)
-        assert rss_of(endpoints) - endpoints_idle <= (in_work + COMPUTING) * batch_bytes + SLACK
+        assert rss_of(pool.pids) - endpoints_idle <= (in_work + COMPUTING) * batch_bytes + SLACK
     ended = trainer.tell(f"take {NUM_BATCHES - 16}")
     assert ended["digests"] == expected_digests(job, tools, batch_bytes)
     assert ended["trouble"] == 0

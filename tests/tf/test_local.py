@@ -59,10 +59,11 @@ def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
     said = [record.getMessage() for record in caplog.get_records("setup")]
     assert any("waiting for 2 processes that import" in line for line in said)
     assert local_endpoints.local_endpoints(2) is endpoints
-    found, killed = [], endpoints.pids[0]
+    found, killed = [], 0
     for number, batch in enumerate(feed.produce()):
         found.append(batch)
         if number == 10:
+            killed = endpoints.pids[0]
             os.kill(killed, signal.SIGKILL)
     wanted = expected.batches(feed.subject, epoch=0, batch_size=4, seed=5, shuffle=True)
     assert len(found) == len(wanted) == 50

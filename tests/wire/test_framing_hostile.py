@@ -153,7 +153,7 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
     ),
     "no structure": (lambda: signed(b""), "has an unknown kind"),
     "structure of noise": (lambda: signed(b"\xff\xff\xff"), "not a valid Structure message"),
-    "another protocol": (lambda: signed(b"", protocol=7), f"protocol 7, this side {PROTOCOL}"),
+    "another protocol": (lambda: signed(b"", protocol=99), f"protocol 99, this side {PROTOCOL}"),
     "no protocol": (lambda: (b"\x0a\x00", b""), "protocol 0"),
     "shape bomb": (lambda: of_leaf(shape=[HUGE, HUGE]), "exceeds 4096"),
     "shape bomb that overflows": (lambda: of_leaf(shape=[2**32, 2**32], nbytes=0), "exceeds 4096"),

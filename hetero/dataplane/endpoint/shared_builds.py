@@ -282,7 +282,8 @@ class HostBuilds:
             return
         if zygote is not self._ready and zygote not in self._older:
             return  # it has refused its data set, and was expected to end
-        logger.warning("the process that has built data sets for all endpoints %s", explanation)
+        if not self._is_stopping:
+            logger.warning("the process that has built data sets for all endpoints %s", explanation)
         self._num_lost += 1
         if self._building is not None:
             self._give_up_build(f"the process that builds it {explanation}")
