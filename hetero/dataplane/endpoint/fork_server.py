@@ -37,13 +37,14 @@ from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.shared_builds import HostBuilds
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
-from hetero.system.process import SignalWaiter, die_with_parent, open_files
+from hetero.system.process import SignalWaiter, die_with_parent, open_files, wait_gone
 from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
 
 __all__ = ["main"]
 
 _IDLE_S = 5.0
 _BUSY_S = 0.1
+_GONE_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -206,12 +207,15 @@ class _ForkServer:
         deadline_s = time.monotonic() + grace_s
         while self._children and time.monotonic() < deadline_s:
             self._wait(min(0.5, max(0.0, deadline_s - time.monotonic())))
+        # Processes that others have forked end a little after these.
+        adopted = [*self._builds.pids(), *(child.pid for child in self._children if child.is_of_zygote)]
         for child in self._children:
             child.signal(signal.SIGKILL)
         self._builds.kill()
         while self._children:
             self._wait(0.1)
         self._builds.end()
+        wait_gone(adopted, timeout_s=_GONE_S)
         return int(ExitCode.OK)
 
 

@@ -158,6 +158,10 @@ class HostBuilds:
         """Return the descriptors to wait for."""
         return tuple(zygote.channel.fileno() for zygote in self._zygotes())
 
+    def pids(self) -> list[int]:
+        """Return the ids of the zygotes' processes."""
+        return [zygote.pid for zygote in self._zygotes() if zygote.pid]
+
     def inherited(self) -> list[socket.socket]:
         """Return the sockets that forked processes have to close."""
         return [zygote.channel for zygote in self._zygotes()]

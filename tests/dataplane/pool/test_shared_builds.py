@@ -212,7 +212,6 @@ def test_data_set_that_is_expected_and_takes_long_is_not_waited_for(host: Host) 
     assert len(host.read(rows(), fleet=fleet)) == 60
 
 
-@pytest.mark.fault("F1")
 def test_endpoint_that_keeps_its_port_is_killed_and_another_process_takes_it(host: Host) -> None:
     reader = threading.Thread(target=host.read, args=(rows("pause"),))
     reader.start()
@@ -282,7 +281,6 @@ def test_data_sets_that_are_asked_for_meanwhile_are_built_once_too(host: Host) -
     host.read(rows(number=1))
 
 
-@pytest.mark.fault("F1")
 def test_endpoint_that_dies_is_forked_again_with_its_data_set(host: Host) -> None:
     batches = host.read(rows())
     host.tools.wait_for(lambda: len(set(host.pool.pids) & {pid for pid, _ in host.lines("samples")}) == 3)
@@ -294,7 +292,6 @@ def test_endpoint_that_dies_is_forked_again_with_its_data_set(host: Host) -> Non
     assert host.pool.num_restarts == 1
 
 
-@pytest.mark.fault("F1")
 def test_builder_that_dies_costs_a_restart_of_its_endpoints(host: Host) -> None:
     batches = host.read(rows())
     ((builder, _),) = host.lines("builds")
