@@ -49,7 +49,10 @@ def test_other_trainers_end_in_order_after_the_first_was_lost_and_give_the_code(
         first, second, data = ray.actors
         first.lose()
         yield
-        assert (second.calls, data.calls) == (["address", "run"], ["address", "run"])  # neither was asked to end
+        assert (second.calls, data.calls) == (
+            ["address", "guard", "run"],
+            ["address", "guard", "run"],
+        )  # neither was asked to end
         second.end.set_result(ExitCode.SCRIPT_FAILED)
         yield
 
@@ -167,7 +170,7 @@ def test_request_to_stop_reaches_each_launcher_once() -> None:
         yield
         yield
         for actor in ray.actors:
-            assert actor.calls == ["address", "run", "stop"]
+            assert actor.calls == ["address", "guard", "run", "stop"]
             actor.end.set_result(STOPPED)
         yield
 
@@ -234,7 +237,7 @@ def test_estimate_adds_the_hosts_that_it_wants_and_six_remove_one() -> None:
         yield from grown(ray, 0, 1, 5, first=2)
         assert not any("stop" in actor.calls for actor in ray.actors)
         yield from grown(ray, 0, 1, 1, first=7)
-        assert ray.actors[4].calls == ["address", "run", "stop"]
+        assert ray.actors[4].calls == ["address", "guard", "run", "stop"]
         yield from grown(ray, 0, 1, 5, first=8)  # data-3 drains, and is not counted
         yield from grown(ray, 0, 1, 1, first=13)
         assert [actor.calls.count("stop") for actor in ray.actors] == [0, 0, 0, 1, 1]
@@ -364,7 +367,7 @@ def test_data_host_that_was_taken_is_replaced_and_one_that_failed_is_not(code: i
         yield
         yield
         assert data.is_killed  # its CPUs are free
-        assert data.calls == ["address", "run", "close"]
+        assert data.calls == ["address", "guard", "run", "close"]
         assert [actor.name for actor in ray.actors[2:]] == (["data-1"] if is_replaced else [])
         assert (ray.actors[-1].bundle == data.bundle) is is_replaced or not is_replaced
         ray.actors[0].end.set_result(0)
