@@ -175,7 +175,7 @@ class Endpoint:
         self._compute.close()
 
     def give_way(self) -> None:
-        """End, so that another process can take the port. Readers that wait for a data set are told first."""
+        """Tell the readers that wait for a data set to connect again. Then end, which frees the port."""
         self._health.set_serving(False)
         self._service.wait_answered(_ANSWER_S)
         ended = self._server.stop(_ANSWER_S)  # closes the port at once

@@ -47,7 +47,7 @@ class EndpointProcess:
         self.channel = channel
         self.is_of_zygote = is_of_zygote
         self.is_replaced = False
-        """Whether a process of a zygote takes its place, so that its end is none of the endpoint."""
+        """Whether a process of a zygote takes its place. Its end is then not the end of the endpoint."""
 
     def poll(self) -> int | None:
         """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
