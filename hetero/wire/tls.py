@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import ssl
 import stat
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -156,7 +157,9 @@ class Tls:
 
 
 class TlsSession:
-    """The TLS session of one connection. It works on bytes in memory, without a socket. For one thread at a time.
+    """The TLS session of one connection. It works on bytes in memory, without a socket.
+
+    One thread at a time may send, and one may receive. They may do so at the same time.
 
     Args:
         context: A context of `Tls`.
@@ -165,6 +168,7 @@ class TlsSession:
 
     def __init__(self, context: ssl.SSLContext, *, name: str | None = None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._lock = threading.Lock()  # OpenSSL allows one thread at a time
         self._is_server = name is None
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=self._is_server, server_hostname=name)
 
@@ -196,8 +200,9 @@ class TlsSession:
 
     def encrypt(self, data: memoryview) -> bytes:
         """Return the encrypted bytes to send for ``data``."""
-        self._ssl.write(data)
-        return self._outgoing.read()
+        with self._lock:
+            self._ssl.write(data)
+            return self._outgoing.read()
 
     def decrypt(self, room: memoryview) -> int:
         """Write the arrived data into ``room``, and return the number of bytes written.
@@ -211,7 +216,8 @@ class TlsSession:
         try:
             # Each call decrypts one record of 16 KiB at most, and releases the interpreter's lock meanwhile.
             while filled < len(room):
-                size: int = self._ssl.read(_MAX_READ_BYTES, room[filled : filled + _MAX_READ_BYTES])  # type: ignore[assignment]
+                with self._lock:
+                    size: int = self._ssl.read(_MAX_READ_BYTES, room[filled : filled + _MAX_READ_BYTES])  # type: ignore[assignment]
                 if not size:
                     break
                 filled += size

@@ -148,7 +148,7 @@ def test_session_token_holders_that_never_read_are_bounded_and_others_are_told_t
     from hetero.wire.framing import EncodedBatch
 
     large = EncodedBatch({"large": b"x" * 2**26})
-    endpoint.running._service.delivery._answer = lambda _request, _has_left: large
+    endpoint.running._service.delivery._answer = lambda _request, _reply: large
     served = endpoint.running._service.delivery
     asking = GREETING + served.admit() + struct.pack("<I", 1) + b"x"
     threads = threading.active_count()

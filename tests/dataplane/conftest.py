@@ -8,6 +8,7 @@ import gc
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from hetero.control.security import Token, write_token
 from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
-from hetero.dataplane.reader.connection import EndpointConnection, Fetched
+from hetero.dataplane.reader.connection import BegunBatch, EndpointConnection, Fetched
 from hetero.dataplane.reader.endpoint_link import EndpointLink
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.spec import DatasetSpec
@@ -251,20 +252,41 @@ def digest(batches: list[dict[str, Any]]) -> list[bytes]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """What readers ask of endpoints, in the order and at the time in which they do."""
     found: list[Asked] = []
-    ask = EndpointConnection.fetch
+    ask, begin, receive = EndpointConnection.fetch, EndpointConnection.begin, BegunBatch.receive
+    entries: weakref.WeakKeyDictionary[BegunBatch, Asked] = weakref.WeakKeyDictionary()
 
-    def noting(connection: EndpointConnection, request: BatchRequest, **options: Any) -> Fetched:
-        entry = Asked(time.monotonic(), connection.identity, request.position)
-        found.append(entry)
+    @contextlib.contextmanager
+    def unless_answered(entry: Asked) -> Iterator[None]:
         try:
-            fetched = ask(connection, request, **options)
+            yield
         except BaseException:
             entry.is_answered = False
             raise
+
+    def noting(connection: EndpointConnection, request: BatchRequest, **options: Any) -> Fetched:
+        found.append(entry := Asked(time.monotonic(), connection.identity, request.position))
+        with unless_answered(entry):
+            fetched = ask(connection, request, **options)
         entry.is_answered = True
         return fetched
 
+    def noting_begun(connection: EndpointConnection, request: BatchRequest, **options: Any) -> BegunBatch | None:
+        begun = begin(connection, request, **options)
+        if begun is not None:
+            found.append(entry := Asked(time.monotonic(), connection.identity, request.position))
+            entries[begun] = entry
+        return begun
+
+    def noting_received(begun: BegunBatch) -> Fetched | None:
+        with unless_answered(entries[begun]):
+            fetched = receive(begun)
+        if fetched is not None:
+            entries[begun].is_answered = True
+        return fetched
+
     monkeypatch.setattr(EndpointConnection, "fetch", noting)
+    monkeypatch.setattr(EndpointConnection, "begin", noting_begun)
+    monkeypatch.setattr(BegunBatch, "receive", noting_received)
     return found
 
 

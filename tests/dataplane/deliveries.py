@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from hetero.dataplane.endpoint.delivery import Delivery
+from hetero.dataplane.endpoint.replies import Reply
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import GREETING, Limits
 from hetero.wire.transports.in_process import InProcess
 from hetero.wire.transports.interface import Connection
 from hetero.wire.transports.tcp import TcpTransport
 
-HasLeft = Callable[[], bool]
 Connect = Callable[..., Connection]
 """As `hetero.wire.transports.interface.Transport.connect`."""
 TCP = TcpTransport()
@@ -27,7 +27,7 @@ NETWORK = InProcess()
 REQUEST = b"request"
 
 
-def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch:
+def echo(request: bytes, _reply: Reply) -> EncodedBatch:
     """Answer with the request."""
     return EncodedBatch({"request": np.frombuffer(request, np.uint8)}, request=request)
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from deliveries import TCP, HasLeft
+from deliveries import TCP
 
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.endpoint.compute import Compute
+from hetero.dataplane.endpoint.replies import Reply
 from hetero.dataplane.endpoint.service import DataServicer
 from hetero.dataplane.reader.endpoint_link import Call, EndpointLink
 from hetero.wire import channels
@@ -37,7 +38,7 @@ def make_service(
     )
 
 
-def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch | bytes | None:
+def echo(request: bytes, _reply: Reply) -> EncodedBatch | bytes | None:
     """Answer with the request."""
     return EncodedBatch({"request": request}, request=request)
 

@@ -28,12 +28,18 @@ class Task:
         emulated_s: Seconds that the task occupies its slot, or 0 to free the slot when the work is done.
         is_abandoned: Returns whether the requester has left. It may make a system call, so it is called at most every
             5 ms, and not in the first 5 ms.
+        on_finish: Called with this task on the compute thread when the task is done. Raises nothing.
     """
 
     def __init__(
-        self, work: Callable[[Task], Any], emulated_s: float = 0.0, is_abandoned: Callable[[], bool] | None = None
+        self,
+        work: Callable[[Task], Any],
+        emulated_s: float = 0.0,
+        is_abandoned: Callable[[], bool] | None = None,
+        on_finish: Callable[[Task], object] | None = None,
     ) -> None:
         self._work = work
+        self._on_finish = on_finish
         self.emulated_s = emulated_s
         self._is_abandoned = is_abandoned
         self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S  # the requester has only just sent the task
@@ -81,6 +87,8 @@ class Task:
     def finish(self) -> None:
         """Mark the task as done, which wakes the threads in `wait`."""
         self._finished.set()
+        if self._on_finish is not None:
+            self._on_finish(self)
 
     def wait_cancelled(self, timeout_s: float) -> None:
         """Block until cancelled, at most ``timeout_s`` seconds."""
@@ -125,13 +133,14 @@ class Compute:
         *,
         emulated_s: float = 0.0,
         is_abandoned: Callable[[], bool] | None = None,
+        on_finish: Callable[[Task], object] | None = None,
     ) -> Task:
         """Queue a piece of work. Does not block. The arguments are those of `Task`.
 
         Raises:
             RuntimeError: If closed.
         """
-        task = Task(work, emulated_s, is_abandoned)
+        task = Task(work, emulated_s, is_abandoned, on_finish)
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("compute is closed")

@@ -4,8 +4,9 @@ One thread accepts connections and reads the first bytes of each. It closes a co
 session token. It also does the TLS handshakes, which take about a millisecond of work each. It never waits for the
 bytes of one peer, so a peer that stops in the middle of a handshake does not delay other peers.
 
-Each admitted connection has its own thread, which reads a request, sends the answer, and reads the next request. A
-session token is valid during the reader's call of Attend (`hetero.dataplane.endpoint.service`).
+Each admitted connection has its own thread, which reads the requests. It also sends the answers, except for those of
+`hetero.dataplane.endpoint.replies.LATER`. A session token is valid during the reader's call of Attend
+(`hetero.dataplane.endpoint.service`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import secrets
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
+from hetero.dataplane.endpoint.replies import Answer, Later, Reply
 from hetero.errors import ProtocolError
 from hetero.system.fault_injection import Strike, faults_at
 from hetero.wire.faults import Fault
@@ -41,11 +43,8 @@ _ACCEPT_AGAIN_S = 0.05  # seconds until the next attempt to accept, because no e
 _LOG_INTERVAL_S = 10.0
 _POLL_S = 0.5
 
-Answerer: TypeAlias = Callable[[bytes, Callable[[], bool]], EncodedBatch | bytes | None]
-"""Called with a request, and with a function that returns whether its sender has left.
-
-It returns a batch, another answer, or None if the sender has left.
-"""
+Answerer: TypeAlias = Callable[[bytes, Reply], Answer | Later]
+"""Called with a request. Returns the answer, or `LATER` if it will call `Reply.send`."""
 
 logger = logging.getLogger(__name__)
 
@@ -261,8 +260,7 @@ class Delivery:
                 why_not = f"{_MAX_CONNECTIONS} connections are open already"
                 connection.send(encode_refusal(Fault.BUSY, why_not, request=asked))
                 return
-            while self._serve_one(connection):
-                pass
+            self._converse(connection)
         except (OSError, ProtocolError) as error:
             logger.debug("a connection failed: %s", error)
         finally:
@@ -274,44 +272,52 @@ class Delivery:
             self._session_tokens.get(session_token, set()).discard(connection)
         connection.close()
 
-    def _serve_one(self, connection: Connection) -> bool:
-        """Answer one request. Return False if the connection cannot be used again."""
+    def _converse(self, connection: Connection) -> None:
+        """Answer requests until the connection cannot be used again."""
+        reply: Reply | None = None
         try:
-            request = connection.receive_message(MAX_FETCH_BYTES)
-        except ProtocolError as error:
-            connection.send(encode_refusal(Fault.MALFORMED, str(error)))
-            return False
-        if request is None:
-            return False
-        if self._fetch_fault is not None and not self._survives(self._fetch_fault, connection, request):
-            return False
-        # Count the request as in progress, or refuse it.
-        with self._changed:
-            why_not = ""
-            if self._is_draining:
-                why_not = "the endpoint is about to end"
-            elif self._num_busy >= self._max_requests:
-                why_not = f"{self._max_requests} requests are in progress already"
-            self._num_busy += not why_not
-        if why_not:
-            connection.send(encode_refusal(Fault.BUSY, why_not, request=request))
-            return True
-        try:
-            answer = self._answer(request, connection.is_ended)
-            if answer is None:
-                return False
-            if isinstance(answer, EncodedBatch):
-                if self._send_fault is not None:
-                    self._spoil(self._send_fault, connection, answer)
-                connection.send(answer.message, answer.payload)
-                with self._changed:
-                    self.num_batches += 1
-            else:
-                connection.send(answer)
-            return True
+            while True:
+                refusal = None
+                try:
+                    request = connection.receive_message(MAX_FETCH_BYTES)
+                except ProtocolError as error:
+                    request, refusal = b"", encode_refusal(Fault.MALFORMED, str(error))
+                # Send nothing before the earlier answer is complete. A reader of hetero asks again only after that.
+                if request is None or (reply is not None and not reply.wait()):
+                    return
+                if refusal is not None:
+                    connection.send(refusal)
+                    return
+                if self._fetch_fault is not None and not self._survives(self._fetch_fault, connection, request):
+                    return
+                reply = None
+                why_not = self._why_not()
+                if why_not:
+                    connection.send(encode_refusal(Fault.BUSY, why_not, request=request))
+                    continue
+                reply = Reply(connection, self._end_request, None if self._send_fault is None else self._spoil)
+                answer = self._answer(request, reply)
+                if not isinstance(answer, Later) and not reply.send_here(answer):
+                    return
         finally:
-            with self._changed:
-                self._num_busy -= 1
+            if reply is not None:
+                reply.give_up()
+
+    def _why_not(self) -> str:
+        """Return why a request is refused. If it is not, count it as in progress, and return nothing."""
+        with self._changed:
+            if self._is_draining:
+                return "the endpoint is about to end"
+            if self._num_busy >= self._max_requests:
+                return f"{self._max_requests} requests are in progress already"
+            self._num_busy += 1
+            return ""
+
+    def _end_request(self, is_batch: bool) -> None:
+        with self._changed:
+            self.num_batches += is_batch
+            self._num_busy -= 1
+            if self._is_draining:
                 self._changed.notify_all()
 
     # Faults for tests
@@ -323,20 +329,16 @@ class Delivery:
             connection.send(encode_refusal(Fault.BUSY, "on purpose", request=request))
         return fault is None
 
-    def _spoil(self, strike: Strike, connection: Connection, answer: EncodedBatch) -> None:
-        """Apply a fault to an answer.
-
-        Raises:
-            ConnectionAbortedError: The answer was sent damaged, and the connection has to end.
-        """
-        fault = strike()
+    def _spoil(self, answer: EncodedBatch) -> tuple[bytes, Sequence[memoryview]] | None:
+        """Return the damaged message and payload if a fault strikes, else None."""
+        assert self._send_fault is not None
+        fault = self._send_fault()
         if fault is None:
-            return
+            return None
         message, payload = bytearray(answer.message), [memoryview(bytearray(piece)) for piece in answer.payload]
         damaged = max([memoryview(message), *payload], key=len)
         if fault.action == "corrupt":
             damaged[fault.place(len(damaged))] ^= 1
         elif payload:
             payload[-1] = payload[-1][: len(payload[-1]) // 2]
-        connection.send(bytes(message), [piece for piece in payload if piece])
-        raise ConnectionAbortedError("on purpose")
+        return bytes(message), [piece for piece in payload if piece]

@@ -2,7 +2,8 @@
 
 Handler threads parse requests, wait for `Compute`, and send answers. Only `Compute` runs the user's code. While a
 handler thread sends one batch, `Compute` computes the next. A thread that waits checks every half second whether the
-caller has left, and then stops waiting.
+caller has left, and then stops waiting. If the latest batch of the data set was small, no handler thread waits: the
+compute thread sends the next one itself.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import secrets
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -28,16 +29,16 @@ from hetero.batches.structure.conversion import check_stacked
 from hetero.control.security import Policy
 from hetero.dataplane.endpoint.compute import Compute, Task
 from hetero.dataplane.endpoint.delivery import Delivery
+from hetero.dataplane.endpoint.failures import Failures, UnpreparedError, record_of
 from hetero.dataplane.endpoint.prebuilt import Prebuilt
+from hetero.dataplane.endpoint.replies import LATER, SMALL_BYTES, Answer, Later, Reply
 from hetero.datasets import get_factory, prebuild, registered
-from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
+from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
-from hetero.system.fault_injection import Strike, faults_at
+from hetero.system.fault_injection import faults_at
 from hetero.system.process import limit_threads
-from hetero.system.text import one_line
 from hetero.wire import framing, requests  # before grpc: channels sets its environment
 from hetero.wire.compression import is_installed
-from hetero.wire.faults import Fault
 from hetero.wire.limits import MAX_EXPECTED, PROTOCOL, SERVICE, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
@@ -63,10 +64,6 @@ _Message = TypeVar("_Message", bound=Message)
 logger = logging.getLogger(__name__)
 
 
-class _UnpreparedError(Exception):
-    """The data set is not built in this process, for example after a restart. The reader prepares it and asks again."""
-
-
 class _MovedError(Exception):
     """Another process, which has the data set, takes the place of this one."""
 
@@ -80,6 +77,8 @@ class _Served:
         self.description: Task | None = None
         self.num_checked = 0
         """Largest number of samples in a computed batch. Batches of up to this size need no check in advance."""
+        self.latest_bytes = math.inf
+        """Bytes of the payload of the latest batch. Infinite before the first."""
         self.globals: dict[str, str] = {}
         """Digests of the globals that the data set's code reads, taken before that code ran in this process."""
 
@@ -131,6 +130,7 @@ class DataServicer:
         self._answered = threading.Condition()
         self._compute = compute
         self._name = name
+        self._failures = Failures(name)
         self._worker_index = worker_index
         self._num_workers = num_workers
         self._sample_time_s = sample_time_s
@@ -149,9 +149,15 @@ class DataServicer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Prepare": grpc.unary_unary_rpc_method_handler(self._guarded(self._prepare, faults_at("Prepare"))),
-                "Describe": grpc.unary_unary_rpc_method_handler(self._guarded(self._describe, faults_at("Describe"))),
-                "Attend": grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._attend, faults_at("Attend"))),
+                "Prepare": grpc.unary_unary_rpc_method_handler(
+                    self._failures.guarded(self._prepare, faults_at("Prepare"))
+                ),
+                "Describe": grpc.unary_unary_rpc_method_handler(
+                    self._failures.guarded(self._describe, faults_at("Describe"))
+                ),
+                "Attend": grpc.unary_stream_rpc_method_handler(
+                    self._failures.guarded_stream(self._attend, faults_at("Attend"))
+                ),
             },
         )
 
@@ -173,7 +179,7 @@ class DataServicer:
                     return b""
                 build.result()
             except DatasetError as error:
-                reply.failure.CopyFrom(requests.failure_to_proto(_record(error)))
+                reply.failure.CopyFrom(requests.failure_to_proto(record_of(error)))
             except _MovedError:
                 reply.moved = True
             return reply.SerializeToString()
@@ -277,7 +283,7 @@ class DataServicer:
         except DatasetError as error:
             with self._lock:
                 served.description = None
-            return pb.DescribeReply(failure=requests.failure_to_proto(_record(error))).SerializeToString()
+            return pb.DescribeReply(failure=requests.failure_to_proto(record_of(error))).SerializeToString()
         return pb.DescribeReply(
             num_samples=description.num_samples,
             fingerprint=description.fingerprint,
@@ -290,7 +296,7 @@ class DataServicer:
         with self._lock:
             served = self._served.get(spec)
         if served is None or served.built is None:
-            raise _UnpreparedError("the data set is not built here")
+            raise UnpreparedError("the data set is not built here")
         return served, served.built
 
     def _attend(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -308,29 +314,40 @@ class DataServicer:
 
     # Batches
 
-    def _answer(self, data: bytes, has_left: Callable[[], bool]) -> framing.EncodedBatch | bytes | None:
-        """Answer one request. Return None if the requester has left. Raises nothing."""
-        try:
-            return self._fetch(data, has_left)
-        except DatasetError as error:
-            return framing.encode_failure(_record(error), request=data)
-        except BaseException as error:  # noqa: BLE001 - a broken answer must not end the connection's thread
-            return framing.encode_refusal(*self._explain(error), request=data)
+    def _answer(self, data: bytes, reply: Reply) -> Answer | Later:
+        """Answer one request. Raises nothing."""
+        return self._failures.answered(data, lambda: self._fetch(data, reply))
 
-    def _fetch(self, data: bytes, has_left: Callable[[], bool]) -> framing.EncodedBatch | None:
+    def _fetch(self, data: bytes, reply: Reply) -> framing.EncodedBatch | Later | None:
         message = requests.parse_request(data)
         request = requests.from_proto(message, self._limits)
         served, built = self._find(request.spec)
         limits = self._limits.within(message.max_batch_bytes)
+        is_small = served.latest_bytes <= SMALL_BYTES
+        finish = functools.partial(self._finish, served, request, data, limits)
+
+        def send(task: Task) -> None:
+            reply.send(self._failures.answered(data, lambda: finish(task)))
+
         task = self._compute.submit(
             request.step,
             functools.partial(self._compute_batch, served, built, request, data, limits),
             emulated_s=self._sample_time_s * request.work.num_samples,
-            is_abandoned=has_left,
+            is_abandoned=None if is_small else reply.has_left,
+            on_finish=send if is_small else None,
         )
-        if not _wait(task, has_left):
+        if is_small:
+            reply.if_given_up(task.cancel)
+            return LATER
+        if not _wait(task, reply.has_left):
             task.cancel()
             return None
+        return finish(task)
+
+    def _finish(
+        self, served: _Served, request: BatchRequest, data: bytes, limits: Limits, task: Task
+    ) -> framing.EncodedBatch | None:
+        """Return the batch of a task that is done, None if the task was cancelled."""
         if task.was_cancelled:
             return None
         try:
@@ -340,6 +357,7 @@ class DataServicer:
         if not isinstance(found, framing.EncodedBatch):
             batch, skips = found
             found = self._encode(batch, request, data, limits, skips, copy=False)
+        served.latest_bytes = found.nbytes
         # If the package is not installed here, the batch is sent uncompressed, and the reader logs a warning. The batch
         # is the same, and a slower job is better than a job that does not run.
         if request.compression is not None and is_installed(request.compression):
@@ -408,63 +426,6 @@ class DataServicer:
 
     def _unsendable(self, error: ConfigError, request: BatchRequest) -> DatasetError:
         return dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")
-
-    # Conversion of exceptions to gRPC statuses, done nowhere else
-
-    def _guarded(
-        self, method: Callable[..., bytes], strike: Strike | None
-    ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        def guarded(data: bytes, context: grpc.ServicerContext) -> bytes:
-            try:
-                _fail_on_purpose(strike, context)
-                return method(data, context)
-            except Exception as error:  # noqa: BLE001
-                self._translate(error, context)
-
-        return guarded
-
-    def _guarded_stream(
-        self, method: Callable[..., Iterator[bytes]], strike: Strike | None
-    ) -> Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]:
-        def guarded(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-            try:
-                _fail_on_purpose(strike, context)
-                yield from method(data, context)
-            except Exception as error:  # noqa: BLE001
-                self._translate(error, context)
-
-        return guarded
-
-    def _translate(self, error: Exception, context: grpc.ServicerContext) -> NoReturn:
-        if context.code() is not None or not context.is_active():  # type: ignore[attr-defined]
-            raise error  # a handler has aborted the call, or the caller has left
-        fault, details = self._explain(error)
-        context.abort(grpc.StatusCode[fault.value.statuses[0]], details)
-        raise AssertionError("abort raises")
-
-    def _explain(self, error: BaseException) -> tuple[Fault, str]:
-        """Return the fault and the text that the reader gets for an exception of this process."""
-        if isinstance(error, _UnpreparedError):
-            return Fault.UNPREPARED, str(error)
-        if isinstance(error, ProtocolError | ConfigError):
-            return Fault.MALFORMED, one_line(str(error), 500)
-        return Fault.BROKEN, self._log_incident(error)
-
-    def _log_incident(self, error: BaseException) -> str:
-        """Log an unexpected error. Return a text for the reader, without the error's details."""
-        incident = secrets.token_hex(4)
-        logger.error("internal error %s", incident, exc_info=error)
-        return f"internal error {incident}, see the log of {self._name}"
-
-
-def _fail_on_purpose(strike: Strike | None, context: grpc.ServicerContext) -> None:
-    """Abort the call if a fault for tests strikes it."""
-    if strike is not None and strike() is not None:
-        context.abort(grpc.StatusCode.UNAVAILABLE, "on purpose")
-
-
-def _record(error: DatasetError) -> SampleFailure:
-    return cast("SampleFailure", error.record)
 
 
 def _wait(task: Task, has_left: Callable[[], bool]) -> bool:

@@ -171,6 +171,10 @@ class Attempt:
     """Whether the endpoint computes no other request of this process meanwhile."""
     is_hedge: bool = False
     """Whether this is the second of two attempts at the same time."""
+    is_own: bool = False
+    """Whether the consumer's thread makes the call itself: see `hetero.dataplane.reader.own_fetches`."""
+    was_sent: bool = False
+    """Whether the request was sent before the call, over a connection that failed."""
     is_given_up: bool = False
     """Whether the other attempt has settled the batch. Then the outcome of this one does not matter."""
     call: Any = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import random
 import threading
 import time
@@ -16,7 +17,7 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
-from hetero.dataplane.reader.endpoint_link import Call, EndpointLink
+from hetero.dataplane.reader.endpoint_link import BegunFetch, Call, EndpointLink
 from hetero.errors import DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
 from hetero.system.text import printable
@@ -27,12 +28,14 @@ from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.tls import Tls
 
-__all__ = ["ConnectionState", "EndpointConnection", "Fetched"]
+__all__ = ["BegunBatch", "ConnectionState", "EndpointConnection", "Fetched"]
 
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 _BUSY_S = 0.2
 _DESCRIBE_TIMEOUT_S = 300.0
+_MOVED_TIMEOUT_S = 15.0
+_MOVED_AGAIN_S = 0.02
 _random = random.SystemRandom()  # the trainer uses the global generator, and may seed all ranks alike
 
 
@@ -66,8 +69,25 @@ class Fetched:
     """The substituted samples of the batch."""
 
 
-_MOVED_TIMEOUT_S = 15.0
-_MOVED_AGAIN_S = 0.02
+class BegunBatch:
+    """A batch whose request is sent, and whose answer the caller receives. For one thread at a time."""
+
+    def __init__(self, fetch: BegunFetch, finish: Callable[[int], Fetched]) -> None:
+        self._fetch = fetch
+        self._finish = finish
+
+    def fileno(self) -> int:
+        """See `BegunFetch.fileno`."""
+        return self._fetch.fileno()
+
+    def receive(self) -> Fetched | None:
+        """Receive what has arrived. Return the batch once it is complete. Does not block. See `BegunFetch.receive`."""
+        nbytes = self._fetch.receive()
+        return None if nbytes is None else self._finish(nbytes)
+
+    def give_up(self) -> None:
+        """See `BegunFetch.give_up`."""
+        self._fetch.give_up()
 
 
 class EndpointConnection:
@@ -289,6 +309,7 @@ class EndpointConnection:
         timeout_s: float,
         allocate: Callable[[int], memoryview] | None,
         on_call: Callable[[Call], None],
+        was_sent: bool = False,
     ) -> Fetched:
         """Return one batch.
 
@@ -297,6 +318,7 @@ class EndpointConnection:
             timeout_s: Bound of the whole call.
             allocate: Allocates memory for leaves, None for ordinary memory.
             on_call: Called with the call. Other threads may cancel it.
+            was_sent: Whether the endpoint may have received the request already, because `begin` sent it.
 
         Raises:
             DatasetError: The user's code raised on the endpoint.
@@ -305,14 +327,49 @@ class EndpointConnection:
             CallFailedError: The call failed. The fault is `Fault.UNSENT` if there is no link.
             AuthenticationError: As in `prepare`.
         """
+        message, decoder = self._encode(request, allocate)
+        link = self._present_link(Fault.UNREACHABLE if was_sent else Fault.UNSENT)
+        nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call, was_sent=was_sent)
+        return self._fetched(request, decoder, nbytes)
+
+    def begin(
+        self,
+        request: BatchRequest,
+        *,
+        timeout_s: float,
+        allocate: Callable[[int], memoryview] | None,
+        on_call: Callable[[Call], None],
+    ) -> BegunBatch | None:
+        """Send the request for a batch if a connection is idle. Does not block. The arguments are those of `fetch`.
+
+        Returns:
+            The batch to receive, or None if nothing was sent. Then the caller should `fetch` the batch.
+
+        Raises:
+            ConfigError: The request is too large.
+        """
+        link = self._link
+        if link is None:
+            return None
+        message, decoder = self._encode(request, allocate)
+        begun = link.begin(message, decoder, timeout_s=timeout_s, on_call=on_call)
+        if begun is None:
+            return None
+        return BegunBatch(begun, functools.partial(self._fetched, request, decoder))
+
+    def _encode(
+        self, request: BatchRequest, allocate: Callable[[int], memoryview] | None
+    ) -> tuple[bytes, BatchDecoder]:
+        """Return the request to send, and the decoder of its answer."""
         message = requests.serialize(request, self._limits)
         options = {} if allocate is None else {"allocate": allocate}
         max_skipped = max(0, request.work.num_samples - 1) if request.on_sample_error == "skip" else 0
         decoder = BatchDecoder(
             self._limits, compression=request.compression, request=message, max_skipped=max_skipped, **options
         )
-        link = self._present_link(Fault.UNSENT)
-        nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call)
+        return message, decoder
+
+    def _fetched(self, request: BatchRequest, decoder: BatchDecoder, nbytes: int) -> Fetched:
         skips = decoder.skips
         if skips is not None:
             skips = dataclasses.replace(skips, epoch=request.epoch, host=self.record.endpoint_id)

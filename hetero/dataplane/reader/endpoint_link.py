@@ -31,10 +31,11 @@ from hetero.wire.transports.interface import Connection, DeadlineError, Transpor
 
 import grpc  # isort: skip
 
-__all__ = ["Call", "EndpointLink"]
+__all__ = ["BegunFetch", "Call", "EndpointLink"]
 
 _ATTEND_TIMEOUT_S = 60.0
 _KEEP_IDLE_S = 60.0
+_TOO_MUCH = "more bytes arrived than the answer had announced"
 _Reply = TypeVar("_Reply", bound=Message)
 
 
@@ -140,7 +141,15 @@ class EndpointLink:
             call.add_done_callback(lambda ended: self._drop(f"the endpoint ended: {ended.details() or ended.code()}"))
             self._try_port()
 
-    def fetch(self, request: bytes, decoder: BatchDecoder, *, timeout_s: float, on_call: Callable[[Call], None]) -> int:
+    def fetch(
+        self,
+        request: bytes,
+        decoder: BatchDecoder,
+        *,
+        timeout_s: float,
+        on_call: Callable[[Call], None],
+        was_sent: bool = False,
+    ) -> int:
         """Send a request for a batch and receive the batch into ``decoder``. Blocks. Only after `attend`.
 
         Args:
@@ -148,6 +157,7 @@ class EndpointLink:
             decoder: A new decoder. It is complete when this returns.
             timeout_s: Bound of the whole fetch.
             on_call: Called with the call. Other threads may cancel it.
+            was_sent: Whether the endpoint may have received the request already, see `begin`.
 
         Returns:
             The bytes of the answer before compression.
@@ -159,6 +169,7 @@ class EndpointLink:
         """
         deadline_s = time.monotonic() + timeout_s
         call = _FetchCall()
+        call.is_sent = was_sent
         on_call(call)
         is_in_step = False  # whether the next answer on this connection will belong to the next request
         try:
@@ -169,19 +180,44 @@ class EndpointLink:
                     connection.wait_for_data(deadline_s=deadline_s)
                 decoder.filled(connection.receive_into(decoder.room(), deadline_s=deadline_s))
             if connection.has_leftover:
-                raise ProtocolError(f"{self._name} sent more bytes than its answer announced")
+                raise ProtocolError(_TOO_MUCH)
             is_in_step = True
             return len(message) + decoder.nbytes
         except (DatasetError, CallFailedError):
             is_in_step = True
             raise
         except DeadlineError as error:
-            raise CallFailedError(Fault.LATE, f"waited {timeout_s:g} s") from error
+            raise _late(timeout_s) from error
         except OSError as error:
             fault = Fault.UNREACHABLE if call.is_sent else Fault.UNSENT
             raise CallFailedError(Fault.CANCELLED if call.is_cancelled else fault, self._end or str(error)) from error
         finally:
             self._give_back(call, is_usable=is_in_step)
+
+    def begin(
+        self, request: bytes, decoder: BatchDecoder, *, timeout_s: float, on_call: Callable[[Call], None]
+    ) -> BegunFetch | None:
+        """Send a request as `fetch` does, but only over an idle connection. Does not block.
+
+        Returns:
+            The fetch, or None if no connection is idle, or if none takes the whole request at once. Then the caller
+            should `fetch` the batch.
+        """
+        call = _FetchCall()
+        on_call(call)
+        connection: Connection | None = None
+        try:
+            connection = self._reuse(call)
+            if connection is not None and connection.send_now(request) is None:
+                call.is_sent = True
+        except OSError:
+            pass  # the connection had ended
+        finally:
+            if not call.is_sent:  # an endpoint ignores a part of a request
+                self._give_back(call, is_usable=False)
+        if connection is None or not call.is_sent:
+            return None
+        return BegunFetch(call, connection, decoder, self._limits, timeout_s=timeout_s, give_back=self._give_back)
 
     def close(self) -> None:
         """Close the channel and all connections. Calls in progress fail. Idempotent. Blocks until this is done."""
@@ -308,6 +344,96 @@ def _parse(kind: type[_Reply], data: bytes, method: str) -> _Reply:
         return parse(kind, data)
     except ProtocolError as error:
         raise CallFailedError(Fault.BROKEN, f"its answer to {method} is not a valid message") from error
+
+
+class BegunFetch:
+    """A fetch whose request is sent. The caller receives the answer when it arrives. For one thread at a time."""
+
+    def __init__(
+        self,
+        call: _FetchCall,
+        connection: Connection,
+        decoder: BatchDecoder,
+        limits: Limits,
+        *,
+        timeout_s: float,
+        give_back: Callable[..., None],
+    ) -> None:
+        self._call = call
+        self._connection = connection
+        self._decoder = decoder
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._give_back = give_back
+        self._message_bytes: int | None = None
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when more of the answer arrives, or the connection ends."""
+        return self._connection.fileno()
+
+    def receive(self) -> int | None:
+        """Receive what has arrived. Does not block. Not to be called again after it has returned bytes or raised.
+
+        Returns:
+            The bytes of the answer before compression, or None if more has to arrive.
+
+        Raises:
+            DatasetError, ProtocolError, CallFailedError: As in `EndpointLink.fetch`.
+            OSError: The connection failed. The caller should `fetch` the batch.
+        """
+        is_in_step = is_over = True
+        try:
+            if not self._has_arrived():
+                if time.monotonic() >= self._deadline_s:
+                    raise _late(self._timeout_s)
+                is_over = False
+                return None
+            if self._connection.has_leftover:
+                raise ProtocolError(_TOO_MUCH)
+            return (self._message_bytes or 0) + self._decoder.nbytes
+        except DatasetError:
+            raise
+        except CallFailedError as error:
+            is_in_step = error.fault is not Fault.LATE
+            raise
+        except OSError as error:
+            is_in_step = False
+            if self._call.is_cancelled:
+                raise CallFailedError(Fault.CANCELLED, str(error)) from error
+            raise
+        except BaseException:
+            is_in_step = False
+            raise
+        finally:
+            if is_over:
+                self._give_back(self._call, is_usable=is_in_step)
+
+    def give_up(self) -> None:
+        """Close the connection. Idempotent."""
+        self._give_back(self._call, is_usable=False)
+
+    def _has_arrived(self) -> bool:
+        """Receive what has arrived. Return whether the answer is complete."""
+        connection, decoder = self._connection, self._decoder
+        if self._message_bytes is None:
+            message = connection.receive_message_now(self._limits.max_answer_bytes)
+            if message is None:
+                return False
+            self._message_bytes = len(message)
+            decoder.take_message(message)
+        while not decoder.done:
+            if decoder.needs_memory and not connection.has_arrived:
+                return False
+            size = connection.receive_now(decoder.room())
+            if not size:
+                return False
+            decoder.filled(size)
+        return True
+
+
+def _late(timeout_s: float) -> CallFailedError:
+    return CallFailedError(Fault.LATE, f"waited {timeout_s:g} s")
 
 
 class _FetchCall:

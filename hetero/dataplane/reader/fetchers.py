@@ -4,10 +4,14 @@ Each fetcher takes the first missing batch of the window, lets the router choose
 puts the outcome into the window. If the consumer waits for an overdue batch, it orders a second attempt, which another
 fetcher makes. The first answer is used, and the other attempt is cancelled. The fleet's lock guards everything. No
 thread holds it during a call.
+
+For small batches, no fetcher is needed: see `hetero.dataplane.reader.own_fetches`. A fetcher takes over if a connection
+has to be opened, or if one fails.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -22,6 +26,7 @@ from hetero.dataplane.reader.attempts import Attempt, PendingBatch
 from hetero.dataplane.reader.connection import Fetched
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.own_fetches import OwnFetches
 from hetero.dataplane.reader.window import Arrived, Window
 from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
 from hetero.wire.compression import ChecksumError
@@ -31,6 +36,9 @@ __all__ = ["Fetchers"]
 
 _POLL_S = 0.5
 _JOIN_S = 5.0
+_SMALL_BYTES = 64 * 2**10
+"""The buffers of a socket hold a small batch, so it arrives although nobody receives it."""
+_MEDIUM_BYTES = 2 * 2**20
 
 logger = logging.getLogger(__name__)
 
@@ -61,19 +69,62 @@ class Fetchers:
         self._allocate = allocate
         self._arrived = threading.Condition(fleet.lock)  # the consumer waits for it
         self._work = threading.Condition(fleet.lock)  # the fetchers wait for it
-        self._hedges: deque[Attempt] = deque()  # second attempts that wait for a fetcher
+        self._started: deque[Attempt] = deque()  # attempts that wait for a fetcher: hedges, and those handed over
+        self._own = OwnFetches(
+            fleet.clock, settle=self._settle, hand_over=functools.partial(self._hand_over, was_sent=True)
+        )
         self._needs_endpoint = False  # the consumer's batch is overdue, but every other endpoint is at least as busy
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
 
     # For the consumer
 
-    def add(self, request: BatchRequest, dataset: ServedDataset) -> None:
-        """Put a request into the window, and start another fetcher if all fetchers may be busy."""
+    def add(self, request: BatchRequest, dataset: ServedDataset, *, is_hurried: bool) -> Attempt | None:
+        """Put a request into the window.
+
+        Args:
+            request: The request.
+            dataset: Its data set.
+            is_hurried: Whether the consumer does little but to take batches. Then there is nothing else that could be
+                done while a batch arrives.
+
+        Returns:
+            The attempt whose request the consumer has to `send` itself, or None.
+        """
         self._hedging.budget.earn()  # once per request, however often it is sent
-        self._window.add(request, dataset)
+        batch = self._window.add(request, dataset)
+        most_bytes = _MEDIUM_BYTES if is_hurried else _SMALL_BYTES
+        if dataset.batch_bytes <= most_bytes and len(self._window.missing) == 1 and self._window.has_room(batch):
+            connection = self._router.choose(request.spec)
+            if connection is not None:
+                attempt = self._window.start(batch, connection, self._fleet.clock())
+                attempt.is_own = True
+                return attempt
         self._ensure_thread()
         self._work.notify()
+        return None
+
+    def send(self, attempt: Attempt) -> None:
+        """Send the request of an attempt that `add` returned. Does not block. Called without the lock."""
+        try:
+            begun = attempt.connection.begin(
+                attempt.batch.request,
+                timeout_s=self._data_timeout_s,
+                allocate=self._allocate,
+                on_call=functools.partial(self._on_call, attempt),
+            )
+        except Exception as error:  # noqa: BLE001 - delivered as the batch's outcome
+            self._settle(attempt, error)
+            return
+        if begun is None:
+            self._hand_over(attempt)
+            return
+        with self._own.lock:
+            if not self.is_closed:
+                self._own.add(attempt, begun)
+                return
+        begun.give_up()
+        self._settle(attempt, CallFailedError(Fault.CANCELLED, ""))
 
     def pop(self) -> Arrived | BaseException | None:
         """Return the next outcome in order, None if it has not arrived."""
@@ -85,7 +136,16 @@ class Fetchers:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the consumer may go on. Hedge the batch that it waits for if that batch is overdue."""
-        self._arrived.wait(min(timeout_s, self.hedge_if_overdue()))
+        timeout_s = min(timeout_s, self.hedge_if_overdue())
+        if not len(self._own):
+            self._arrived.wait(timeout_s)
+            return
+        self._own.prepare_to_receive()
+        self._fleet.lock.release()
+        try:
+            self._own.receive(timeout_s)
+        finally:
+            self._fleet.lock.acquire()
 
     def hedge_if_overdue(self) -> float:
         """Request the next batch a second time if it is overdue and a second attempt may help.
@@ -124,7 +184,7 @@ class Fetchers:
             now_s - attempt.issued_s,
             other.name,
         )
-        self._hedges.append(self._window.start(batch, other, now_s, is_hedge=True))
+        self._started.append(self._window.start(batch, other, now_s, is_hedge=True))
         self._ensure_thread()
         self._work.notify_all()  # all, because a single notified fetcher may have been woken for a missing batch
         return math.inf
@@ -139,7 +199,11 @@ class Fetchers:
     def on_fleet_change(self) -> None:
         """See `hetero.dataplane.reader.fleet.FleetListener`."""
         self._work.notify_all()
-        self._arrived.notify_all()
+        self._wake_consumer()
+
+    def receive_for_absent(self) -> None:
+        """See `hetero.dataplane.reader.fleet.FleetListener`."""
+        self._own.receive_for_absent()
 
     def abandon(self) -> None:
         """Close now, or soon if the lock is not free. For finalizers, which may run in a thread that holds the lock."""
@@ -159,14 +223,19 @@ class Fetchers:
         window = self._window
         with self._fleet.lock:
             self.is_closed = True
-            while self._hedges:
-                self._end(self._hedges.popleft())
+            while self._started:
+                self._end(self._started.popleft())
             attempts = tuple(window.attempts)
             self._router.unreserve(window.unanswered())
             window.clear()
             self.on_fleet_change()
         for attempt in attempts:
             attempt.cancel()
+        with self._own.lock, self._fleet.lock:
+            self._own.close()
+            for attempt in attempts:
+                if attempt.is_own:
+                    self._end(attempt)
         deadline_s = time.monotonic() + _JOIN_S
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -177,7 +246,7 @@ class Fetchers:
     def _ensure_thread(self) -> None:
         """Start a fetcher if all may be busy, at most one for each batch in flight and for each second attempt."""
         window, num_threads = self._window, len(self._threads)
-        if num_threads >= len(window.missing) + len(window.attempts):
+        if num_threads >= len(window.missing) + len(window.attempts) - len(self._own):
             return
         if num_threads >= window.size:
             wanted = {attempt.batch.sequence for attempt in window.attempts if not attempt.is_given_up}
@@ -206,10 +275,10 @@ class Fetchers:
                 self._fleet.fail(HeteroError(f"internal error while fetching batches: {error!r}"))
 
     def _next_attempt(self) -> Attempt | None:
-        """Block until there is a hedge or a missing batch to request. Return its attempt, None if closed."""
+        """Block until there is a started attempt, or a missing batch to request. Return the attempt, None if closed."""
         with self._fleet.lock:
             while not self.is_closed:
-                attempt = self._hedges.popleft() if self._hedges else self._start_first()
+                attempt = self._started.popleft() if self._started else self._start_first()
                 if attempt is not None:
                     self._wake_one()
                     return attempt
@@ -265,27 +334,41 @@ class Fetchers:
         """Fetch the batch from the attempt's endpoint. Return it, or the exception. Without the lock."""
         if attempt.is_given_up:  # the other attempt settled the batch before this call began
             return CallFailedError(Fault.CANCELLED, "")
-
-        def started(call: Any) -> None:
-            # This needs no lock. It sets the call and then reads the flags. A thread that cancels sets a flag and then
-            # reads the call. Therefore at least one of them cancels the call.
-            attempt.call = call
-            if self.is_closed or attempt.is_given_up:
-                call.cancel()
-
         try:
             return attempt.connection.fetch(
-                attempt.batch.request, timeout_s=self._data_timeout_s, allocate=self._allocate, on_call=started
+                attempt.batch.request,
+                timeout_s=self._data_timeout_s,
+                allocate=self._allocate,
+                on_call=functools.partial(self._on_call, attempt),
+                was_sent=attempt.was_sent,
             )
         except Exception as error:  # noqa: BLE001 - settled by the caller
             return error
 
+    def _on_call(self, attempt: Attempt, call: Any) -> None:
+        # This needs no lock. It sets the call and then reads the flags. A thread that cancels sets a flag and then
+        # reads the call. Therefore at least one of them cancels the call.
+        attempt.call = call
+        if self.is_closed or attempt.is_given_up:
+            call.cancel()
+
+    def _hand_over(self, attempt: Attempt, *, was_sent: bool = False) -> None:
+        """Let a fetcher make the call of an attempt."""
+        with self._fleet.lock:
+            attempt.is_own, attempt.was_sent = False, was_sent
+            if self.is_closed:
+                self._end(attempt)
+                return
+            self._started.append(attempt)
+            self._ensure_thread()
+            self._work.notify_all()
+
     # Outcomes
 
-    def _settle(self, attempt: Attempt, outcome: Fetched | Exception) -> None:
+    def _settle(self, attempt: Attempt, outcome: Fetched | Exception, *, answered_s: float | None = None) -> None:
         """Deliver the outcome of an attempt, leave the batch to its other attempt, or let the batch be requested again.
 
-        A fetcher calls this without the lock, and looks for work next. Therefore this wakes no other fetcher.
+        Called without the lock. The batch had arrived at ``answered_s``, by default now.
         """
         batch = attempt.batch
         with self._fleet.lock:
@@ -293,7 +376,7 @@ class Fetchers:
             if self.is_closed:
                 return
             if isinstance(outcome, Fetched):
-                self._answered(attempt, outcome)
+                self._answered(attempt, outcome, answered_s)
             if attempt.is_given_up:  # it was cancelled or slightly slower, so its endpoint is not to blame
                 return
             if isinstance(outcome, Fetched):
@@ -327,17 +410,24 @@ class Fetchers:
         return False
 
     def _end(self, attempt: Attempt) -> None:
+        if attempt not in self._window.attempts:  # `close` ended it
+            return
         self._window.end(attempt)
         self._router.release(attempt.connection, alone_for=attempt.batch if attempt.is_alone else None)
 
     def _deliver(self, batch: PendingBatch, outcome: Arrived | BaseException) -> None:
         if self._window.put(batch.sequence, outcome) or self._needs_endpoint:
-            self._arrived.notify_all()  # the consumer takes the outcome, adds requests, or hedges
+            self._wake_consumer()  # it takes the outcome, adds requests, or hedges
 
-    def _answered(self, attempt: Attempt, fetched: Fetched) -> None:
+    def _wake_consumer(self) -> None:
+        self._arrived.notify_all()
+        self._own.wake()
+
+    def _answered(self, attempt: Attempt, fetched: Fetched, answered_s: float | None) -> None:
         """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
         request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
-        self._hedging.observe(request, now_s - attempt.since_s)
+        answered_s = now_s if answered_s is None else min(answered_s, now_s)
+        self._hedging.observe(request, max(0.0, answered_s - attempt.since_s))
         self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes
         stats.saved_bytes += fetched.saved_bytes
@@ -378,6 +468,8 @@ class Fetchers:
         if not batch.attempts:
             self._fleet.stats.retries += 1
             self._window.retry(batch)
+            self._ensure_thread()
+            self._work.notify()
 
     def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:
         """Act on a failed attempt. Return the exception to raise, or None to request the batch again."""

@@ -38,7 +38,8 @@ __all__ = ["Fleet", "FleetStatistics"]
 
 _SETTLE_S = 5.0
 _LOG_INTERVAL_S = 10.0
-_IDLE_S = 5.0
+_IDLE_S = 1.0
+_JOIN_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,13 @@ class FleetListener(Protocol):
 
     def on_fleet_change(self) -> None:
         """React to an endpoint that came, left, or is free. Called with the lock held."""
+
+    def receive_for_absent(self) -> None:
+        """Receive batches that the consumer requested itself, but has not received for a second.
+
+        Called without the lock, about every second. Otherwise requests that are answered would count as the load of
+        their endpoint while the script does something else.
+        """
 
     def close(self) -> None:
         """Close the reader. Called without the lock, when the fleet closes."""
@@ -162,7 +170,7 @@ class Fleet:
         for connection in self._table.all():
             connection.disconnect()
         if self._watcher is not None and self._watcher is not threading.current_thread():
-            self._watcher.join(_IDLE_S)
+            self._watcher.join(_JOIN_S)
 
     def describe(self, spec: DatasetSpec) -> Description:
         """Return length, fingerprint and environment of a data set. Blocks. The result is cached.
@@ -357,6 +365,7 @@ class Fleet:
                 connection.disconnect()
             for connection in remaining:
                 connection.close_stale()
+            self._receive_for_absent()
             for connection, spec in due:
                 threading.Thread(
                     target=self._prepare,
@@ -367,6 +376,12 @@ class Fleet:
             with self.lock:
                 if not self._news and not self._is_closed:
                     self._changed.wait(max(0.01, min(next_due_s, now_s + _IDLE_S) - self.clock()))
+
+    def _receive_for_absent(self) -> None:
+        with self.lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.receive_for_absent()
 
     def _prepare(self, connection: EndpointConnection, spec: DatasetSpec) -> None:
         """Make one endpoint serve one data set. Each call runs in its own thread."""

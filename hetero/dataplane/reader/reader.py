@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ _PREFETCH_FACTOR = 2
 _MAX_WINDOW_BYTES = 2**30
 _POLL_S = 0.5
 _LOG_AFTER_S = 10.0
+_HURRY_S = 1e-3
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,8 @@ class Reader(Iterator[Any]):
         self._on_received = on_received
         self._on_wait = on_wait
         self._is_exhausted = False
+        self._returned_s = -math.inf  # when `next` last returned a batch
+        self._is_hurried = False  # whether the consumer took that batch and came back at once
         self._dataset: ServedDataset | None = None  # data set of the last request
         self._sampler_failure: Exception | None = None
         self._data_timeout_s = fleet.data_timeout_s if data_timeout_s is None else data_timeout_s
@@ -124,6 +128,7 @@ class Reader(Iterator[Any]):
             DataPlaneError: See `hetero.errors`.
         """
         self._fleet.check_process()
+        self._is_hurried = self._fleet.clock() - self._returned_s < _HURRY_S
         try:
             self._fill()
             outcome = self._wait()
@@ -133,6 +138,7 @@ class Reader(Iterator[Any]):
                 if self._on_received is not None:
                     self._on_received(outcome.nbytes, outcome.saved_bytes)
                 self._fill()
+                self._returned_s = self._fleet.clock()
                 return outcome.batch
             if not isinstance(outcome, DatasetError) or outcome is self._sampler_failure:
                 self.close()
@@ -189,7 +195,9 @@ class Reader(Iterator[Any]):
                 return
             with self._fleet.lock:
                 self._dataset = self._fleet.prepare(request.spec)
-                self._fetchers.add(request, self._dataset)
+                attempt = self._fetchers.add(request, self._dataset, is_hurried=self._is_hurried)
+            if attempt is not None:
+                self._fetchers.send(attempt)
 
     def _wait(self) -> Arrived | BaseException:
         """Block until the next outcome has arrived. Return the batch, or the exception to raise."""

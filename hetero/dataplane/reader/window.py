@@ -136,11 +136,13 @@ class Window:
         """Whether everything that was added has been delivered."""
         return self.next_sequence >= self._num_added
 
-    def add(self, request: BatchRequest, dataset: ServedDataset) -> None:
-        """Add a request after all others."""
+    def add(self, request: BatchRequest, dataset: ServedDataset) -> PendingBatch:
+        """Add a request after all others. Its batch is missing."""
         self._requests[self._num_added] = request
-        self.missing.append(PendingBatch(self._num_added, request, dataset))
+        batch = PendingBatch(self._num_added, request, dataset)
+        self.missing.append(batch)
         self._num_added += 1
+        return batch
 
     def add_failure(self, error: Exception) -> None:
         """Add an exception, which is to be raised after all batches that were added before."""

@@ -39,6 +39,7 @@ class Connection(ABC):
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0  # unread part of the buffer
         self._is_shut_down = False
+        self._arriving: _ArrivingMessage | None = None
 
     def send(self, message: bytes, payload: Sequence[memoryview] = (), *, deadline_s: float = math.inf) -> None:
         """Send a message and then payload, without copying a large payload. Block until the kernel has taken all of it.
@@ -51,10 +52,18 @@ class Connection(ABC):
         Raises:
             OSError: If the connection failed or was shut down. `DeadlineError` after the deadline.
         """
-        pieces = [memoryview(_LENGTH.pack(len(message)) + message), *payload]
-        if sum(map(len, pieces)) <= _BUFFER_BYTES:
-            pieces = [memoryview(b"".join(pieces))]
-        self._send(pieces, deadline_s)
+        self._send(_joined_if_small(message, payload), deadline_s)
+
+    def send_now(self, message: bytes, payload: Sequence[memoryview] = ()) -> Callable[[], None] | None:
+        """Send as `send` does, but only what the kernel takes at once. Does not block.
+
+        Returns:
+            A function that sends the rest and may block, or None if there is no rest. It raises as `send` does.
+
+        Raises:
+            OSError: As in `send`.
+        """
+        return self._send_now(_joined_if_small(message, payload))
 
     def send_raw(self, data: bytes, *, deadline_s: float = math.inf) -> None:
         """Send bytes without the length of a message. Otherwise like `send`."""
@@ -70,15 +79,67 @@ class Connection(ABC):
         prefix = bytearray(_LENGTH.size)
         if not self._fill(memoryview(prefix), deadline_s, may_end=True):
             return None
-        (size,) = _LENGTH.unpack(prefix)
-        if size > max_bytes:
-            raise ProtocolError(f"a message of {size} bytes is announced, at most {max_bytes} are allowed")
+        size = _size(prefix, max_bytes)
         if size <= self._end - self._begin:
             self._begin += size
             return bytes(self._buffer[self._begin - size : self._begin])
         message = bytearray(size)
         self._fill(memoryview(message), deadline_s)
         return bytes(message)
+
+    def receive_message_now(self, max_bytes: int) -> bytes | None:
+        """Return the next message, or None if not all of it has arrived. Does not block.
+
+        After this has returned None, call no other method that receives until it returns a message.
+
+        Raises:
+            ProtocolError, OSError: As in `receive_message`, and OSError also if the other side ended the connection.
+        """
+        if self._arriving is None:
+            self._arriving = _ArrivingMessage(max_bytes)
+        while not self._arriving.is_complete:
+            size = self.receive_now(self._arriving.room)
+            if not size:
+                return None
+            self._arriving.filled(size)
+        message = self._arriving.message
+        self._arriving = None
+        return message
+
+    def receive_now(self, room: memoryview) -> int:
+        """Receive payload that has arrived into ``room``. Return its length, 0 if nothing has arrived. Does not block.
+
+        Unless this returns 0, more may have arrived.
+
+        Raises:
+            OSError: If the connection failed, was shut down, or ended.
+        """
+        if self._begin == self._end:
+            is_direct = len(room) >= _DIRECT_BYTES
+            size = self._receive_now(room if is_direct else self._buffer)
+            if size is None and self._is_shut_down:
+                raise ConnectionAbortedError("the connection was shut down")
+            if size == 0:
+                raise ConnectionResetError("the connection ended in the middle of an answer")
+            if size is None or is_direct:
+                return size or 0
+            self._begin, self._end = 0, size
+        size = min(len(room), self._end - self._begin)
+        room[:size] = self._buffer[self._begin : self._begin + size]
+        self._begin += size
+        return size
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether a byte can be received at once. Does not block."""
+        return self.has_leftover or self._peek() is not None
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when bytes arrive, or the connection ends.
+
+        After `receive_now` has returned 0, all bytes that arrived before have been received.
+        """
 
     def receive_into(self, room: memoryview, *, deadline_s: float = math.inf) -> int:
         """Receive payload until ``room`` is full, and return its length. ``room`` must not be empty. Blocks.
@@ -125,10 +186,21 @@ class Connection(ABC):
         """Send all pieces in order. Blocks."""
 
     @abstractmethod
+    def _send_now(self, pieces: list[memoryview]) -> Callable[[], None] | None:
+        """Send what the kernel takes at once. Return a function that sends the rest, None if there is no rest."""
+
+    @abstractmethod
     def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
         """Receive into ``room`` and return the number of bytes, 0 at the end of the connection. Blocks.
 
         Return as soon as bytes have arrived. With ``is_whole``, wait for more if that saves system calls.
+        """
+
+    @abstractmethod
+    def _receive_now(self, room: memoryview) -> int | None:
+        """Receive what has arrived. Return its length, 0 at the end of the connection, None if nothing has arrived.
+
+        Bytes that arrived before the connection was shut down may be received. Does not block.
         """
 
     @abstractmethod
@@ -172,6 +244,48 @@ class Connection(ABC):
             raise ConnectionAbortedError("the connection was shut down")
         if deadline_s < math.inf and time.monotonic() >= deadline_s:
             raise DeadlineError("no answer in time")
+
+
+def _joined_if_small(message: bytes, payload: Sequence[memoryview]) -> list[memoryview]:
+    """Return what is sent for a message and its payload. One piece is sent faster than several small ones."""
+    pieces = [memoryview(_LENGTH.pack(len(message)) + message), *payload]
+    return [memoryview(b"".join(pieces))] if sum(map(len, pieces)) <= _BUFFER_BYTES else pieces
+
+
+class _ArrivingMessage:
+    """A message of which a part has arrived."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._part = memoryview(bytearray(_LENGTH.size))
+        self._filled = 0
+        self._is_length = True
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._is_length and self._filled == len(self._part)
+
+    @property
+    def message(self) -> bytes:
+        return bytes(self._part)
+
+    @property
+    def room(self) -> memoryview:
+        return self._part[self._filled :]
+
+    def filled(self, num_bytes: int) -> None:
+        self._filled += num_bytes
+        if self._is_length and self._filled == len(self._part):
+            size = _size(self._part, self._max_bytes)
+            self._part, self._filled, self._is_length = memoryview(bytearray(size)), 0, False
+
+
+def _size(prefix: bytearray | memoryview, max_bytes: int) -> int:
+    """Return the length of the message that a prefix announces."""
+    (size,) = _LENGTH.unpack(prefix)
+    if size > max_bytes:
+        raise ProtocolError(f"a message of {size} bytes is announced, at most {max_bytes} are allowed")
+    return int(size)
 
 
 class UnauthenticatedPeer(ABC):

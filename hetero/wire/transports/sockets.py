@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import math
 import os
 import socket
 import struct
@@ -46,6 +48,10 @@ class SocketConnection(Connection):
         for level, option, value in options:
             given.setsockopt(level, option, value)
 
+    def fileno(self) -> int:
+        """See `Connection.fileno`."""
+        return self._socket.fileno()
+
     def shut_down(self) -> None:
         """See `Connection.shut_down`."""
         self._is_shut_down = True
@@ -80,19 +86,23 @@ class SocketConnection(Connection):
                 raise TimeoutError(errno.ETIMEDOUT, f"no connection within {_CONNECT_TIMEOUT_S:g} s")
 
     def _send(self, pieces: list[memoryview], deadline_s: float) -> None:
-        first = 0
-        while first < len(pieces):
+        while pieces:
             self._check(deadline_s)
             try:
                 # MSG_NOSIGNAL, because a script may have restored SIGPIPE's default action, which ends the process.
-                sent = self._socket.sendmsg(pieces[first : first + _MAX_PIECES], (), socket.MSG_NOSIGNAL)
+                sent = self._socket.sendmsg(pieces[:_MAX_PIECES], (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 continue
-            while first < len(pieces) and sent >= len(pieces[first]):
-                sent -= len(pieces[first])
-                first += 1
-            if sent:
-                pieces[first] = pieces[first][sent:]
+            pieces = _after(pieces, sent)
+
+    def _send_now(self, pieces: list[memoryview]) -> Callable[[], None] | None:
+        self._check(math.inf)
+        try:
+            sent = self._socket.sendmsg(pieces[:_MAX_PIECES], (), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        rest = _after(pieces, sent)
+        return functools.partial(SocketConnection._send, self, rest, math.inf) if rest else None
 
     def _peek(self) -> bytes | None:
         with self._closing:
@@ -102,6 +112,12 @@ class SocketConnection(Connection):
                 return None
             except OSError:
                 return b""
+
+    def _receive_now(self, room: memoryview) -> int | None:
+        try:
+            return self._socket.recv_into(room, len(room), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
 
     def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
         flags = socket.MSG_WAITALL if is_whole else 0
@@ -196,3 +212,15 @@ class SocketListener(Listener):
     def close(self) -> None:
         """See `Listener.close`."""
         self._socket.close()
+
+
+def _after(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """Return what follows the first ``num_bytes`` bytes of the pieces."""
+    first = 0
+    while first < len(pieces) and num_bytes >= len(pieces[first]):
+        num_bytes -= len(pieces[first])
+        first += 1
+    rest = pieces[first:]
+    if num_bytes:
+        rest[0] = rest[0][num_bytes:]
+    return rest

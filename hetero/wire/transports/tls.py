@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hetero.wire.tls import WELCOME, Tls, TlsError, TlsSession
@@ -147,6 +148,21 @@ class TlsConnection(SocketConnection):
                 self._check(deadline_s)
                 encrypted = self._session.encrypt(piece[begin : begin + _SEND_BYTES])
                 super()._send([memoryview(encrypted)], deadline_s)
+
+    def _send_now(self, pieces: list[memoryview]) -> Callable[[], None] | None:
+        self._check(math.inf)
+        encrypted = b"".join(self._session.encrypt(piece) for piece in pieces)
+        return super()._send_now([memoryview(encrypted)])
+
+    def _receive_now(self, room: memoryview) -> int | None:
+        while True:
+            size = self._session.decrypt(room)
+            if size:
+                return size
+            taken = super()._receive_now(self._arrived)
+            if not taken:
+                return taken
+            self._session.take(self._arrived[:taken])
 
     def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
         # SO_RCVLOWAT is not used, because the kernel does not count bytes that OpenSSL has already read.

@@ -15,7 +15,6 @@ import pytest
 from deliveries import (
     NETWORK,
     REQUEST,
-    HasLeft,
     admitted,
     ask,
     connected,
@@ -30,6 +29,7 @@ from ends import connect
 
 from hetero.dataplane.endpoint import delivery as delivery_module
 from hetero.dataplane.endpoint.delivery import Delivery
+from hetero.dataplane.endpoint.replies import Reply
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import EncodedBatch
 from hetero.wire.limits import GREETING, SESSION_TOKEN_BYTES
@@ -67,7 +67,7 @@ def test_connection_with_a_session_token_is_answered_as_often_as_it_asks(
 def test_unauthenticated_peer_without_a_session_token_is_closed_unanswered_and_counted(
     serve: Serve, streams: contextlib.ExitStack, caplog: pytest.LogCaptureFixture, said: bytes
 ) -> None:
-    served = serve(lambda _request, _has_left: pytest.fail("an unauthenticated peer was answered"))
+    served = serve(lambda _request, _reply: pytest.fail("an unauthenticated peer was answered"))
     served.admit()
     for number in range(1, 4):
         peer = peer_of(served, streams, said)
@@ -158,10 +158,10 @@ def test_readers_beyond_the_bound_are_told_to_come_back(serve: Serve, streams: c
     proceed = threading.Event()
     begun = threading.Semaphore(0)
 
-    def slow(request: bytes, has_left: HasLeft) -> EncodedBatch:
+    def slow(request: bytes, reply: Reply) -> EncodedBatch:
         begun.release()
         assert proceed.wait(30)
-        return echo(request, has_left)
+        return echo(request, reply)
 
     served = serve(slow, max_requests=2, transport=NETWORK)
     working = [admitted(served, streams) for _ in range(2)]
@@ -238,7 +238,7 @@ def test_connections_that_are_idle_keep_nobody_out(serve: Serve, streams: contex
 def test_reader_that_does_not_read_frees_its_thread_when_its_attendance_ends(
     serve: Serve, streams: contextlib.ExitStack, tools: Any
 ) -> None:
-    served = serve(lambda _request, _has_left: LARGE, transport=NETWORK)
+    served = serve(lambda _request, _reply: LARGE, transport=NETWORK)
     session_token = served.admit()
     for _ in range(3):
         admitted(served, streams, session_token).send(b"request")
@@ -267,9 +267,9 @@ def test_answer_nobody_waits_for_is_given_up(
 ) -> None:
     begun = threading.Event()
 
-    def endless(_request: bytes, has_left: HasLeft) -> None:
+    def endless(_request: bytes, reply: Reply) -> None:
         begun.set()
-        tools.wait_for(has_left)
+        tools.wait_for(reply.has_left)
 
     served = serve(endless, transport=NETWORK)
     session_token = served.admit()
@@ -299,7 +299,7 @@ def test_stop_finishes_the_answer_in_progress_and_turns_away_who_asks_meanwhile(
 ) -> None:
     proceed, begun = threading.Event(), threading.Event()
 
-    def slow(_request: bytes, _has_left: HasLeft) -> EncodedBatch:
+    def slow(_request: bytes, _reply: Reply) -> EncodedBatch:
         begun.set()
         assert proceed.wait(30)
         return LARGE
@@ -330,7 +330,7 @@ def test_stop_finishes_the_answer_in_progress_and_turns_away_who_asks_meanwhile(
 def test_stop_does_not_wait_for_a_reader_that_does_not_read(
     serve: Serve, streams: contextlib.ExitStack, tools: Any
 ) -> None:
-    served = serve(lambda _request, _has_left: LARGE, transport=NETWORK)
+    served = serve(lambda _request, _reply: LARGE, transport=NETWORK)
     admitted(served, streams).send(b"request")
     tools.wait_for(lambda: served._num_busy == 1)
     served.stop(0.2)
@@ -340,7 +340,7 @@ def test_stop_does_not_wait_for_a_reader_that_does_not_read(
 
 
 def test_stop_lets_go_of_an_answer_that_never_comes(serve: Serve, streams: contextlib.ExitStack, tools: Any) -> None:
-    served = serve(lambda _request, has_left: tools.wait_for(has_left), transport=NETWORK)
+    served = serve(lambda _request, reply: tools.wait_for(reply.has_left), transport=NETWORK)
     admitted(served, streams).send(b"request")
     tools.wait_for(lambda: served._num_busy == 1)
     served.stop(0.0)

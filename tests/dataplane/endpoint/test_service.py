@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,11 +15,20 @@ from services import make_service
 
 from hetero.batches.build import BuiltDataset
 from hetero.dataplane.endpoint.compute import Compute
-from hetero.dataplane.endpoint.service import _Served
+from hetero.dataplane.endpoint.replies import Answer, Later, Reply
+from hetero.dataplane.endpoint.service import DataServicer, _Served
 from hetero.errors import DatasetError
 from hetero.wire import requests
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import Limits
+
+
+def answer_of(service: DataServicer, request: bytes, has_left: Callable[[], bool] = lambda: False) -> Answer:
+    """Return the answer to a request, from whichever thread it comes."""
+    later: queue.Queue[Answer] = queue.Queue()
+    reply = SimpleNamespace(has_left=has_left, send=later.put, if_given_up=lambda cancel: None)
+    answer = service._answer(request, cast("Reply", reply))
+    return later.get(timeout=30.0) if isinstance(answer, Later) else answer
 
 
 def test_batch_that_is_there_is_sent_without_asking_for_whom(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +46,7 @@ def test_batch_that_is_there_is_sent_without_asking_for_whom(tools: Any, monkeyp
         service = make_service(compute)
         served = service._served[wanted.spec] = _Served()
         served.built = BuiltDataset.from_object(range(100), collate_fn=list)
-        answer = service._answer(requests.to_proto(wanted, Limits()).SerializeToString(), has_left)
+        answer = answer_of(service, requests.to_proto(wanted, Limits()).SerializeToString(), has_left)
         service.delivery.start()  # so that its end closes what it listens on
         service.delivery.stop(0.0)
     assert isinstance(answer, EncodedBatch)
@@ -79,11 +91,12 @@ def test_batch_over_the_limit_is_refused_after_its_first_sample_if_torch_collate
         request = requests.to_proto(wanted, Limits()).SerializeToString()
         for _ in range(2):
             data.num_computed = 0
-            answer = service._answer(request, lambda: False)
+            answer = answer_of(service, request)
             assert data.num_computed == num_computed
             if not text:
                 assert isinstance(answer, EncodedBatch)
                 continue
+            assert isinstance(answer, bytes)
             with pytest.raises(DatasetError, match=rf"was encoded(?s:.*){text}(?s:.*)raise --max-batch-bytes"):
                 BatchDecoder(request=request).take_message(answer)
         service.delivery.start()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from calls import fault_of, in_thread
-from deliveries import HasLeft
 from services import Endpoint, echo, fetch
 
 from hetero.control.directory import EndpointRecord
+from hetero.dataplane.endpoint.replies import Reply
 from hetero.dataplane.reader import endpoint_link as link_module
 from hetero.dataplane.reader.endpoint_link import EndpointLink
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
@@ -35,9 +35,9 @@ def test_fetches_one_after_the_other_use_one_connection(start_endpoint: Any, lin
 def test_fetches_at_the_same_time_use_a_connection_each_again_and_again(start_endpoint: Any, link_to: Any) -> None:
     together = threading.Barrier(4)
 
-    def answer(request: bytes, has_left: HasLeft) -> Any:
+    def answer(request: bytes, reply: Reply) -> Any:
         together.wait(30)
-        return echo(request, has_left)
+        return echo(request, reply)
 
     endpoint = start_endpoint(answer)
     link = link_to(endpoint.record)
@@ -62,7 +62,7 @@ def test_fetches_at_the_same_time_use_a_connection_each_again_and_again(start_en
 def test_connection_is_used_again_only_while_both_sides_are_in_step(
     start_endpoint: Any, link_to: Any, answer: bytes, raised: type[Exception], is_kept: bool
 ) -> None:
-    endpoint = start_endpoint(lambda request, has_left: answer if request == b"fail" else echo(request, has_left))
+    endpoint = start_endpoint(lambda request, reply: answer if request == b"fail" else echo(request, reply))
     link = link_to(endpoint.record)
     for number in range(1, 4):
         with pytest.raises(raised):
@@ -106,7 +106,7 @@ def test_links_that_come_and_go_leave_nothing(start_endpoint: Any, tools: Any) -
 @pytest.mark.parametrize("state", ["idle", "computing"])
 def test_endpoint_that_stops_ends_the_link(start_endpoint: Any, link_to: Any, tools: Any, state: str) -> None:
     endpoint = start_endpoint(
-        lambda request, has_left: None if request == b"slow" and tools.wait_for(has_left) else echo(request, has_left)
+        lambda request, reply: None if request == b"slow" and tools.wait_for(reply.has_left) else echo(request, reply)
     )
     link = link_to(endpoint.record)
     fetch(link)
@@ -164,9 +164,9 @@ def test_endpoint_without_a_way_for_batches_cannot_be_attended(start_endpoint: A
 def test_request_that_was_never_sent_is_no_loss(start_endpoint: Any, link_to: Any, tools: Any) -> None:
     has_answered = threading.Event()
 
-    def answer(request: bytes, has_left: HasLeft) -> Any:
+    def answer(request: bytes, reply: Reply) -> Any:
         assert has_answered.wait(30)
-        return echo(request, has_left)
+        return echo(request, reply)
 
     endpoint = start_endpoint(answer)
     link = link_to(endpoint.record)
@@ -208,9 +208,9 @@ def test_request_on_a_reused_connection_that_ends_is_sent_once_more(
 ) -> None:
     requests: list[bytes] = []
 
-    def answer(request: bytes, has_left: HasLeft) -> Any:
+    def answer(request: bytes, reply: Reply) -> Any:
         requests.append(request)
-        return None if is_for_good or len(requests) == 1 else echo(request, has_left)
+        return None if is_for_good or len(requests) == 1 else echo(request, reply)
 
     link = link_to(start_endpoint(answer).record)
     if is_for_good:
@@ -224,7 +224,7 @@ def test_request_on_a_reused_connection_that_ends_is_sent_once_more(
 def test_request_that_ended_the_endpoint_counts_as_sent(start_endpoint: Any, link_to: Any) -> None:
     link: EndpointLink
 
-    def answer(_request: bytes, _has_left: HasLeft) -> None:
+    def answer(_request: bytes, _reply: Reply) -> None:
         link._port = port_of_nobody()  # as if the process had died of it
 
     link = link_to(start_endpoint(answer).record)
@@ -238,9 +238,9 @@ def test_draining_endpoint_finishes_answers_and_turns_new_requests_away(
 ) -> None:
     proceed = threading.Event()
 
-    def answer(request: bytes, has_left: HasLeft) -> Any:
+    def answer(request: bytes, reply: Reply) -> Any:
         assert request != b"slow" or proceed.wait(30)
-        return echo(request, has_left)
+        return echo(request, reply)
 
     endpoint = start_endpoint(answer)
     link = link_to(endpoint.record)
@@ -261,10 +261,10 @@ def test_connections_that_were_idle_for_long_are_closed(
 ) -> None:
     together = threading.Barrier(4)
 
-    def answer(request: bytes, has_left: HasLeft) -> Any:
+    def answer(request: bytes, reply: Reply) -> Any:
         if request == b"together":
             together.wait(30)
-        return echo(request, has_left)
+        return echo(request, reply)
 
     endpoint = start_endpoint(answer)
     link = link_to(endpoint.record)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import fault_of, in_thread
-from deliveries import NETWORK, TCP, HasLeft
+from deliveries import NETWORK, TCP
 from listening import full_listener
 from services import echo, fetch
 
+from hetero.dataplane.endpoint.replies import Reply
 from hetero.dataplane.reader.endpoint_link import Call
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder, EncodedBatch
@@ -34,11 +35,11 @@ def test_fetch_cancelled_while_the_endpoint_computes_frees_both_sides(
 ) -> None:
     begun, has_noticed = threading.Event(), threading.Event()
 
-    def answer(request: bytes, has_left: HasLeft) -> Any:
+    def answer(request: bytes, reply: Reply) -> Any:
         if request != b"slow":
-            return echo(request, has_left)
+            return echo(request, reply)
         begun.set()
-        tools.wait_for(has_left)
+        tools.wait_for(reply.has_left)
         has_noticed.set()
         return None
 
@@ -57,7 +58,7 @@ def test_fetch_cancelled_in_the_middle_of_its_payload_leaves_the_next_one_alone(
     start_endpoint: Any, link_to: Any
 ) -> None:
     endpoint = start_endpoint(
-        lambda request, _has_left: EncodedBatch({"large": np.full(2**20, request[0], np.uint8)}, request=request),
+        lambda request, _reply: EncodedBatch({"large": np.full(2**20, request[0], np.uint8)}, request=request),
         transport=NETWORK,
     )
     link = link_to(endpoint.record, NETWORK)
@@ -122,10 +123,10 @@ def test_cancel_at_any_time_ends_that_fetch_or_none(start_endpoint: Any, link_to
 def test_late_answer_is_not_taken_for_that_of_the_next_request(start_endpoint: Any, link_to: Any) -> None:
     proceed = threading.Event()
 
-    def answer(request: bytes, has_left: HasLeft) -> Any:
+    def answer(request: bytes, reply: Reply) -> Any:
         if request == b"late":
             assert proceed.wait(30)
-        return echo(request, has_left)
+        return echo(request, reply)
 
     link = link_to(start_endpoint(answer, transport=NETWORK).record, NETWORK)
     fetch(link)
@@ -139,7 +140,7 @@ def test_late_answer_is_not_taken_for_that_of_the_next_request(start_endpoint: A
 def test_close_while_fetching_fails_the_fetches_and_ends_every_thread(
     start_endpoint: Any, link_to: Any, tools: Any
 ) -> None:
-    endpoint = start_endpoint(lambda _request, has_left: tools.wait_for(has_left), transport=NETWORK)
+    endpoint = start_endpoint(lambda _request, reply: tools.wait_for(reply.has_left), transport=NETWORK)
     link = link_to(endpoint.record, NETWORK)
     joins = [in_thread(lambda: fetch(link)) for _ in range(3)]
     tools.wait_for(lambda: endpoint.delivery._num_busy == 3)

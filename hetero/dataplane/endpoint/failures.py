@@ -1,0 +1,111 @@
+"""What readers get for an exception of an endpoint. Exceptions are converted to answers and gRPC statuses only here."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TypeVar, cast
+
+from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
+from hetero.system.fault_injection import Strike
+from hetero.system.text import one_line
+from hetero.wire import framing  # before grpc: channels sets its environment
+from hetero.wire.faults import Fault
+
+import grpc  # isort: skip
+
+__all__ = ["Failures", "UnpreparedError", "record_of"]
+
+_Result = TypeVar("_Result")
+
+logger = logging.getLogger(__name__)
+
+
+class UnpreparedError(Exception):
+    """The data set is not built in this process, for example after a restart. The reader prepares it and asks again."""
+
+
+class Failures:
+    """Converts the exceptions of one endpoint.
+
+    Args:
+        name: Name of the endpoint, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def answered(self, request: bytes, answer: Callable[[], _Result]) -> _Result | bytes:
+        """Return what ``answer`` returns, or the answer that reports its exception. Raises nothing.
+
+        Args:
+            request: The bytes of the answered request.
+            answer: Computes the answer.
+        """
+        try:
+            return answer()
+        except DatasetError as error:
+            return framing.encode_failure(record_of(error), request=request)
+        except BaseException as error:  # noqa: BLE001 - a broken answer must not end the thread that sends it
+            return framing.encode_refusal(*self._explain(error), request=request)
+
+    def guarded(
+        self, method: Callable[[bytes, grpc.ServicerContext], bytes], strike: Strike | None
+    ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        """Return the method, with exceptions converted to statuses. A fault for tests aborts the call."""
+
+        def guarded(data: bytes, context: grpc.ServicerContext) -> bytes:
+            try:
+                _fail_on_purpose(strike, context)
+                return method(data, context)
+            except Exception as error:  # noqa: BLE001
+                self._abort(error, context)
+
+        return guarded
+
+    def guarded_stream(
+        self, method: Callable[[bytes, grpc.ServicerContext], Iterator[bytes]], strike: Strike | None
+    ) -> Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]:
+        """Return the method, which answers with a stream, as `guarded` does."""
+
+        def guarded(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            try:
+                _fail_on_purpose(strike, context)
+                yield from method(data, context)
+            except Exception as error:  # noqa: BLE001
+                self._abort(error, context)
+
+        return guarded
+
+    def _abort(self, error: Exception, context: grpc.ServicerContext) -> NoReturn:
+        if context.code() is not None or not context.is_active():  # type: ignore[attr-defined]
+            raise error  # a handler has aborted the call, or the caller has left
+        fault, details = self._explain(error)
+        context.abort(grpc.StatusCode[fault.value.statuses[0]], details)
+        raise AssertionError("abort raises")
+
+    def _explain(self, error: BaseException) -> tuple[Fault, str]:
+        """Return the fault and the text that the reader gets for an exception of this process."""
+        if isinstance(error, UnpreparedError):
+            return Fault.UNPREPARED, str(error)
+        if isinstance(error, ProtocolError | ConfigError):
+            return Fault.MALFORMED, one_line(str(error), 500)
+        return Fault.BROKEN, self._log_incident(error)
+
+    def _log_incident(self, error: BaseException) -> str:
+        """Log an unexpected error. Return a text for the reader, without the error's details."""
+        incident = secrets.token_hex(4)
+        logger.error("internal error %s", incident, exc_info=error)
+        return f"internal error {incident}, see the log of {self._name}"
+
+
+def record_of(error: DatasetError) -> SampleFailure:
+    """Return the description of an exception of the user's code."""
+    return cast("SampleFailure", error.record)
+
+
+def _fail_on_purpose(strike: Strike | None, context: grpc.ServicerContext) -> None:
+    """Abort the call if a fault for tests strikes it."""
+    if strike is not None and strike() is not None:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "on purpose")

@@ -1,0 +1,162 @@
+"""The answer to one request. The connection's thread sends it, or another thread does so later.
+
+A connection's thread that waits for a batch is woken twice: when the batch is ready, and when the next request arrives.
+For a small batch, waking it takes about as long as sending the batch. Therefore the thread that computed a small batch
+sends it. Meanwhile the connection's thread waits for the next request, and notices if the reader leaves.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from hetero.wire.framing import EncodedBatch
+from hetero.wire.transports.interface import Connection
+
+__all__ = ["LATER", "SMALL_BYTES", "Answer", "Later", "Reply"]
+
+SMALL_BYTES = 2 * 2**20
+"""Bytes of the payload of a small batch. In most networks the kernel takes so much at once."""
+_POLL_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+class Later:
+    """The type of `LATER`."""
+
+
+LATER: Final = Later()
+"""Returned instead of an answer, which `Reply.send` will get."""
+
+Answer: TypeAlias = EncodedBatch | bytes | None
+"""A batch, another answer, or None to end the connection without an answer."""
+
+
+class Reply:
+    """The answer to one request. `send_here`, `wait` and `give_up` are for the connection's thread.
+
+    Args:
+        connection: The connection that the request came from.
+        on_end: Called once, when the request is no longer in progress. Its argument is True if a batch was sent.
+        spoil: For tests. Returns the message and the payload to send instead of a batch, after which the connection
+            ends, or None to send the batch.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        on_end: Callable[[bool], object],
+        spoil: Callable[[EncodedBatch], tuple[bytes, Sequence[memoryview]] | None] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._on_end = on_end
+        self._spoil = spoil
+        self._lock = threading.Lock()
+        self._is_ended = False
+        self._ended = threading.Lock()  # an event, but cheaper: locked until the request is no longer in progress
+        self._ended.acquire()
+        self._sender: threading.Thread | None = None
+        self._cancel: Callable[[], object] | None = None
+
+    def has_left(self) -> bool:
+        """Return whether the reader has left. Does not block. Not for a thread to which `LATER` was returned."""
+        return self._connection.is_ended()
+
+    def if_given_up(self, cancel: Callable[[], object]) -> None:
+        """Call ``cancel`` if the reader leaves before the answer is ready for `send`."""
+        with self._lock:
+            if not self._is_ended:  # otherwise this would keep the batch in memory
+                self._cancel = cancel
+
+    def send_here(self, answer: Answer) -> bool:
+        """Send the answer. Block until the kernel has taken it. Return whether the connection may be used again.
+
+        Raises:
+            OSError: The connection failed.
+        """
+        is_sent = False
+        try:
+            if answer is not None:
+                message, payload, is_spoilt = self._parts(answer)
+                self._connection.send(message, payload)
+                is_sent = not is_spoilt
+            return is_sent
+        finally:
+            self._end(is_batch=is_sent and isinstance(answer, EncodedBatch))
+
+    def send(self, answer: Answer) -> None:
+        """Send the answer that `LATER` announced. Called from any thread. Does not block, and raises nothing.
+
+        If the kernel does not take all of it at once, a new thread sends the rest.
+        """
+        with self._lock:
+            if self._is_ended:  # the reader has left
+                return
+            is_batch = False
+            try:
+                if answer is None:
+                    raise ConnectionAbortedError("there is no answer")
+                message, payload, is_spoilt = self._parts(answer)
+                if sum(map(len, payload)) <= SMALL_BYTES:
+                    send_rest = self._connection.send_now(message, payload)
+                else:
+                    send_rest = functools.partial(self._connection.send, message, payload)
+                is_batch = isinstance(answer, EncodedBatch) and not is_spoilt
+                if send_rest is not None:
+                    self._sender = threading.Thread(
+                        target=self._send_rest, args=(send_rest, is_batch), name="sender", daemon=True
+                    )
+                    self._sender.start()
+                    return
+                if is_spoilt:
+                    self._connection.shut_down()
+            except Exception as error:  # noqa: BLE001 - also if the host runs out of threads
+                logger.debug("a connection failed: %s", error)
+                self._sender, is_batch = None, False
+                self._connection.shut_down()  # its thread notices this, and closes it
+            self._end(is_batch=is_batch)
+
+    def wait(self) -> bool:
+        """Block until the request is no longer in progress. Return False if the reader has left before."""
+        while not self._ended.acquire(timeout=_POLL_S):
+            if self.has_left():
+                return False
+        return True
+
+    def give_up(self) -> None:
+        """End the reply, because the reader has left. Then no other thread uses the connection. Idempotent."""
+        with self._lock:
+            cancel, sender = self._cancel, self._sender
+            if not self._is_ended and sender is None:
+                self._end(is_batch=False)
+        if sender is not None:
+            self._connection.shut_down()
+            sender.join()
+        elif cancel is not None:
+            cancel()
+
+    def _parts(self, answer: EncodedBatch | bytes) -> tuple[bytes, Sequence[memoryview], bool]:
+        """Return the message, the payload, and whether they were damaged on purpose."""
+        if not isinstance(answer, EncodedBatch):
+            return answer, (), False
+        spoilt = None if self._spoil is None else self._spoil(answer)
+        return (answer.message, answer.payload, False) if spoilt is None else (*spoilt, True)
+
+    def _send_rest(self, send_rest: Callable[[], None], is_batch: bool) -> None:
+        try:
+            send_rest()
+        except Exception as error:  # noqa: BLE001 - the connection's thread closes it
+            logger.debug("a connection failed: %s", error)
+            is_batch = False
+        if not is_batch:
+            self._connection.shut_down()
+        self._end(is_batch=is_batch)
+
+    def _end(self, *, is_batch: bool) -> None:
+        self._is_ended, self._cancel = True, None
+        self._on_end(is_batch)
+        self._ended.release()

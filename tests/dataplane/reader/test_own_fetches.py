@@ -1,0 +1,339 @@
+"""Readers whose consumer fetches small batches itself: when it waits, when it is away, and when something fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from calls import Asked
+from deliveries import num_descriptors
+
+from hetero.dataplane.reader.connection import BegunBatch, EndpointConnection
+from hetero.dataplane.reader.consistency import ServedDataset
+from hetero.dataplane.reader.own_fetches import OwnFetches
+from hetero.dataplane.reader.reader import Reader
+from hetero.wire.faults import CallFailedError, Fault
+
+LARGE_WIDTH = 40_000
+"""Doubles in a sample of which four are a batch of more than 1 MB."""
+
+
+def own(reader: Reader) -> OwnFetches:
+    return reader._fetchers._own
+
+
+def begun_of(reader: Reader) -> int:
+    return len(own(reader))
+
+
+def outstanding(reader: Reader) -> int:
+    return sum(connection.num_outstanding for connection in reader._fleet._table.all())
+
+
+def has_arrived(reader: Reader, tools: Any, num: int) -> None:
+    """Wait until so many of the consumer's answers can be received."""
+    tools.wait_for(lambda: len(own(reader)._poll.poll(0)) == num)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that received batches which a consumer had requested itself, one entry for each batch."""
+    found: list[threading.Thread] = []
+    receive = BegunBatch.receive
+
+    def noting(begun: BegunBatch) -> Any:
+        fetched = receive(begun)
+        if fetched is not None:
+            found.append(threading.current_thread())
+        return fetched
+
+    monkeypatch.setattr(BegunBatch, "receive", noting)
+    return found
+
+
+@pytest.mark.parametrize("num_endpoints", [1, 3])
+def test_consumer_fetches_small_batches_itself(
+    job: Any, tools: Any, counted: list[threading.Thread], num_endpoints: int
+) -> None:
+    job.pool(num_endpoints=num_endpoints)
+    wanted = tools.requests(tools.spec(), num_batches=100)
+    reader = Reader(job.fleet(), iter(wanted))
+    found = list(reader)
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert len(counted) >= 80  # the first ones show how large they are
+    assert set(counted) == {threading.current_thread()}
+    assert reader._fleet.stats.batches == 100
+    assert reader._fleet.stats.retries == 0
+    assert outstanding(reader) == 0
+
+
+def test_batches_that_became_large_are_fetched_whole(
+    job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only earlier batches show how large the next one is."""
+    monkeypatch.setattr(ServedDataset, "observe_size", lambda *_: None)
+    job.pool()
+    wanted = tools.requests(tools.spec(width=LARGE_WIDTH), num_batches=20)
+    fleet = job.fleet()
+    with fleet.lock:
+        fleet.prepare(wanted[0].spec).batch_bytes = 1000
+    found = list(Reader(fleet, iter(wanted)))
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert len(counted) > 10
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.01])
+def test_consumer_with_a_step_leaves_medium_batches_to_fetchers(
+    job: Any, tools: Any, counted: list[threading.Thread], step_s: float
+) -> None:
+    """They do not fit into the buffers of a socket. Fetchers receive them while the consumer computes."""
+    job.pool()
+    wanted = tools.requests(tools.spec(width=LARGE_WIDTH), num_batches=20)
+    found = []
+    for batch in Reader(job.fleet(), iter(wanted)):
+        found.append(batch)
+        time.sleep(step_s)  # the training step
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert (len(counted) > 5) is (step_s == 0.0)
+
+
+def test_answers_of_a_consumer_that_is_away_are_received_by_another_thread(
+    job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.dataplane.reader.own_fetches._ABSENT_S", 0.05)
+    job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    reader = Reader(job.fleet(), iter(wanted))
+    found = [next(reader) for _ in range(20)]
+    assert outstanding(reader)
+    del counted[:]
+    tools.wait_for(lambda: outstanding(reader) == 0)
+    assert {thread.name for thread in counted} == {"hetero-fleet"}
+    found += reader
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+
+
+def test_consumer_that_is_away_while_an_endpoint_ends_loses_nothing(job: Any, tools: Any, asked: list[Asked]) -> None:
+    pool = job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    reader = Reader(job.fleet(), iter(wanted))
+    found = [next(reader) for _ in range(20)]
+    has_arrived(reader, tools, begun_of(reader))
+    os.kill(pool.pids[0], signal.SIGKILL)
+    tools.wait_for(lambda: pool.num_restarts == 1)
+    found += reader
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    for position in (20, 21):  # they had been answered before it ended
+        assert [each.is_answered for each in asked if each.position == position] == [True]
+
+
+def test_consumer_hedges_its_own_request(job: Any, tools: Any, counted: list[threading.Thread]) -> None:
+    pool = job.pool(num_endpoints=2)
+    wanted = tools.requests(tools.spec(), num_batches=200)
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(100)]
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    try:
+        found += reader
+    finally:
+        os.kill(pool.pids[0], signal.SIGCONT)
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert fleet.stats.hedges_won
+    tools.wait_for(lambda: outstanding(reader) == 0)
+
+
+def test_time_that_the_consumer_was_away_does_not_count(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise requests would be overdue only after long steps, and a stuck endpoint would hold up the training."""
+    job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    for _ in range(20):
+        next(reader)
+    observed: list[float] = []
+    monkeypatch.setattr(fleet.hedging, "observe", lambda _request, time_s: observed.append(time_s))
+    begun = begun_of(reader)
+    has_arrived(reader, tools, begun)
+    clock = fleet.clock
+    monkeypatch.setattr(own(reader), "_clock", lambda: clock() + 100.0)  # the step took so long
+    fleet.clock = own(reader)._clock
+    for _ in range(begun):
+        next(reader)
+    assert len(observed) >= begun
+    assert max(observed[:begun]) < 50.0
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_reader_that_ends_gives_its_fetches_up(job: Any, tools: Any, how: str) -> None:
+    job.pool()
+    fleet = job.fleet()
+    with contextlib.closing(Reader(fleet, iter(tools.requests(tools.spec())))) as first:
+        list(first)
+    descriptors = num_descriptors()
+    wanted = tools.requests(tools.spec(sample_s=0.0), num_batches=40)
+    reader = Reader(fleet, iter(wanted))
+    for _ in range(20):
+        next(reader)
+    assert begun_of(reader)
+    fetchers = reader._fetchers
+    if how == "close":
+        reader.close()
+        reader.close()
+    else:
+        del reader
+    tools.wait_for(lambda: not len(fetchers._own) and not fetchers._window.attempts)
+    assert all(connection.num_outstanding == 0 for connection in fleet._table.all())
+    tools.wait_for(lambda: num_descriptors() <= descriptors)
+    again = Reader(fleet, iter(wanted))
+    assert tools.digest(list(again)) == tools.digest(tools.local(job.script, wanted))
+
+
+@pytest.mark.parametrize("what", ["raise", "close"])
+def test_signal_that_arrives_while_the_consumer_waits(
+    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Its handler may raise, as that of Ctrl-C does, or close the reader."""
+    job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    for _ in range(20):
+        next(reader)
+    pid = job.pools[0].pids[0]
+    os.kill(pid, signal.SIGSTOP)  # from now on it waits
+
+    def handle(*_: Any) -> None:
+        if what == "raise":
+            raise KeyboardInterrupt
+        reader.close()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with contextlib.suppress(KeyboardInterrupt):
+            list(reader)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        os.kill(pid, signal.SIGCONT)
+    assert not reader.is_open
+    assert outstanding(reader) == 0
+    assert not reader._window.attempts
+
+
+def test_reader_is_closed_by_another_thread_while_its_consumer_waits(job: Any, tools: Any) -> None:
+    job.pool()
+    reader = Reader(job.fleet(), iter(tools.requests(tools.spec(), num_batches=40)))
+    for _ in range(20):
+        next(reader)
+    pid = job.pools[0].pids[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        ended = threading.Event()
+
+        def consume() -> None:
+            with contextlib.suppress(StopIteration):
+                while True:
+                    next(reader)
+            ended.set()
+
+        threading.Thread(target=consume, daemon=True).start()
+        tools.wait_for(lambda: own(reader)._is_waiting)
+        reader.close()
+        assert ended.wait(30.0)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert outstanding(reader) == 0
+
+
+def test_news_for_the_consumer_end_its_waiting(job: Any, tools: Any) -> None:
+    """For example, a fetcher has the batch that is next, or an endpoint has joined."""
+    job.pool()
+    reader = Reader(job.fleet(), iter(tools.requests(tools.spec(), num_batches=40)))
+    for _ in range(20):
+        next(reader)
+    num_waits = 0
+    receive = own(reader).receive
+
+    def counting(timeout_s: float) -> None:
+        nonlocal num_waits
+        num_waits += 1
+        receive(60.0)  # the reader itself never waits so long
+
+    own(reader).receive = counting  # type: ignore[method-assign]
+    pid = job.pools[0].pids[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        consumer = threading.Thread(target=list, args=(reader,), daemon=True)
+        consumer.start()
+        for _ in range(10):  # a few waits are ended by answers that had arrived
+            before = num_waits
+            with reader._fleet.lock:
+                reader._fetchers.on_fleet_change()
+            tools.wait_for(lambda before=before: num_waits > before and own(reader)._is_waiting)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    consumer.join(30.0)
+    assert not consumer.is_alive()
+
+
+def test_request_without_an_idle_connection_is_handed_to_a_fetcher(
+    job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=60)
+    begin, num_begun = EndpointConnection.begin, 0
+
+    def begin_some(connection: EndpointConnection, *given: Any, **options: Any) -> BegunBatch | None:
+        nonlocal num_begun
+        num_begun += 1
+        return begin(connection, *given, **options) if num_begun % 3 else None
+
+    monkeypatch.setattr(EndpointConnection, "begin", begin_some)
+    found = list(Reader(job.fleet(), iter(wanted)))
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert 0 < len(counted) < num_begun
+
+
+def test_own_fetch_that_fails_is_requested_again(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(20)]
+    reader._fetchers._threads.clear()  # no fetcher is there, as if none had ever been needed
+    receive, num_failed = BegunBatch.receive, 0
+
+    def failing(begun: BegunBatch) -> Any:
+        nonlocal num_failed
+        fetched = receive(begun)
+        if fetched is not None and num_failed < 3:
+            num_failed += 1
+            raise CallFailedError(Fault.BUSY, "on purpose")
+        return fetched
+
+    monkeypatch.setattr(BegunBatch, "receive", failing)
+    found += reader
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert num_failed == fleet.stats.retries == 3
+
+
+def test_error_of_a_sample_is_raised_in_its_place(job: Any, tools: Any) -> None:
+    job.pool()
+    wanted = tools.requests(tools.spec(raise_at=int(tools.requests(tools.spec())[9].work.indices[0])), num_batches=12)
+    reader = Reader(job.fleet(), iter(wanted))
+    found, failed = [], []
+    for position in range(12):
+        try:
+            found.append(next(reader))
+        except Exception as error:  # noqa: BLE001 - counted
+            failed.append((position, type(error).__name__))
+    assert failed == [(9, "DatasetError")]
+    assert len(found) == 11
+    assert np.concatenate([batch["index"] for batch in found]).size == 44
