@@ -29,7 +29,7 @@ from hetero.control.security import Token, write_token
 from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
-from hetero.dataplane.reader.connection import BegunBatch, EndpointConnection, Fetched
+from hetero.dataplane.reader.connection import EndpointConnection, Fetched, SentBatch
 from hetero.dataplane.reader.endpoint_link import EndpointLink
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.spec import DatasetSpec
@@ -252,8 +252,8 @@ def digest(batches: list[dict[str, Any]]) -> list[bytes]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """What readers ask of endpoints, in the order and at the time in which they do."""
     found: list[Asked] = []
-    ask, begin, receive = EndpointConnection.fetch, EndpointConnection.begin, BegunBatch.receive
-    entries: weakref.WeakKeyDictionary[BegunBatch, Asked] = weakref.WeakKeyDictionary()
+    ask, begin, receive = EndpointConnection.fetch, EndpointConnection.begin, SentBatch.receive
+    entries: weakref.WeakKeyDictionary[SentBatch, Asked] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
     def unless_answered(entry: Asked) -> Iterator[None]:
@@ -270,23 +270,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         entry.is_answered = True
         return fetched
 
-    def noting_begun(connection: EndpointConnection, request: BatchRequest, **options: Any) -> BegunBatch | None:
-        begun = begin(connection, request, **options)
-        if begun is not None:
+    def noting_sent(connection: EndpointConnection, request: BatchRequest, **options: Any) -> SentBatch | None:
+        sent = begin(connection, request, **options)
+        if sent is not None:
             found.append(entry := Asked(time.monotonic(), connection.identity, request.position))
-            entries[begun] = entry
-        return begun
+            entries[sent] = entry
+        return sent
 
-    def noting_received(begun: BegunBatch) -> Fetched | None:
-        with unless_answered(entries[begun]):
-            fetched = receive(begun)
+    def noting_received(sent: SentBatch) -> Fetched | None:
+        with unless_answered(entries[sent]):
+            fetched = receive(sent)
         if fetched is not None:
-            entries[begun].is_answered = True
+            entries[sent].is_answered = True
         return fetched
 
     monkeypatch.setattr(EndpointConnection, "fetch", noting)
-    monkeypatch.setattr(EndpointConnection, "begin", noting_begun)
-    monkeypatch.setattr(BegunBatch, "receive", noting_received)
+    monkeypatch.setattr(EndpointConnection, "begin", noting_sent)
+    monkeypatch.setattr(SentBatch, "receive", noting_received)
     return found
 
 

@@ -14,5 +14,7 @@ options.py       the settings of an endpoint
 endpoint.py      one endpoint process from start to end
 service.py       the endpoint's answers to readers
 delivery.py      the connections over which the endpoint delivers batches
+replies.py       the answer to one request, and which thread sends it
+failures.py      what readers get for an exception
 compute.py       the queue and the threads that compute batches
 """

@@ -8,6 +8,7 @@ has passed since it took the task.
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from hetero.system.fault_injection import faults_at
 __all__ = ["Compute", "Task"]
 
 _ASK_INTERVAL_S = 0.005
+_MAX_QUEUED = 256
+
+logger = logging.getLogger(__name__)
 
 
 class Task:
@@ -38,7 +42,7 @@ class Task:
         is_abandoned: Callable[[], bool] | None = None,
         on_finish: Callable[[Task], object] | None = None,
     ) -> None:
-        self._work = work
+        self._work: Callable[[Task], Any] | None = work
         self._on_finish = on_finish
         self.emulated_s = emulated_s
         self._is_abandoned = is_abandoned
@@ -51,6 +55,7 @@ class Task:
     def cancel(self) -> None:
         """Cancel the task. If it runs, it stops at its next call of `is_cancelled`. Idempotent."""
         self._cancelled.set()
+        self._work = None  # otherwise it would stay in memory until its turn
 
     def is_cancelled(self) -> bool:
         """Return whether the task was cancelled or abandoned. Cheap enough to be called for every sample."""
@@ -78,9 +83,11 @@ class Task:
         return self._value
 
     def run(self) -> None:
-        """Call ``work`` and keep its result or exception."""
+        """Call ``work`` and keep its result or exception. Without effect if the task was cancelled before."""
+        work = self._work
         try:
-            self._value = self._work(self)
+            if work is not None:
+                self._value = work(self)
         except BaseException as error:  # noqa: BLE001 - a data set that calls sys.exit() must not end the thread
             self._error = error
 
@@ -88,7 +95,10 @@ class Task:
         """Mark the task as done, which wakes the threads in `wait`."""
         self._finished.set()
         if self._on_finish is not None:
-            self._on_finish(self)
+            try:
+                self._on_finish(self)
+            except Exception:  # for example when memory runs out
+                logger.exception("a batch was not sent")
 
     def wait_cancelled(self, timeout_s: float) -> None:
         """Block until cancelled, at most ``timeout_s`` seconds."""
@@ -111,6 +121,7 @@ class Compute:
         self._changed = threading.Condition()
         self._queue: list[tuple[int, int, Task]] = []
         self._num_submitted = 0
+        self._most_queued = _MAX_QUEUED  # with more tasks, the cancelled ones are removed
         self._running: set[Task] = set()
         self._is_closed = False
         self._real_work = threading.Lock()
@@ -144,10 +155,18 @@ class Compute:
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("compute is closed")
+            if len(self._queue) >= self._most_queued:
+                self._forget_cancelled()
             heapq.heappush(self._queue, (priority, self._num_submitted, task))
             self._num_submitted += 1
             self._changed.notify()
         return task
+
+    def _forget_cancelled(self) -> None:
+        """Remove the tasks that were cancelled, which readers that come and go would leave in any number."""
+        self._queue = [entry for entry in self._queue if not entry[2].was_cancelled]
+        heapq.heapify(self._queue)
+        self._most_queued = max(_MAX_QUEUED, 2 * len(self._queue))
 
     @property
     def num_queued(self) -> int:
@@ -176,10 +195,11 @@ class Compute:
             taken_s = self._clock()
             overran = self._run(task)
             with self._changed:
-                self.busy_s += self._clock() - taken_s
                 self._running.discard(task)
                 self.num_overruns += overran
             task.finish()
+            with self._changed:
+                self.busy_s += self._clock() - taken_s
             del task  # otherwise its result would stay in memory until this thread takes another task
 
     def _run(self, task: Task) -> bool:

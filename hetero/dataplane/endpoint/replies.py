@@ -16,10 +16,10 @@ from typing import Final, TypeAlias
 from hetero.wire.framing import EncodedBatch
 from hetero.wire.transports.interface import Connection
 
-__all__ = ["LATER", "SMALL_BYTES", "Answer", "Later", "Reply"]
+__all__ = ["AT_ONCE_BYTES", "LATER", "Answer", "Later", "Reply"]
 
-SMALL_BYTES = 2 * 2**20
-"""Bytes of the payload of a small batch. In most networks the kernel takes so much at once."""
+AT_ONCE_BYTES = 2 * 2**20
+"""Bytes of the payload of a batch that `Reply.send` sends itself. On a fast connection the kernel takes so much."""
 _POLL_S = 0.5
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Later:
 
 
 LATER: Final = Later()
-"""Returned instead of an answer, which `Reply.send` will get."""
+"""Returned if `Reply.send` will be called with the answer."""
 
 Answer: TypeAlias = EncodedBatch | bytes | None
 """A batch, another answer, or None to end the connection without an answer."""
@@ -101,7 +101,7 @@ class Reply:
                 if answer is None:
                     raise ConnectionAbortedError("there is no answer")
                 message, payload, is_spoilt = self._parts(answer)
-                if sum(map(len, payload)) <= SMALL_BYTES:
+                if sum(map(len, payload)) <= AT_ONCE_BYTES:
                     send_rest = self._connection.send_now(message, payload)
                 else:
                     send_rest = functools.partial(self._connection.send, message, payload)

@@ -1,9 +1,8 @@
 """Answers the readers of an endpoint: Prepare, Describe and Attend over gRPC, batches over separate connections.
 
-Handler threads parse requests, wait for `Compute`, and send answers. Only `Compute` runs the user's code. While a
-handler thread sends one batch, `Compute` computes the next. A thread that waits checks every half second whether the
-caller has left, and then stops waiting. If the latest batch of the data set was small, no handler thread waits: the
-compute thread sends the next one itself.
+Handler threads parse requests. Only `Compute` runs the user's code. A handler thread waits for a large batch and sends
+it, while `Compute` computes the next. It checks every half second whether the caller has left, and then stops waiting.
+The compute thread sends a small batch itself: see `hetero.dataplane.endpoint.replies`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from hetero.dataplane.endpoint.compute import Compute, Task
 from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.dataplane.endpoint.failures import Failures, UnpreparedError, record_of
 from hetero.dataplane.endpoint.prebuilt import Prebuilt
-from hetero.dataplane.endpoint.replies import LATER, SMALL_BYTES, Answer, Later, Reply
+from hetero.dataplane.endpoint.replies import AT_ONCE_BYTES, LATER, Answer, Later, Reply
 from hetero.datasets import get_factory, prebuild, registered
 from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
@@ -323,11 +322,16 @@ class DataServicer:
         request = requests.from_proto(message, self._limits)
         served, built = self._find(request.spec)
         limits = self._limits.within(message.max_batch_bytes)
-        is_small = served.latest_bytes <= SMALL_BYTES
+        # Compression takes longer than sending, and a handler thread can do it while the next batch is computed.
+        is_small = served.latest_bytes <= AT_ONCE_BYTES and request.compression is None
         finish = functools.partial(self._finish, served, request, data, limits)
 
         def send(task: Task) -> None:
-            reply.send(self._failures.answered(data, lambda: finish(task)))
+            answer: Answer = None
+            try:
+                answer = self._failures.answered(data, lambda: finish(task))
+            finally:  # if there is no memory for an answer, the connection ends
+                reply.send(answer)
 
         task = self._compute.submit(
             request.step,

@@ -93,6 +93,8 @@ class PendingBatch:
     sequence: int
     request: BatchRequest
     dataset: ServedDataset
+    was_requested: bool = False
+    """Whether there was an attempt. The consumer makes only the first one itself."""
     poison: PoisonDetector = field(default_factory=PoisonDetector)
     attempts: list[Attempt] = field(default_factory=list)
     """The attempts in progress, at most two."""
@@ -178,7 +180,7 @@ class Attempt:
     is_given_up: bool = False
     """Whether the other attempt has settled the batch. Then the outcome of this one does not matter."""
     call: Any = None
-    """The call in progress, which has a method ``cancel``. The fetcher sets it without the fleet's lock."""
+    """The call in progress, see `hetero.dataplane.reader.endpoint_link.Call`. Set without the fleet's lock."""
     generation: int = field(init=False)
     """The connection's generation when the call began."""
 

@@ -17,7 +17,7 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
-from hetero.dataplane.reader.endpoint_link import BegunFetch, Call, EndpointLink
+from hetero.dataplane.reader.endpoint_link import Call, EndpointLink, SentFetch
 from hetero.errors import DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
 from hetero.system.text import printable
@@ -28,7 +28,7 @@ from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.tls import Tls
 
-__all__ = ["BegunBatch", "ConnectionState", "EndpointConnection", "Fetched"]
+__all__ = ["ConnectionState", "EndpointConnection", "Fetched", "SentBatch"]
 
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
@@ -69,24 +69,29 @@ class Fetched:
     """The substituted samples of the batch."""
 
 
-class BegunBatch:
+class SentBatch:
     """A batch whose request is sent, and whose answer the caller receives. For one thread at a time."""
 
-    def __init__(self, fetch: BegunFetch, finish: Callable[[int], Fetched]) -> None:
+    def __init__(self, fetch: SentFetch, finish: Callable[[int], Fetched]) -> None:
         self._fetch = fetch
         self._finish = finish
 
     def fileno(self) -> int:
-        """See `BegunFetch.fileno`."""
+        """See `SentFetch.fileno`."""
         return self._fetch.fileno()
 
     def receive(self) -> Fetched | None:
-        """Receive what has arrived. Return the batch once it is complete. Does not block. See `BegunFetch.receive`."""
+        """Receive what has arrived. Return the batch once it is complete. Does not block. See `SentFetch.receive`."""
         nbytes = self._fetch.receive()
         return None if nbytes is None else self._finish(nbytes)
 
+    @property
+    def is_late(self) -> bool:
+        """See `SentFetch.is_late`."""
+        return self._fetch.is_late
+
     def give_up(self) -> None:
-        """See `BegunFetch.give_up`."""
+        """See `SentFetch.give_up`."""
         self._fetch.give_up()
 
 
@@ -339,7 +344,7 @@ class EndpointConnection:
         timeout_s: float,
         allocate: Callable[[int], memoryview] | None,
         on_call: Callable[[Call], None],
-    ) -> BegunBatch | None:
+    ) -> SentBatch | None:
         """Send the request for a batch if a connection is idle. Does not block. The arguments are those of `fetch`.
 
         Returns:
@@ -352,10 +357,10 @@ class EndpointConnection:
         if link is None:
             return None
         message, decoder = self._encode(request, allocate)
-        begun = link.begin(message, decoder, timeout_s=timeout_s, on_call=on_call)
-        if begun is None:
+        sent = link.begin(message, decoder, timeout_s=timeout_s, on_call=on_call)
+        if sent is None:
             return None
-        return BegunBatch(begun, functools.partial(self._fetched, request, decoder))
+        return SentBatch(sent, functools.partial(self._fetched, request, decoder))
 
     def _encode(
         self, request: BatchRequest, allocate: Callable[[int], memoryview] | None

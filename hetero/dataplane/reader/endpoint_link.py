@@ -31,16 +31,21 @@ from hetero.wire.transports.interface import Connection, DeadlineError, Transpor
 
 import grpc  # isort: skip
 
-__all__ = ["BegunFetch", "Call", "EndpointLink"]
+__all__ = ["Call", "EndpointLink", "SentFetch"]
 
 _ATTEND_TIMEOUT_S = 60.0
 _KEEP_IDLE_S = 60.0
+_MAX_BEGUN_BYTES = 16 * 2**10
+"""Bytes of a request that the kernel takes at once on a new connection too."""
 _TOO_MUCH = "more bytes arrived than the answer had announced"
 _Reply = TypeVar("_Reply", bound=Message)
 
 
 class Call(Protocol):
     """A fetch in progress."""
+
+    def give_up(self) -> None:
+        """Close the connection of the fetch, which no thread uses any more. Idempotent."""
 
     def cancel(self) -> None:
         """Make the fetch fail with `Fault.CANCELLED`, unless it has ended. Called from any thread."""
@@ -168,7 +173,7 @@ class EndpointLink:
             CallFailedError: The call failed.
         """
         deadline_s = time.monotonic() + timeout_s
-        call = _FetchCall()
+        call = _FetchCall(self._give_back)
         call.is_sent = was_sent
         on_call(call)
         is_in_step = False  # whether the next answer on this connection will belong to the next request
@@ -196,14 +201,16 @@ class EndpointLink:
 
     def begin(
         self, request: bytes, decoder: BatchDecoder, *, timeout_s: float, on_call: Callable[[Call], None]
-    ) -> BegunFetch | None:
+    ) -> SentFetch | None:
         """Send a request as `fetch` does, but only over an idle connection. Does not block.
 
         Returns:
-            The fetch, or None if no connection is idle, or if none takes the whole request at once. Then the caller
-            should `fetch` the batch.
+            The fetch. None if the request is long, if no connection is idle, or if none takes the whole request at
+            once. Then the caller should `fetch` the batch.
         """
-        call = _FetchCall()
+        if len(request) > _MAX_BEGUN_BYTES:
+            return None
+        call = _FetchCall(self._give_back)
         on_call(call)
         connection: Connection | None = None
         try:
@@ -217,7 +224,7 @@ class EndpointLink:
                 self._give_back(call, is_usable=False)
         if connection is None or not call.is_sent:
             return None
-        return BegunFetch(call, connection, decoder, self._limits, timeout_s=timeout_s, give_back=self._give_back)
+        return SentFetch(call, connection, decoder, self._limits, timeout_s=timeout_s, why_ended=lambda: self._end)
 
     def close(self) -> None:
         """Close the channel and all connections. Calls in progress fail. Idempotent. Blocks until this is done."""
@@ -226,7 +233,7 @@ class EndpointLink:
 
     def _try_port(self) -> None:
         """Open the first fetch's connection now, to find out whether the endpoint can deliver batches."""
-        call = _FetchCall()
+        call = _FetchCall(self._give_back)
         is_usable = False
         try:
             self._connect(call, math.inf)
@@ -346,7 +353,7 @@ def _parse(kind: type[_Reply], data: bytes, method: str) -> _Reply:
         raise CallFailedError(Fault.BROKEN, f"its answer to {method} is not a valid message") from error
 
 
-class BegunFetch:
+class SentFetch:
     """A fetch whose request is sent. The caller receives the answer when it arrives. For one thread at a time."""
 
     def __init__(
@@ -357,7 +364,7 @@ class BegunFetch:
         limits: Limits,
         *,
         timeout_s: float,
-        give_back: Callable[..., None],
+        why_ended: Callable[[], str],
     ) -> None:
         self._call = call
         self._connection = connection
@@ -365,7 +372,7 @@ class BegunFetch:
         self._limits = limits
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
-        self._give_back = give_back
+        self._why_ended = why_ended
         self._message_bytes: int | None = None
 
     def fileno(self) -> int:
@@ -373,19 +380,20 @@ class BegunFetch:
         return self._connection.fileno()
 
     def receive(self) -> int | None:
-        """Receive what has arrived. Does not block. Not to be called again after it has returned bytes or raised.
+        """Receive what has arrived. Does not block. Do not call this again after it has returned bytes or raised.
 
         Returns:
             The bytes of the answer before compression, or None if more has to arrive.
 
         Raises:
             DatasetError, ProtocolError, CallFailedError: As in `EndpointLink.fetch`.
-            OSError: The connection failed. The caller should `fetch` the batch.
+            ConnectionResetError, BrokenPipeError: The connection ended. The caller should `fetch` the batch, as
+                `EndpointLink.fetch` does over another connection.
         """
         is_in_step = is_over = True
         try:
             if not self._has_arrived():
-                if time.monotonic() >= self._deadline_s:
+                if self.is_late:
                     raise _late(self._timeout_s)
                 is_over = False
                 return None
@@ -401,17 +409,24 @@ class BegunFetch:
             is_in_step = False
             if self._call.is_cancelled:
                 raise CallFailedError(Fault.CANCELLED, str(error)) from error
-            raise
+            if isinstance(error, ConnectionResetError | BrokenPipeError):
+                raise
+            raise CallFailedError(Fault.UNREACHABLE, self._why_ended() or str(error)) from error
         except BaseException:
             is_in_step = False
             raise
         finally:
             if is_over:
-                self._give_back(self._call, is_usable=is_in_step)
+                self._call.give_back(self._call, is_usable=is_in_step)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time of the fetch is over."""
+        return time.monotonic() >= self._deadline_s
 
     def give_up(self) -> None:
         """Close the connection. Idempotent."""
-        self._give_back(self._call, is_usable=False)
+        self._call.give_up()
 
     def _has_arrived(self) -> bool:
         """Receive what has arrived. Return whether the answer is complete."""
@@ -437,9 +452,14 @@ def _late(timeout_s: float) -> CallFailedError:
 
 
 class _FetchCall:
-    """A fetch that another thread may cancel without ending the next fetch on the same connection."""
+    """A fetch that another thread may cancel without ending the next fetch on the same connection.
 
-    def __init__(self) -> None:
+    Args:
+        give_back: Takes the connection from this call, and closes it or keeps it.
+    """
+
+    def __init__(self, give_back: Callable[..., None]) -> None:
+        self.give_back = give_back
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self.is_cancelled = False
@@ -458,6 +478,10 @@ class _FetchCall:
         with self._lock:
             connection, self._connection = self._connection, None
             return connection
+
+    def give_up(self) -> None:
+        """See `Call`."""
+        self.give_back(self, is_usable=False)
 
     def cancel(self) -> None:
         """See `Call`."""

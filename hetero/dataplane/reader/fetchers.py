@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hetero.batches.request import BatchRequest
@@ -26,10 +26,10 @@ from hetero.dataplane.reader.attempts import Attempt, PendingBatch
 from hetero.dataplane.reader.connection import Fetched
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.outcomes import Outcomes
 from hetero.dataplane.reader.own_fetches import OwnFetches
 from hetero.dataplane.reader.window import Arrived, Window
-from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
-from hetero.wire.compression import ChecksumError
+from hetero.errors import HeteroError
 from hetero.wire.faults import CallFailedError, Fault
 
 __all__ = ["Fetchers"]
@@ -39,6 +39,8 @@ _JOIN_S = 5.0
 _SMALL_BYTES = 64 * 2**10
 """The buffers of a socket hold a small batch, so it arrives although nobody receives it."""
 _MEDIUM_BYTES = 2 * 2**20
+_MAX_SMALL_SAMPLES = 1024
+"""With more samples, a request is too long to be sent at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,6 @@ class Fetchers:
         data_timeout_s: float,
         allocate: Callable[[int], memoryview] | None,
     ) -> None:
-        self.is_closed = False
         self._fleet = fleet
         self._router = fleet.router
         self._hedging = fleet.hedging
@@ -69,13 +70,25 @@ class Fetchers:
         self._allocate = allocate
         self._arrived = threading.Condition(fleet.lock)  # the consumer waits for it
         self._work = threading.Condition(fleet.lock)  # the fetchers wait for it
-        self._started: deque[Attempt] = deque()  # attempts that wait for a fetcher: hedges, and those handed over
+        self._for_fetchers: deque[Attempt] = deque()  # started attempts: hedges, and those handed over
+        self._outcomes = Outcomes(
+            fleet,
+            window,
+            data_timeout_s=data_timeout_s,
+            on_outcome=self._on_outcome,
+            on_missing=self._on_missing,
+        )
         self._own = OwnFetches(
-            fleet.clock, settle=self._settle, hand_over=functools.partial(self._hand_over, was_sent=True)
+            fleet.clock, settle=self._outcomes.settle, hand_over=functools.partial(self._hand_over, was_sent=True)
         )
         self._needs_endpoint = False  # the consumer's batch is overdue, but every other endpoint is at least as busy
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._outcomes.is_closed
 
     # For the consumer
 
@@ -85,46 +98,57 @@ class Fetchers:
         Args:
             request: The request.
             dataset: Its data set.
-            is_hurried: Whether the consumer does little but to take batches. Then there is nothing else that could be
-                done while a batch arrives.
+            is_hurried: Whether the consumer hardly does anything but to wait. Otherwise a medium batch could arrive
+                while it does something else.
 
         Returns:
-            The attempt whose request the consumer has to `send` itself, or None.
+            The attempt of a missing batch whose request the consumer has to `send` itself, or None.
         """
         self._hedging.budget.earn()  # once per request, however often it is sent
-        batch = self._window.add(request, dataset)
-        most_bytes = _MEDIUM_BYTES if is_hurried else _SMALL_BYTES
-        if dataset.batch_bytes <= most_bytes and len(self._window.missing) == 1 and self._window.has_room(batch):
-            connection = self._router.choose(request.spec)
-            if connection is not None:
-                attempt = self._window.start(batch, connection, self._fleet.clock())
-                attempt.is_own = True
-                return attempt
-        self._ensure_thread()
-        self._work.notify()
-        return None
+        self._window.add(request, dataset)
+        attempt = self._start_own(is_hurried=is_hurried)
+        if self._window.missing:
+            self._on_missing()
+        return attempt
+
+    def _start_own(self, *, is_hurried: bool) -> Attempt | None:
+        """Start an attempt for the lowest missing batch if it is so small that the consumer should send the request."""
+        batch = self._window.missing[0]
+        if (
+            batch.dataset.batch_bytes > (_MEDIUM_BYTES if is_hurried else _SMALL_BYTES)
+            or batch.request.work.num_samples > _MAX_SMALL_SAMPLES
+            or batch.was_requested
+            or not self._window.has_room(batch)
+        ):
+            return None
+        connection = self._router.choose(batch.request.spec)
+        if connection is None:
+            return None
+        attempt = self._window.start(batch, connection, self._fleet.clock())
+        attempt.is_own = True
+        return attempt
 
     def send(self, attempt: Attempt) -> None:
         """Send the request of an attempt that `add` returned. Does not block. Called without the lock."""
         try:
-            begun = attempt.connection.begin(
+            sent = attempt.connection.begin(
                 attempt.batch.request,
                 timeout_s=self._data_timeout_s,
                 allocate=self._allocate,
                 on_call=functools.partial(self._on_call, attempt),
             )
         except Exception as error:  # noqa: BLE001 - delivered as the batch's outcome
-            self._settle(attempt, error)
+            self._outcomes.settle(attempt, error)
             return
-        if begun is None:
+        if sent is None:
             self._hand_over(attempt)
             return
         with self._own.lock:
             if not self.is_closed:
-                self._own.add(attempt, begun)
+                self._own.add(attempt, sent)
                 return
-        begun.give_up()
-        self._settle(attempt, CallFailedError(Fault.CANCELLED, ""))
+        sent.give_up()
+        self._outcomes.settle(attempt, CallFailedError(Fault.CANCELLED, ""))
 
     def pop(self) -> Arrived | BaseException | None:
         """Return the next outcome in order, None if it has not arrived."""
@@ -184,10 +208,22 @@ class Fetchers:
             now_s - attempt.issued_s,
             other.name,
         )
-        self._started.append(self._window.start(batch, other, now_s, is_hedge=True))
+        self._for_fetchers.append(self._window.start(batch, other, now_s, is_hedge=True))
         self._ensure_thread()
         self._work.notify_all()  # all, because a single notified fetcher may have been woken for a missing batch
         return math.inf
+
+    def _on_outcome(self, is_news: bool) -> None:
+        if is_news or self._needs_endpoint:
+            self._wake_consumer()  # it takes the outcome, adds requests, or hedges
+
+    def _on_missing(self) -> None:
+        self._ensure_thread()
+        self._work.notify()
+
+    def _wake_consumer(self) -> None:
+        self._arrived.notify_all()
+        self._own.wake()
 
     # For the fleet
 
@@ -205,12 +241,14 @@ class Fetchers:
         """See `hetero.dataplane.reader.fleet.FleetListener`."""
         self._own.receive_for_absent()
 
+    @property
+    def attempts(self) -> Iterable[Attempt]:
+        """See `hetero.dataplane.reader.fleet.FleetListener`."""
+        return self._window.attempts
+
     def abandon(self) -> None:
-        """Close now, or soon if the lock is not free. For finalizers, which may run in a thread that holds the lock."""
-        if self._fleet.lock.acquire(blocking=False):
-            self._fleet.lock.release()
-            self.close()
-        else:
+        """Close soon, in another thread. For finalizers, which may run in a thread that holds any lock."""
+        if self._pid == os.getpid():
             self._fleet.close_later(self)
 
     def close(self) -> None:
@@ -222,9 +260,9 @@ class Fetchers:
             return
         window = self._window
         with self._fleet.lock:
-            self.is_closed = True
-            while self._started:
-                self._end(self._started.popleft())
+            self._outcomes.is_closed = True
+            while self._for_fetchers:
+                self._outcomes.end(self._for_fetchers.popleft())
             attempts = tuple(window.attempts)
             self._router.unreserve(window.unanswered())
             window.clear()
@@ -235,7 +273,10 @@ class Fetchers:
             self._own.close()
             for attempt in attempts:
                 if attempt.is_own:
-                    self._end(attempt)
+                    if attempt.call is not None:  # an exception may have ended the consumer before it added the fetch
+                        attempt.call.give_up()
+                    self._outcomes.end(attempt)
+            self._fleet.count_outstanding()
         deadline_s = time.monotonic() + _JOIN_S
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -268,7 +309,7 @@ class Fetchers:
     def _run(self) -> None:
         try:
             while (attempt := self._next_attempt()) is not None:
-                self._settle(attempt, self._fetch(attempt))
+                self._outcomes.settle(attempt, self._fetch(attempt))
         except BaseException as error:
             logger.error("internal error", exc_info=error)
             with self._fleet.lock:
@@ -278,7 +319,7 @@ class Fetchers:
         """Block until there is a started attempt, or a missing batch to request. Return the attempt, None if closed."""
         with self._fleet.lock:
             while not self.is_closed:
-                attempt = self._started.popleft() if self._started else self._start_first()
+                attempt = self._for_fetchers.popleft() if self._for_fetchers else self._start_first()
                 if attempt is not None:
                     self._wake_one()
                     return attempt
@@ -315,20 +356,12 @@ class Fetchers:
         """
         if not batch.poison.is_possible(batch.request.spec):
             return False
-        error = batch.killed_too_often() if batch.poison.is_proven else self._lost_too_long(batch)
+        error = batch.killed_too_often() if batch.poison.is_proven else self._outcomes.lost_too_long(batch)
         if error is not None:
             self._window.missing.remove(batch)
             self._router.unreserve((batch,))
-            self._deliver(batch, error)
+            self._outcomes.deliver(batch, error)
         return True
-
-    def _lost_too_long(self, batch: PendingBatch) -> HeteroError | None:
-        """Return the error to raise if calls for this batch have been lost for too long, else None."""
-        lost_s = batch.poison.too_long_s(self._fleet.clock(), data_timeout_s=self._data_timeout_s)
-        if lost_s is None:
-            return None
-        what = f"batch {batch.request.position} of data set {batch.request.spec.name!r}"
-        return self._fleet.unavailable(what, lost_s, note=batch.describe_lost_calls())
 
     def _fetch(self, attempt: Attempt) -> Fetched | Exception:
         """Fetch the batch from the attempt's endpoint. Return it, or the exception. Without the lock."""
@@ -357,141 +390,9 @@ class Fetchers:
         with self._fleet.lock:
             attempt.is_own, attempt.was_sent = False, was_sent
             if self.is_closed:
-                self._end(attempt)
+                self._outcomes.end(attempt)
                 return
-            self._started.append(attempt)
-            self._ensure_thread()
-            self._work.notify_all()
-
-    # Outcomes
-
-    def _settle(self, attempt: Attempt, outcome: Fetched | Exception, *, answered_s: float | None = None) -> None:
-        """Deliver the outcome of an attempt, leave the batch to its other attempt, or let the batch be requested again.
-
-        Called without the lock. The batch had arrived at ``answered_s``, by default now.
-        """
-        batch = attempt.batch
-        with self._fleet.lock:
-            self._end(attempt)
-            if self.is_closed:
-                return
-            if isinstance(outcome, Fetched):
-                self._answered(attempt, outcome, answered_s)
-            if attempt.is_given_up:  # it was cancelled or slightly slower, so its endpoint is not to blame
-                return
-            if isinstance(outcome, Fetched):
-                if self._is_doubted(attempt, outcome):
-                    self._retry(batch)
-                    return
-                self._won(attempt, outcome)
-            elif not self._is_final(attempt, outcome):
-                return
-            others = tuple(batch.attempts)
-            for other in others:
-                other.is_given_up = True
-        for other in others:
-            other.cancel()
-
-    def _is_doubted(self, attempt: Attempt, fetched: Fetched) -> bool:
-        """Return whether an endpoint that the job was planned with must compute the batch too.
-
-        An optional endpoint that skips a sample may lack its file. If the planned endpoint does not skip the sample,
-        the optional one is no longer used.
-        """
-        batch, used = attempt.batch, self._router.used
-        skipped = frozenset(skip.index for skip in fetched.skips.listed) if fetched.skips is not None else frozenset()
-        if skipped and attempt.connection.record.is_optional and batch.dataset.has_planned(used):
-            batch.doubted[attempt.connection] = skipped
-            return True
-        for connection, indices in batch.doubted.items():
-            if missing := indices - skipped:
-                why = f"it skipped sample {min(missing)}, and {attempt.connection.record.endpoint_id} did not"
-                batch.dataset.leave_to_others(connection, used, why)
-        return False
-
-    def _end(self, attempt: Attempt) -> None:
-        if attempt not in self._window.attempts:  # `close` ended it
-            return
-        self._window.end(attempt)
-        self._router.release(attempt.connection, alone_for=attempt.batch if attempt.is_alone else None)
-
-    def _deliver(self, batch: PendingBatch, outcome: Arrived | BaseException) -> None:
-        if self._window.put(batch.sequence, outcome) or self._needs_endpoint:
-            self._wake_consumer()  # it takes the outcome, adds requests, or hedges
-
-    def _wake_consumer(self) -> None:
-        self._arrived.notify_all()
-        self._own.wake()
-
-    def _answered(self, attempt: Attempt, fetched: Fetched, answered_s: float | None) -> None:
-        """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
-        request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
-        answered_s = now_s if answered_s is None else min(answered_s, now_s)
-        self._hedging.observe(request, max(0.0, answered_s - attempt.since_s))
-        self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
-        stats.received_bytes += fetched.nbytes - fetched.saved_bytes
-        stats.saved_bytes += fetched.saved_bytes
-        if fetched.lacks_compression:
-            self._fleet.note_uncompressed(attempt.connection, request.compression)
-        attempt.batch.dataset.observe_size(fetched.nbytes)
-
-    def _won(self, attempt: Attempt, fetched: Fetched) -> None:
-        """Deliver a batch. If it is from a hedge, avoid the endpoint of the first attempt."""
-        self._fleet.stats.batches += 1
-        if attempt.is_hedge:
-            self._fleet.stats.hedges_won += 1
-            now_s = self._fleet.clock()
-            for other in attempt.batch.attempts:
-                self._router.avoid(other.connection, kept_s=now_s - other.since_s)
-        self._deliver(attempt.batch, Arrived(fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes))
-
-    def _is_final(self, attempt: Attempt, error: Exception) -> bool:
-        """Settle a failed attempt. Its batch fails, will be requested again, or waits for its other attempt.
-
-        Returns:
-            Whether the batch has failed.
-        """
-        batch, stats = attempt.batch, self._fleet.stats
-        final = self._failed(attempt, error)
-        # The other attempt cannot help if the user's code raises or the token is wrong.
-        if batch.attempts and not isinstance(final, DatasetError | AuthenticationError):
-            return False
-        if final is not None:
-            self._deliver(batch, final)
-            return True
-        stats.failovers += isinstance(error, CallFailedError) and error.fault.is_loss
-        self._retry(batch)
-        return False
-
-    def _retry(self, batch: PendingBatch) -> None:
-        """Let a batch be requested again, unless its other attempt is in progress."""
-        if not batch.attempts:
-            self._fleet.stats.retries += 1
-            self._window.retry(batch)
-            self._ensure_thread()
-            self._work.notify()
-
-    def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:
-        """Act on a failed attempt. Return the exception to raise, or None to request the batch again."""
-        fleet, batch, connection = self._fleet, attempt.batch, attempt.connection
-        if isinstance(error, CallFailedError):
-            was_first = attempt.is_lowest_of(self._window.unanswered())
-            fleet.call_failed(connection, error, attempt.generation)
-            if error.fault.is_loss:
-                batch.poison.add(connection, error.fault, fleet.clock(), was_first=was_first)
-                return self._lost_too_long(batch)
-            return batch.failed(connection, error, data_timeout_s=self._data_timeout_s)
-        if isinstance(error, AuthenticationError):
-            fleet.fail(error)
-            return error
-        if isinstance(error, ProtocolError):
-            fleet.stats.checksum_errors += isinstance(error, ChecksumError)
-            logger.warning("batch %d from %s is damaged: %s", batch.request.position, connection.name, error)
-            self._router.avoid(connection, kept_s=1.0)
-            return batch.damaged(connection, error)
-        if isinstance(error, DatasetError):
-            why = str(error).splitlines()[0]
-            return None if batch.dataset.leave_to_others(connection, self._router.used, why) else error
-        if not isinstance(error, HeteroError):
-            logger.error("internal error while fetching from %s", connection.name, exc_info=error)
-        return error
+            self._fleet.stats.retries += was_sent
+            attempt.issued_s = self._fleet.clock()
+            self._for_fetchers.append(attempt)
+            self._on_missing()

@@ -15,13 +15,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from hetero.batches.fetch import Description
 from hetero.control.directory import Directory
 from hetero.control.security import Token
+from hetero.dataplane.reader.attempts import Attempt
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.hedging import Hedging
@@ -75,6 +76,10 @@ class FleetListener(Protocol):
     @property
     def used_bytes(self) -> int:
         """Bytes of the batches that have arrived or are in progress. Read with the lock held."""
+
+    @property
+    def attempts(self) -> Iterable[Attempt]:
+        """The attempts in progress. Read with the lock held."""
 
     def on_fleet_change(self) -> None:
         """React to an endpoint that came, left, or is free. Called with the lock held."""
@@ -222,7 +227,7 @@ class Fleet:
             raise HeteroError("this process was forked from one with connections to endpoints: make a new loader here")
 
     def close_later(self, listener: FleetListener) -> None:
-        """Make the fleet's thread close a reader that its finalizer could not close. Needs no lock."""
+        """Make the fleet's thread close a reader within about a second. Needs no lock."""
         self._abandoned.append(listener)
 
     # For readers, with the lock held
@@ -250,6 +255,17 @@ class Fleet:
     def used_bytes(self) -> int:
         """Return the bytes of the batches of all readers that have arrived or are in progress. Needs the lock."""
         return sum(listener.used_bytes for listener in self._listeners)
+
+    def count_outstanding(self) -> None:
+        """Count the requests in progress anew, because an exception may have ended a consumer at any point.
+
+        The caller must hold the lock.
+        """
+        for connection in self._table.all():
+            connection.num_outstanding = 0
+        for listener in self._listeners:
+            for attempt in listener.attempts:
+                attempt.connection.num_outstanding += 1
 
     def raise_failure(self, dataset: ServedDataset) -> None:
         """Raise the failure that makes waiting pointless, if there is one. The caller must hold the lock."""

@@ -4,8 +4,8 @@ To wake a fetcher for each request, and the consumer for each batch, takes longe
 Therefore the consumer sends the requests for small batches itself, and receives the answers while it waits for a batch.
 If the consumer does not wait, the answers stay in the buffers of the sockets, which hold small batches.
 
-If the consumer does not come back, another thread receives the answers after a second. Otherwise requests that are
-answered would count as the load of their endpoint.
+If the consumer does not come back, another thread receives the answers after one to two seconds. Otherwise requests
+that are answered would count as the load of their endpoint.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from hetero.dataplane.reader.attempts import Attempt
-from hetero.dataplane.reader.connection import BegunBatch, Fetched
+from hetero.dataplane.reader.connection import Fetched, SentBatch
 
 __all__ = ["OwnFetches"]
 
 _ABSENT_S = 1.0
+_CHECK_INTERVAL_S = 0.5
 
 
 class Settle(Protocol):
     """See `OwnFetches`."""
 
-    def __call__(self, attempt: Attempt, outcome: Fetched | Exception, *, answered_s: float) -> None:
-        """Settle an attempt, whose batch had arrived at this monotonic time."""
+    def __call__(self, attempt: Attempt, outcome: Fetched | Exception, *, answered_s: float | None = None) -> None:
+        """Settle an attempt, whose answer arrived at this monotonic time, or now."""
 
 
 class OwnFetches:
@@ -40,32 +41,33 @@ class OwnFetches:
     Args:
         clock: Returns monotonic seconds.
         settle: Called with the outcome of each attempt, with `lock` held.
-        hand_over: Called instead if the connection failed. Another thread should fetch the batch.
+        hand_over: Called instead if the connection ended. Another thread should fetch the batch.
     """
 
     def __init__(self, clock: Callable[[], float], *, settle: Settle, hand_over: Callable[[Attempt], object]) -> None:
         self.lock = threading.RLock()
-        """Held by the consumer while it waits for answers. Reentrant, because a signal handler may close the reader."""
+        """Held by the consumer while it waits. Reentrant, because a signal handler may close the reader meanwhile."""
         self._clock = clock
         self._settle = settle
         self._hand_over = hand_over
-        self._begun: dict[int, tuple[Attempt, BegunBatch]] = {}  # by descriptor
+        self._sent: dict[int, tuple[Attempt, SentBatch]] = {}  # by descriptor
         self._poll = select.poll()
-        self._news: int | None = None  # an eventfd that ends the waiting
+        self._wake_descriptor: int | None = None  # an eventfd
         self._is_waiting = False
-        self._looked_s = 0.0  # when `receive` last looked for answers
+        self._last_receive_s = 0.0
+        self._next_check_s = 0.0
 
     def __len__(self) -> int:
         """Return the number of fetches in progress. Needs no lock."""
-        return len(self._begun)
+        return len(self._sent)
 
-    def add(self, attempt: Attempt, begun: BegunBatch) -> None:
+    def add(self, attempt: Attempt, sent: SentBatch) -> None:
         """Add a fetch. The caller holds `lock`."""
-        if self._news is None:
-            self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._poll.register(self._news, select.POLLIN)
-        descriptor = begun.fileno()
-        self._begun[descriptor] = attempt, begun
+        if self._wake_descriptor is None:
+            self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._poll.register(self._wake_descriptor, select.POLLIN)
+        descriptor = sent.fileno()
+        self._sent[descriptor] = attempt, sent
         self._poll.register(descriptor, select.POLLIN)
 
     def prepare_to_receive(self) -> None:
@@ -75,69 +77,87 @@ class OwnFetches:
     def receive(self, timeout_s: float) -> None:
         """Block until an answer or a part of it has arrived, or until `wake`. Receive it. Called by the consumer."""
         with self.lock:
-            begin_s = self._clock()
-            arrived = [descriptor for descriptor, _ in self._poll.poll(timeout_s * 1e3)]
+            readable = self._readable(0.0)
+            # If something had arrived before, it is not known when. The time that the consumer was away does not count.
+            arrived_s = self._last_receive_s if readable else None
+            if not readable:
+                readable = self._readable(timeout_s)
             self._is_waiting = False
-            if self._news in arrived:
-                arrived.remove(self._news)
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._news)
-            now_s = self._clock()
-            overdue = [each for each in self._requested_before(now_s - _ABSENT_S) if each not in arrived]
-            self._receive(arrived + overdue, waited_s=now_s - begin_s)
-            self._looked_s = now_s
+            self._receive(readable, arrived_s)
+            self._receive(self._late(), None)
+            self._last_receive_s = self._clock()
 
     def receive_for_absent(self) -> None:
         """Receive what has arrived, if the consumer does not. Does not block. Called by another thread."""
-        if self._begun and self.lock.acquire(blocking=False):  # otherwise the consumer waits for them
+        if self._sent and self.lock.acquire(blocking=False):  # otherwise the consumer waits for them
             try:
-                self._receive(self._requested_before(self._clock() - _ABSENT_S))
+                requested_before_s = self._clock() - _ABSENT_S
+                old = [
+                    descriptor
+                    for descriptor in self._readable(0.0)
+                    if descriptor in self._sent and self._sent[descriptor][0].issued_s < requested_before_s
+                ]
+                self._receive(old, self._last_receive_s)
+                self._receive(self._late(), None)
             finally:
                 self.lock.release()
 
     def wake(self) -> None:
         """End the consumer's `receive`, if it waits there. Called with the fleet's lock, and not with `lock`."""
-        if self._is_waiting and self._news is not None:
-            os.eventfd_write(self._news, 1)
+        if self._is_waiting and self._wake_descriptor is not None:
+            os.eventfd_write(self._wake_descriptor, 1)
 
     def close(self) -> None:
-        """Give up all fetches. Idempotent. The caller holds `lock` and the fleet's lock."""
-        for descriptor, (_, begun) in list(self._begun.items()):
+        """Close the connections of all fetches. Idempotent. The caller holds `lock` and the fleet's lock."""
+        for descriptor, (_, sent) in list(self._sent.items()):
             self._remove(descriptor)
-            begun.give_up()
-        if self._news is not None:
-            self._poll.unregister(self._news)
-            os.close(self._news)
-            self._news = None
+            sent.give_up()
+        if self._wake_descriptor is not None:
+            self._poll.unregister(self._wake_descriptor)
+            os.close(self._wake_descriptor)
+            self._wake_descriptor = None
 
-    def _requested_before(self, time_s: float) -> list[int]:
-        return [descriptor for descriptor, (attempt, _) in self._begun.items() if attempt.issued_s < time_s]
+    def _readable(self, timeout_s: float) -> list[int]:
+        """Return the descriptors where something has arrived, after at most ``timeout_s`` seconds."""
+        readable = [descriptor for descriptor, _ in self._poll.poll(timeout_s * 1e3)]
+        if self._wake_descriptor in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_descriptor)
+        return readable
 
-    def _receive(self, descriptors: Iterable[int], *, waited_s: float = 0.0) -> None:
+    def _late(self) -> list[int]:
+        """Return the descriptors of fetches whose time is over. Looks for them at most twice a second."""
+        now_s = self._clock()
+        if now_s < self._next_check_s:
+            return []
+        self._next_check_s = now_s + _CHECK_INTERVAL_S
+        return [descriptor for descriptor, (_, sent) in self._sent.items() if sent.is_late]
+
+    def _receive(self, descriptors: Iterable[int], arrived_s: float | None) -> None:
         """Receive what has arrived. Settle the attempts that have an outcome.
 
         Args:
             descriptors: Where to look.
-            waited_s: Seconds that the consumer has waited just now.
+            arrived_s: Monotonic time that counts as that of the arrival, if it was after the request. None for now.
         """
         for descriptor in descriptors:
-            if descriptor not in self._begun:  # a signal handler has closed the reader
+            if descriptor not in self._sent:  # `wake`, or a signal handler has closed the reader
                 continue
-            attempt, begun = self._begun[descriptor]
+            attempt, sent = self._sent[descriptor]
             outcome: Fetched | Exception | None
             try:
-                outcome = begun.receive()
+                outcome = sent.receive()
             except Exception as error:  # noqa: BLE001 - the outcome of the attempt
                 outcome = error
             if outcome is None:
                 continue
             self._remove(descriptor)
-            if isinstance(outcome, OSError):
+            if isinstance(outcome, ConnectionResetError | BrokenPipeError):
                 self._hand_over(attempt)
                 continue
-            # If the consumer was away, it is not known when the answer arrived. That time does not count.
-            self._settle(attempt, outcome, answered_s=max(attempt.issued_s, self._looked_s) + waited_s)
+            answered_s = None if arrived_s is None else max(attempt.issued_s, arrived_s)
+            self._settle(attempt, outcome, answered_s=answered_s)
 
     def _remove(self, descriptor: int) -> None:
-        if self._begun.pop(descriptor, None) is not None:
+        if self._sent.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)

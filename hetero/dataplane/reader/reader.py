@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,7 +29,8 @@ _PREFETCH_FACTOR = 2
 _MAX_WINDOW_BYTES = 2**30
 _POLL_S = 0.5
 _LOG_AFTER_S = 10.0
-_HURRY_S = 1e-3
+_HURRIED_SHARE = 0.25
+_RECENT_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Reader(Iterator[Any]):
             `default_window_bytes` by default. One batch is always allowed.
         data_timeout_s: Seconds that one call may take, and that the reader waits without any endpoint. Default is the
             fleet's.
-        allocate: Allocates memory for leaves (pinned memory, for example). Fetchers call it with a size in bytes.
+        allocate: Allocates memory for leaves (pinned memory, for example). Called with a size in bytes, in any thread.
         on_skips: Called with the substituted samples of a batch, in the consuming thread, just before `next` returns
             that batch. Called once per batch, however often the batch was requested. If it raises, `next` raises that
             exception instead.
@@ -98,8 +98,9 @@ class Reader(Iterator[Any]):
         self._on_received = on_received
         self._on_wait = on_wait
         self._is_exhausted = False
-        self._returned_s = -math.inf  # when `next` last returned a batch
-        self._is_hurried = False  # whether the consumer took that batch and came back at once
+        self._left_s: float | None = None  # when `next` last returned a batch
+        self._came_back_s = 0.0  # when it was last called
+        self._away_share = 1.0  # the part of its recent time that the consumer does not spend in `next`
         self._dataset: ServedDataset | None = None  # data set of the last request
         self._sampler_failure: Exception | None = None
         self._data_timeout_s = fleet.data_timeout_s if data_timeout_s is None else data_timeout_s
@@ -128,7 +129,7 @@ class Reader(Iterator[Any]):
             DataPlaneError: See `hetero.errors`.
         """
         self._fleet.check_process()
-        self._is_hurried = self._fleet.clock() - self._returned_s < _HURRY_S
+        self._come_back()
         try:
             self._fill()
             outcome = self._wait()
@@ -138,7 +139,7 @@ class Reader(Iterator[Any]):
                 if self._on_received is not None:
                     self._on_received(outcome.nbytes, outcome.saved_bytes)
                 self._fill()
-                self._returned_s = self._fleet.clock()
+                self._leave()
                 return outcome.batch
             if not isinstance(outcome, DatasetError) or outcome is self._sampler_failure:
                 self.close()
@@ -195,9 +196,21 @@ class Reader(Iterator[Any]):
                 return
             with self._fleet.lock:
                 self._dataset = self._fleet.prepare(request.spec)
-                attempt = self._fetchers.add(request, self._dataset, is_hurried=self._is_hurried)
+                attempt = self._fetchers.add(request, self._dataset, is_hurried=self._away_share < _HURRIED_SHARE)
             if attempt is not None:
                 self._fetchers.send(attempt)
+
+    def _come_back(self) -> None:
+        """Note that the consumer wants a batch."""
+        self._came_back_s = self._fleet.clock()
+        if self._left_s is not None:
+            away_s = self._came_back_s - self._left_s
+            self._away_share += (1.0 - self._away_share) * min(1.0, away_s / _RECENT_S)
+
+    def _leave(self) -> None:
+        """Note that the consumer gets a batch."""
+        self._left_s = self._fleet.clock()
+        self._away_share -= self._away_share * min(1.0, (self._left_s - self._came_back_s) / _RECENT_S)
 
     def _wait(self) -> Arrived | BaseException:
         """Block until the next outcome has arrived. Return the batch, or the exception to raise."""

@@ -136,13 +136,11 @@ class Window:
         """Whether everything that was added has been delivered."""
         return self.next_sequence >= self._num_added
 
-    def add(self, request: BatchRequest, dataset: ServedDataset) -> PendingBatch:
-        """Add a request after all others. Its batch is missing."""
+    def add(self, request: BatchRequest, dataset: ServedDataset) -> None:
+        """Add a request after all others."""
         self._requests[self._num_added] = request
-        batch = PendingBatch(self._num_added, request, dataset)
-        self.missing.append(batch)
+        self.missing.append(PendingBatch(self._num_added, request, dataset))
         self._num_added += 1
-        return batch
 
     def add_failure(self, error: Exception) -> None:
         """Add an exception, which is to be raised after all batches that were added before."""
@@ -208,6 +206,7 @@ class Window:
         """Start an attempt to get a batch: the first of a missing batch, or the second if ``is_hedge`` is true."""
         if not is_hedge:
             self.missing.remove(batch)
+            batch.was_requested = True
         attempt = Attempt(batch, connection, now_s, is_alone=batch.poison.is_suspect, is_hedge=is_hedge)
         self.attempts.add(attempt)
         return attempt

@@ -29,7 +29,7 @@ class DeadlineError(TimeoutError):
 
 
 class Connection(ABC):
-    """One connection. For one thread at a time, but any thread may call `shut_down` and `is_ended` at any time.
+    """One connection. One thread at a time may send, and one may receive. Any may call `shut_down` and `is_ended`.
 
     A transport defines `_send`, `_receive`, `_peek`, `shut_down` and `close`. It calls `_check` before it waits, and at
     least once a second while it waits.

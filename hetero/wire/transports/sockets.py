@@ -97,12 +97,11 @@ class SocketConnection(Connection):
 
     def _send_now(self, pieces: list[memoryview]) -> Callable[[], None] | None:
         self._check(math.inf)
-        try:
-            sent = self._socket.sendmsg(pieces[:_MAX_PIECES], (), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        rest = _after(pieces, sent)
-        return functools.partial(SocketConnection._send, self, rest, math.inf) if rest else None
+        with contextlib.suppress(BlockingIOError):
+            while pieces:
+                sent = self._socket.sendmsg(pieces[:_MAX_PIECES], (), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                pieces = _after(pieces, sent)
+        return functools.partial(SocketConnection._send, self, pieces, math.inf) if pieces else None
 
     def _peek(self) -> bytes | None:
         with self._closing:

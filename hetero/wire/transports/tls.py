@@ -151,7 +151,7 @@ class TlsConnection(SocketConnection):
 
     def _send_now(self, pieces: list[memoryview]) -> Callable[[], None] | None:
         self._check(math.inf)
-        encrypted = b"".join(self._session.encrypt(piece) for piece in pieces)
+        encrypted = b"".join(self._session.encrypt(piece) for piece in _joined(pieces))
         return super()._send_now([memoryview(encrypted)])
 
     def _receive_now(self, room: memoryview) -> int | None:

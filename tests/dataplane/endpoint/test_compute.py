@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -126,3 +130,47 @@ def test_task_that_waited_for_its_turn_is_not_run_for_nobody(compute: Compute, m
     assert task.wait(30)
     assert not ran
     assert task.was_cancelled
+
+
+def test_time_of_sending_counts_as_busy(compute: Compute, tools: Any) -> None:
+    compute.submit(0, lambda task: None, on_finish=lambda task: time.sleep(0.2))
+    tools.wait_for(lambda: compute.busy_s > 0.19)
+
+
+def test_task_whose_end_cannot_be_told_does_not_end_the_thread(
+    compute: Compute, caplog: pytest.LogCaptureFixture
+) -> None:
+    compute.submit(0, lambda task: None, on_finish=lambda task: 1 / 0)
+    after = compute.submit(1, lambda task: "done")
+    assert after.wait(30.0)
+    assert after.result() == "done"
+    assert "a batch was not sent" in caplog.text
+
+
+def test_cancelled_tasks_keep_nothing_in_memory_and_are_forgotten(compute: Compute) -> None:
+    """Readers come, ask and leave while one slow sample is computed."""
+    proceed = threading.Event()
+    held = compute.submit(0, lambda task: proceed.wait(30.0))
+    large = [bytearray(1000) for _ in range(2000)]
+    kept: list[weakref.ref[Holder]] = []
+    for each in large:
+        holder = Holder(each)
+        kept.append(weakref.ref(holder))
+        task = compute.submit(1, holder.work)
+        del holder
+        task.cancel()
+        del task
+    gc.collect()
+    assert sum(reference() is not None for reference in kept) <= 1
+    assert len(compute._queue) <= 600
+    proceed.set()
+    assert held.wait(30.0)
+    assert compute.submit(2, lambda task: 5).wait(30.0)
+
+
+class Holder:
+    def __init__(self, data: bytearray) -> None:
+        self.data = data
+
+    def work(self, _task: Any) -> None:
+        raise AssertionError("a cancelled task was computed")

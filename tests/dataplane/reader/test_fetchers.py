@@ -17,6 +17,7 @@ from hetero.dataplane.reader.connection import EndpointConnection, Fetched
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.fetchers import Fetchers
 from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.outcomes import Outcomes
 from hetero.dataplane.reader.reader import Reader
 from hetero.errors import HeteroError, ProtocolError
 from hetero.wire.faults import CallFailedError, Fault
@@ -202,7 +203,7 @@ def test_fetcher_that_ends_with_an_error_is_no_silent_wait(
     stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = stage.read(tools.requests(tools.spec(), num_batches=2))
-    monkeypatch.setattr(Fetchers, "_answered", lambda *_: 1 / 0)
+    monkeypatch.setattr(Outcomes, "_answered", lambda *_: 1 / 0)
     stage.pending(0)[0].answer()
     with pytest.raises(HeteroError, match="internal error while fetching batches: ZeroDivisionError"):
         next(reader)

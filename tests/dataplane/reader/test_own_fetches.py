@@ -14,10 +14,11 @@ import pytest
 from calls import Asked
 from deliveries import num_descriptors
 
-from hetero.dataplane.reader.connection import BegunBatch, EndpointConnection
+from hetero.dataplane.reader.connection import EndpointConnection, SentBatch
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.own_fetches import OwnFetches
 from hetero.dataplane.reader.reader import Reader
+from hetero.errors import DatasetError
 from hetero.wire.faults import CallFailedError, Fault
 
 LARGE_WIDTH = 40_000
@@ -28,7 +29,7 @@ def own(reader: Reader) -> OwnFetches:
     return reader._fetchers._own
 
 
-def begun_of(reader: Reader) -> int:
+def sent_of(reader: Reader) -> int:
     return len(own(reader))
 
 
@@ -45,15 +46,15 @@ def has_arrived(reader: Reader, tools: Any, num: int) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads that received batches which a consumer had requested itself, one entry for each batch."""
     found: list[threading.Thread] = []
-    receive = BegunBatch.receive
+    receive = SentBatch.receive
 
-    def noting(begun: BegunBatch) -> Any:
-        fetched = receive(begun)
+    def noting(sent: SentBatch) -> Any:
+        fetched = receive(sent)
         if fetched is not None:
             found.append(threading.current_thread())
         return fetched
 
-    monkeypatch.setattr(BegunBatch, "receive", noting)
+    monkeypatch.setattr(SentBatch, "receive", noting)
     return found
 
 
@@ -90,9 +91,10 @@ def test_batches_that_became_large_are_fetched_whole(
 
 @pytest.mark.parametrize("step_s", [0.0, 0.01])
 def test_consumer_with_a_step_leaves_medium_batches_to_fetchers(
-    job: Any, tools: Any, counted: list[threading.Thread], step_s: float
+    job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
     """They do not fit into the buffers of a socket. Fetchers receive them while the consumer computes."""
+    monkeypatch.setattr("hetero.dataplane.reader.reader._RECENT_S", 0.01)
     job.pool()
     wanted = tools.requests(tools.spec(width=LARGE_WIDTH), num_batches=20)
     found = []
@@ -124,7 +126,7 @@ def test_consumer_that_is_away_while_an_endpoint_ends_loses_nothing(job: Any, to
     wanted = tools.requests(tools.spec(), num_batches=40)
     reader = Reader(job.fleet(), iter(wanted))
     found = [next(reader) for _ in range(20)]
-    has_arrived(reader, tools, begun_of(reader))
+    has_arrived(reader, tools, sent_of(reader))
     os.kill(pool.pids[0], signal.SIGKILL)
     tools.wait_for(lambda: pool.num_restarts == 1)
     found += reader
@@ -159,15 +161,15 @@ def test_time_that_the_consumer_was_away_does_not_count(job: Any, tools: Any, mo
         next(reader)
     observed: list[float] = []
     monkeypatch.setattr(fleet.hedging, "observe", lambda _request, time_s: observed.append(time_s))
-    begun = begun_of(reader)
-    has_arrived(reader, tools, begun)
+    sent = sent_of(reader)
+    has_arrived(reader, tools, sent)
     clock = fleet.clock
     monkeypatch.setattr(own(reader), "_clock", lambda: clock() + 100.0)  # the step took so long
     fleet.clock = own(reader)._clock
-    for _ in range(begun):
+    for _ in range(sent):
         next(reader)
-    assert len(observed) >= begun
-    assert max(observed[:begun]) < 50.0
+    assert len(observed) >= sent
+    assert max(observed[:sent]) < 50.0
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
@@ -181,7 +183,7 @@ def test_reader_that_ends_gives_its_fetches_up(job: Any, tools: Any, how: str) -
     reader = Reader(fleet, iter(wanted))
     for _ in range(20):
         next(reader)
-    assert begun_of(reader)
+    assert sent_of(reader)
     fetchers = reader._fetchers
     if how == "close":
         reader.close()
@@ -288,17 +290,17 @@ def test_request_without_an_idle_connection_is_handed_to_a_fetcher(
 ) -> None:
     job.pool()
     wanted = tools.requests(tools.spec(), num_batches=60)
-    begin, num_begun = EndpointConnection.begin, 0
+    begin, num_sent = EndpointConnection.begin, 0
 
-    def begin_some(connection: EndpointConnection, *given: Any, **options: Any) -> BegunBatch | None:
-        nonlocal num_begun
-        num_begun += 1
-        return begin(connection, *given, **options) if num_begun % 3 else None
+    def begin_some(connection: EndpointConnection, *given: Any, **options: Any) -> SentBatch | None:
+        nonlocal num_sent
+        num_sent += 1
+        return begin(connection, *given, **options) if num_sent % 3 else None
 
     monkeypatch.setattr(EndpointConnection, "begin", begin_some)
     found = list(Reader(job.fleet(), iter(wanted)))
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
-    assert 0 < len(counted) < num_begun
+    assert 0 < len(counted) < num_sent
 
 
 def test_own_fetch_that_fails_is_requested_again(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,17 +310,17 @@ def test_own_fetch_that_fails_is_requested_again(job: Any, tools: Any, monkeypat
     reader = Reader(fleet, iter(wanted))
     found = [next(reader) for _ in range(20)]
     reader._fetchers._threads.clear()  # no fetcher is there, as if none had ever been needed
-    receive, num_failed = BegunBatch.receive, 0
+    receive, num_failed = SentBatch.receive, 0
 
-    def failing(begun: BegunBatch) -> Any:
+    def failing(sent: SentBatch) -> Any:
         nonlocal num_failed
-        fetched = receive(begun)
+        fetched = receive(sent)
         if fetched is not None and num_failed < 3:
             num_failed += 1
             raise CallFailedError(Fault.BUSY, "on purpose")
         return fetched
 
-    monkeypatch.setattr(BegunBatch, "receive", failing)
+    monkeypatch.setattr(SentBatch, "receive", failing)
     found += reader
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
     assert num_failed == fleet.stats.retries == 3
@@ -337,3 +339,107 @@ def test_error_of_a_sample_is_raised_in_its_place(job: Any, tools: Any) -> None:
     assert failed == [(9, "DatasetError")]
     assert len(found) == 11
     assert np.concatenate([batch["index"] for batch in found]).size == 44
+
+
+def test_collection_of_a_reader_in_the_middle_of_anything_does_not_block(job: Any, tools: Any) -> None:
+    """The garbage collector runs in any thread, whatever locks that thread holds."""
+    job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    fleet = job.fleet()
+    dropped = Reader(fleet, iter(wanted))
+    for _ in range(20):
+        next(dropped)
+    fetchers = dropped._fetchers
+    (connection,) = fleet.router.used
+    link = connection._link
+    assert link is not None
+    assert len(fetchers._own)
+    with link._lock, fetchers._own.lock, fleet.lock:
+        dropped._finalizer()
+    tools.wait_for(lambda: fetchers.is_closed and not len(fetchers._own))
+    assert connection.num_outstanding == 0
+    assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(job.script, wanted))
+
+
+def test_interrupts_at_any_moment_leave_nothing(job: Any, tools: Any) -> None:
+    job.pool(num_endpoints=2)
+    wanted = tools.requests(tools.spec(), num_batches=400)
+    fleet = job.fleet()
+    list(Reader(fleet, iter(wanted[:20])))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    num_interrupted = 0
+    try:
+        for number in range(120):
+            reader = Reader(fleet, iter(wanted))
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.0001 * (number % 97))
+            try:
+                for _ in reader:
+                    pass
+            except KeyboardInterrupt:
+                num_interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                reader.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert num_interrupted > 60
+    tools.wait_for(lambda: all(connection.num_outstanding == 0 for connection in fleet.router.used))
+    for connection in fleet.router.used:
+        link = connection._link
+        assert link is not None
+        tools.wait_for(lambda link=link: len(link._connections) == len(link._idle))
+    assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(job.script, wanted))
+
+
+def test_small_batches_need_no_fetchers(job: Any, tools: Any) -> None:
+    job.pool(num_endpoints=2)
+    wanted = tools.requests(tools.spec(), num_batches=400)
+    fleet = job.fleet()
+    list(Reader(fleet, iter(wanted)))
+    reader = Reader(fleet, iter(wanted))
+    assert len(list(reader)) == 400
+    assert not reader._fetchers._threads
+
+
+def test_small_batches_keep_within_the_bytes_of_the_window(job: Any, tools: Any) -> None:
+    job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    fleet = job.fleet()
+    list(Reader(fleet, iter(wanted)))
+    batch_bytes = fleet._datasets[wanted[0].spec].batch_bytes
+    reader = Reader(fleet, iter(wanted), window_bytes=batch_bytes + 1)
+    found = []
+    for batch in reader:
+        found.append(batch)
+        assert reader._window.used_bytes <= batch_bytes + 1
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+
+
+def test_own_request_that_is_not_answered_in_time_is_sent_again(job: Any, tools: Any) -> None:
+    pool = job.pool(num_endpoints=2)
+    wanted = tools.requests(tools.spec(), num_batches=60)
+    fleet = job.fleet(data_timeout_s=1.5)
+    fleet.hedging.budget._credit = -1000  # no hedge helps out
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(20)]
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    try:
+        found += reader
+    finally:
+        os.kill(pool.pids[0], signal.SIGCONT)
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert fleet.stats.retries
+
+
+def test_batch_that_kills_its_endpoints_is_found_among_own_requests(job: Any, tools: Any) -> None:
+    job.pool(endpoint_restarts=10)
+    killing = int(tools.requests(tools.spec(), num_batches=25)[20].work.indices[2])  # no index comes twice
+    reader = Reader(job.fleet(), iter(tools.requests(tools.spec(kill_at=killing), num_batches=25)))
+    for _ in range(20):
+        next(reader)
+    with pytest.raises(DatasetError, match=r"the endpoint died 3 times(?s:.*)indices"):
+        next(reader)

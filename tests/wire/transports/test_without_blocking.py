@@ -161,3 +161,12 @@ def test_both_sides_of_a_session_are_used_at_the_same_time() -> None:
         for thread in threads:
             thread.join(30.0)
         assert found == [[b"%d" % number for number in range(count)]] * 2
+
+
+def test_many_pieces_are_sent_at_once(pair: tuple[Connection, Connection]) -> None:
+    """A batch of hundreds of tensors. The kernel takes 1,024 pieces at most in one call."""
+    sender, receiver = pair
+    pieces = [DATA[number : number + 20] for number in range(3000)]
+    assert sender.send_now(b"message", pieces) is None
+    assert receive_message(receiver) == b"message"
+    assert receive(receiver, 60_000) == b"".join(pieces)

@@ -15,7 +15,7 @@ from deliveries import NETWORK
 from services import Endpoint, echo, fetch
 
 from hetero.dataplane.endpoint.replies import LATER, Later, Reply
-from hetero.dataplane.reader.endpoint_link import BegunFetch, EndpointLink
+from hetero.dataplane.reader.endpoint_link import EndpointLink, SentFetch
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.compression import ChecksumError
 from hetero.wire.faults import CallFailedError, Fault
@@ -59,23 +59,23 @@ def link(endpoint: Endpoint, link_to: Any) -> EndpointLink:
     return found
 
 
-def begin(link: EndpointLink, request: bytes = b"request", **options: Any) -> tuple[BegunFetch | None, BatchDecoder]:
+def begin(link: EndpointLink, request: bytes = b"request", **options: Any) -> tuple[SentFetch | None, BatchDecoder]:
     decoder = BatchDecoder(request=request)
     options = {"timeout_s": 60.0, "on_call": lambda call: None, **options}
     return link.begin(request, decoder, **options), decoder
 
 
-def begun(link: EndpointLink, request: bytes = b"request", **options: Any) -> tuple[BegunFetch, BatchDecoder]:
+def sent_to(link: EndpointLink, request: bytes = b"request", **options: Any) -> tuple[SentFetch, BatchDecoder]:
     found, decoder = begin(link, request, **options)
     assert found is not None
     return found, decoder
 
 
-def wait_readable(fetch: BegunFetch) -> None:
+def wait_readable(fetch: SentFetch) -> None:
     assert select.select([fetch], [], [], 30.0)[0]
 
 
-def receive(fetch: BegunFetch) -> int:
+def receive(fetch: SentFetch) -> int:
     while (nbytes := fetch.receive()) is None:
         wait_readable(fetch)
     return nbytes
@@ -86,7 +86,7 @@ def test_answer_is_received_when_it_has_arrived(
     link: EndpointLink, endpoint: Endpoint, desk: Desk, nbytes: int
 ) -> None:
     for _ in range(3):
-        fetch, decoder = begun(link)
+        fetch, decoder = sent_to(link)
         reply = desk.take()
         assert fetch.receive() is None
         sent = EncodedBatch({"zeros": np.arange(nbytes, dtype=np.uint8)}, request=b"request")
@@ -97,11 +97,11 @@ def test_answer_is_received_when_it_has_arrived(
 
 
 def test_fetch_begins_only_over_an_idle_connection(link: EndpointLink, endpoint: Endpoint, desk: Desk) -> None:
-    fetch, _ = begun(link)
+    fetch, _ = sent_to(link)
     assert begin(link)[0] is None
     desk.take().send(EncodedBatch({"x": 1}, request=b"request"))
     receive(fetch)
-    again, _ = begun(link)
+    again, _ = sent_to(link)
     assert desk.take()
     assert desk.replies.empty()
     again.give_up()
@@ -120,69 +120,69 @@ def test_fetch_begins_only_over_an_idle_connection(link: EndpointLink, endpoint:
 def test_connection_is_used_again_only_while_both_sides_are_in_step(
     link: EndpointLink, desk: Desk, answer: bytes, raised: type[Exception], is_kept: bool
 ) -> None:
-    begin_fetch, _ = begun(link)
+    sent_fetch, _ = sent_to(link)
     desk.take().send(answer)
-    wait_readable(begin_fetch)
+    wait_readable(sent_fetch)
     with pytest.raises(raised):
-        receive(begin_fetch)
+        receive(sent_fetch)
     assert len(link._idle) == len(link._connections) == int(is_kept)
     assert fetch(link, b"now") == {"request": b"now"}
 
 
 def test_more_bytes_than_announced_are_rejected(link: EndpointLink, desk: Desk) -> None:
-    begun_fetch, _ = begun(link)
+    sent_fetch, _ = sent_to(link)
     reply = desk.take()
     reply._connection.send_raw(
         struct.pack("<I", len(message := EncodedBatch({"x": 1}, request=b"request").message)) + message + b"more"
     )
-    wait_readable(begun_fetch)
+    wait_readable(sent_fetch)
     with pytest.raises(ProtocolError, match="more bytes"):
-        receive(begun_fetch)
+        receive(sent_fetch)
     assert not link._connections
 
 
 def test_answer_that_does_not_come_in_time_ends_the_fetch(link: EndpointLink, desk: Desk) -> None:
-    begun_fetch, _ = begun(link, timeout_s=0.0)
+    sent_fetch, _ = sent_to(link, timeout_s=0.0)
     desk.take()
-    assert fault_of(begun_fetch.receive) == (Fault.LATE, "waited 0 s")
+    assert fault_of(sent_fetch.receive) == (Fault.LATE, "waited 0 s")
     assert not link._connections  # the late answer would be taken for that to the next request
 
 
 def test_answer_that_has_arrived_is_not_late(link: EndpointLink, desk: Desk) -> None:
     """A consumer may come back later than the timeout."""
-    begun_fetch, decoder = begun(link, timeout_s=0.0)
+    sent_fetch, decoder = sent_to(link, timeout_s=0.0)
     desk.take().send(EncodedBatch({"x": 1}, request=b"request"))
-    wait_readable(begun_fetch)
-    receive(begun_fetch)
+    wait_readable(sent_fetch)
+    receive(sent_fetch)
     assert decoder.result() == {"x": 1}
 
 
 def test_cancelled_fetch_fails_and_its_connection_is_closed(link: EndpointLink, desk: Desk) -> None:
     calls: list[Any] = []
-    begun_fetch, _ = begun(link, on_call=calls.append)
+    sent_fetch, _ = sent_to(link, on_call=calls.append)
     desk.take()
     calls[0].cancel()
-    wait_readable(begun_fetch)
-    assert fault_of(begun_fetch.receive)[0] is Fault.CANCELLED
+    wait_readable(sent_fetch)
+    assert fault_of(sent_fetch.receive)[0] is Fault.CANCELLED
     assert not link._connections
 
 
 def test_fetch_that_is_given_up_closes_its_connection(link: EndpointLink, desk: Desk, endpoint: Endpoint) -> None:
-    begun_fetch, _ = begun(link)
+    sent_fetch, _ = sent_to(link)
     desk.take()
-    begun_fetch.give_up()
-    begun_fetch.give_up()  # idempotent
+    sent_fetch.give_up()
+    sent_fetch.give_up()  # idempotent
     assert not link._connections
     assert fetch(link, b"now") == {"request": b"now"}
     assert endpoint.num_admitted == 2
 
 
 def test_connection_that_ends_leaves_the_batch_to_another_fetch(link: EndpointLink, desk: Desk) -> None:
-    begun_fetch, _ = begun(link)
+    sent_fetch, _ = sent_to(link)
     desk.take().send(None)
-    wait_readable(begun_fetch)
+    wait_readable(sent_fetch)
     with pytest.raises(ConnectionResetError):
-        receive(begun_fetch)
+        receive(sent_fetch)
     assert not link._connections
     assert fetch(link, b"now") == {"request": b"now"}
 
@@ -190,12 +190,12 @@ def test_connection_that_ends_leaves_the_batch_to_another_fetch(link: EndpointLi
 def test_answer_of_an_endpoint_that_has_ended_is_received(
     link: EndpointLink, desk: Desk, endpoint: Endpoint, tools: Any
 ) -> None:
-    begun_fetch, decoder = begun(link)
+    sent_fetch, decoder = sent_to(link)
     desk.take().send(EncodedBatch({"x": 1}, request=b"request"))
-    wait_readable(begun_fetch)
+    wait_readable(sent_fetch)
     endpoint.stop()
     tools.wait_for(lambda: link._end)
-    receive(begun_fetch)
+    receive(sent_fetch)
     assert decoder.result() == {"x": 1}
     assert not link._connections
 
@@ -204,20 +204,26 @@ def test_answer_in_parts_does_not_block_its_receiver(link: EndpointLink, desk: D
     """A host may be lost in the middle of an answer."""
     answer = EncodedBatch({"zeros": np.zeros(1000, np.uint8)}, request=b"request")
     said = struct.pack("<I", len(answer.message)) + answer.message + b"".join(answer.payload)
-    begun_fetch, decoder = begun(link)
+    sent_fetch, decoder = sent_to(link)
     reply = desk.take()
     for end in range(1, len(said), 97):
         reply._connection.send_raw(said[max(0, end - 97) : end])
-        wait_readable(begun_fetch)
-        assert begun_fetch.receive() is None
+        wait_readable(sent_fetch)
+        assert sent_fetch.receive() is None
     reply._connection.send_raw(said[end:])
-    receive(begun_fetch)
+    receive(sent_fetch)
     assert len(decoder.result()["zeros"]) == 1000
 
 
+def test_long_request_is_left_to_another_fetch_and_the_connection_stays(link: EndpointLink) -> None:
+    assert begin(link, bytes(2**14 + 1))[0] is None
+    assert len(link._idle) == 1
+
+
 def test_request_that_the_kernel_does_not_take_at_once_is_left_to_another_fetch(
-    start_endpoint: Any, link_to: Any, desk: Desk
+    start_endpoint: Any, link_to: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hetero.dataplane.reader.endpoint_link._MAX_BEGUN_BYTES", 2**30)
     endpoint = start_endpoint(desk, transport=NETWORK)
     link = link_to(endpoint.record, transport=NETWORK)
     link.attend()
