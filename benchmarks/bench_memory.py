@@ -29,8 +29,12 @@ SHAPES = ((10_000_000, 1), (10_000_000, 4), (40_000_000, 1))
 """Bytes per batch and endpoints."""
 SHORT_SHAPES = SHAPES[:1]
 STALL_S, SHORT_STALL_S, PEERS_STALL_S = 30.0, 5.0, 5.0
-SETTLE_S = 1.0
+SETTLE_S = 10.0
+"""Longest wait until the buffers of the stalled transport are full."""
 SAMPLE_S = 0.1
+NUM_STEADY = 5
+"""Samples in a row without growth after which they are full."""
+STEADY_BYTES = 2**20
 ALLOWANCE_MB = 64
 DRIFT_MB = 8
 """What counts as no growth: allocators and statistics take a little."""
@@ -57,8 +61,8 @@ class _Stalling(Transport):
 
     def facts(self) -> dict[str, Any]:
         """Stall, and return what grew meanwhile."""
-        time.sleep(SETTLE_S)
         family = harness.descendants(os.getpid())
+        self._wait_until_steady(family)
         trainer_bytes = trainer_peak = harness.resident_bytes()
         supply_bytes = [harness.resident_bytes_of(process) for process in family]
         peaks = list(supply_bytes)
@@ -77,6 +81,16 @@ class _Stalling(Transport):
             "supply_drift_bytes": max(map(int.__sub__, peaks, supply_bytes), default=0),
             "supply_process_bytes": max(peaks, default=0),
         }
+
+    def _wait_until_steady(self, family: Sequence[Any]) -> None:
+        """Block until the memory of this process and its children no longer grows, at most `SETTLE_S` seconds."""
+        give_up_s = time.monotonic() + SETTLE_S
+        before_bytes, num_steady = 0, 0
+        while num_steady < NUM_STEADY and time.monotonic() < give_up_s:
+            time.sleep(SAMPLE_S)
+            now_bytes = harness.resident_bytes() + sum(map(harness.resident_bytes_of, family))
+            num_steady = num_steady + 1 if now_bytes <= before_bytes + STEADY_BYTES else 0
+            before_bytes = now_bytes
 
 
 class Hetero(_Stalling, ready_feeds.Hetero):
@@ -119,7 +133,7 @@ def make_trials(shapes: Sequence[tuple[int, int]], stall_s: float, only: Sequenc
                 "stall_s": stall_s if name == "hetero" else min(stall_s, PEERS_STALL_S),
             },
             start_s=4.5,
-            warmup_s=SETTLE_S + 1.0 + (stall_s if name == "hetero" else min(stall_s, PEERS_STALL_S)),
+            warmup_s=2.0 + (stall_s if name == "hetero" else min(stall_s, PEERS_STALL_S)),
         )
         for nbytes, count in shapes
         for name in only
