@@ -18,6 +18,8 @@ from hetero.dataplane.reader.connection import EndpointConnection, SentBatch
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.own_fetches import OwnFetches
 from hetero.dataplane.reader.reader import Reader
+from hetero.dataplane.reader.routing import Router
+from hetero.dataplane.reader.window import Window
 from hetero.errors import DatasetError
 from hetero.wire.faults import CallFailedError, Fault
 
@@ -361,37 +363,37 @@ def test_collection_of_a_reader_in_the_middle_of_anything_does_not_block(job: An
     assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(job.script, wanted))
 
 
-def test_interrupts_at_any_moment_leave_nothing(job: Any, tools: Any) -> None:
-    job.pool(num_endpoints=2)
-    wanted = tools.requests(tools.spec(), num_batches=400)
+@pytest.mark.parametrize(("cls", "name"), [(OwnFetches, "add"), (Router, "release"), (Window, "start")])
+def test_interrupt_between_two_steps_leaves_nothing(
+    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, cls: type, name: str
+) -> None:
+    """Ctrl-C may end the consumer between any two of its steps, for example before it has added a sent request."""
+    job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=40)
     fleet = job.fleet()
-    list(Reader(fleet, iter(wanted[:20])))
+    reader = Reader(fleet, iter(wanted))
+    for _ in range(20):
+        next(reader)
+    step = getattr(cls, name)
+    is_interrupted = False
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupted(*given: Any, **options: Any) -> Any:
+        nonlocal is_interrupted
+        if not is_interrupted and threading.current_thread() is threading.main_thread():
+            is_interrupted = True
+            raise KeyboardInterrupt
+        return step(*given, **options)
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    num_interrupted = 0
-    try:
-        for number in range(120):
-            reader = Reader(fleet, iter(wanted))
-            signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.0001 * (number % 97))
-            try:
-                for _ in reader:
-                    pass
-            except KeyboardInterrupt:
-                num_interrupted += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0.0)
-                reader.close()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert num_interrupted > 60
-    tools.wait_for(lambda: all(connection.num_outstanding == 0 for connection in fleet.router.used))
-    for connection in fleet.router.used:
-        link = connection._link
-        assert link is not None
-        tools.wait_for(lambda link=link: len(link._connections) == len(link._idle))
+    monkeypatch.setattr(cls, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(reader)
+    monkeypatch.undo()
+    assert not reader.is_open
+    (connection,) = fleet.router.used
+    tools.wait_for(lambda: connection.num_outstanding == 0)
+    link = connection._link
+    assert link is not None
+    tools.wait_for(lambda: len(link._connections) == len(link._idle))
     assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(job.script, wanted))
 
 
