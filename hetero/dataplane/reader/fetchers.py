@@ -39,6 +39,7 @@ _JOIN_S = 5.0
 _SMALL_BYTES = 64 * 2**10
 """The buffers of a socket hold a small batch, so it arrives although nobody receives it."""
 _MEDIUM_BYTES = 2 * 2**20
+"""A larger batch is better received by a fetcher, because several fetchers can receive at the same time."""
 _MAX_SMALL_SAMPLES = 1024
 """With more samples, a request is too long to be sent at once."""
 
