@@ -36,7 +36,7 @@ from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata, write_token
-from hetero.dataplane.reader.endpoint_link import EndpointLink
+from hetero.dataplane.endpoint_link import EndpointLink
 from hetero.dataplane.reader.reader import Reader
 from hetero.wire.limits import Limits
 from hetero.wire.requests import to_proto

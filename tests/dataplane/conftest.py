@@ -28,9 +28,9 @@ from hetero.control.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
 from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.dataplane.endpoint.options import EndpointOptions
+from hetero.dataplane.endpoint_link import EndpointLink
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader.connection import EndpointConnection, Fetched, SentBatch
-from hetero.dataplane.reader.endpoint_link import EndpointLink
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits

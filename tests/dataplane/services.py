@@ -12,7 +12,7 @@ from hetero.control.directory import EndpointRecord
 from hetero.dataplane.endpoint.compute import Compute
 from hetero.dataplane.endpoint.replies import Reply
 from hetero.dataplane.endpoint.service import DataServicer
-from hetero.dataplane.reader.endpoint_link import Call, EndpointLink
+from hetero.dataplane.endpoint_link import Call, EndpointLink
 from hetero.wire import channels
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import Limits

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hetero.control.security import call_metadata
-from hetero.dataplane.reader.endpoint_link import EndpointLink
+from hetero.dataplane.endpoint_link import EndpointLink
 from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError
 from hetero.wire.faults import CallFailedError, Fault

@@ -61,9 +61,9 @@ class Driver:
 
     def check_nothing_is_left(self, host_folders: Path, *, num_killed: int = 0) -> None:
         """Check that all launchers have ended, and that only actors that were killed have left their folder."""
-        wait_until(lambda: not self._launchers(), "launchers are left", timeout_s=20)
+        wait_until(lambda: not self._launchers(), "launchers are left")
         pattern = "hetero-ray-*"
-        wait_until(lambda: len(list(host_folders.glob(pattern))) <= num_killed, "folders are left", timeout_s=20)
+        wait_until(lambda: len(list(host_folders.glob(pattern))) <= num_killed, "folders are left")
         left = list(host_folders.glob(pattern))
         assert len(left) == num_killed
         for folder in left:

@@ -20,5 +20,4 @@ fleet.py           all endpoints as one reader process sees them
 routing.py         the endpoints that the directory names, and which one gets the next request
 consistency.py     whether the endpoints hold the same data set
 connection.py      one endpoint, and what is known about it
-endpoint_link.py   the open connections to one endpoint
 """

@@ -180,7 +180,7 @@ class Attempt:
     is_given_up: bool = False
     """Whether the other attempt has settled the batch. Then the outcome of this one does not matter."""
     call: Any = None
-    """The call in progress, see `hetero.dataplane.reader.endpoint_link.Call`. Set without the fleet's lock."""
+    """The call in progress, see `hetero.dataplane.endpoint_link.Call`. Set without the fleet's lock."""
     generation: int = field(init=False)
     """The connection's generation when the call began."""
 

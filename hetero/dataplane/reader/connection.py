@@ -17,7 +17,7 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
-from hetero.dataplane.reader.endpoint_link import Call, EndpointLink, SentFetch
+from hetero.dataplane.endpoint_link import Call, EndpointLink, SentFetch
 from hetero.errors import DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
 from hetero.system.text import printable

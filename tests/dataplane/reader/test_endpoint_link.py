@@ -12,9 +12,9 @@ from calls import fault_of, in_thread
 from services import Endpoint, echo, fetch
 
 from hetero.control.directory import EndpointRecord
+from hetero.dataplane import endpoint_link as link_module
 from hetero.dataplane.endpoint.replies import Reply
-from hetero.dataplane.reader import endpoint_link as link_module
-from hetero.dataplane.reader.endpoint_link import EndpointLink
+from hetero.dataplane.endpoint_link import EndpointLink
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder, encode_failure, encode_refusal

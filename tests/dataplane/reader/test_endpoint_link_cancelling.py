@@ -15,7 +15,7 @@ from listening import full_listener
 from services import echo, fetch
 
 from hetero.dataplane.endpoint.replies import Reply
-from hetero.dataplane.reader.endpoint_link import Call
+from hetero.dataplane.endpoint_link import Call
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.transports.interface import Transport
