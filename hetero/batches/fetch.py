@@ -8,7 +8,7 @@ import platform
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -23,13 +23,13 @@ from hetero.batches.imported import imported
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.keras import to_arrays
 from hetero.batches.purity.comparison import IMPURITY_ADVICE, compare, freeze, outline, sketch
-from hetero.batches.request import BatchRequest
+from hetero.batches.request import BatchRequest, ChoosePositions
 from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.batches.skips import FailedSamples, Skips
 from hetero.errors import ConfigError, DatasetError
 from hetero.spec import DatasetSpec
 
-__all__ = ["Description", "describe", "describe_environment", "fetch"]
+__all__ = ["Description", "describe", "describe_environment", "fetch", "fetch_part"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ def fetch(
     on_skips: Callable[[Skips], object] | None = None,
     on_first: Callable[[Any], object] | None = None,
     on_samples: Callable[[], object] | None = None,
+    positions: ChoosePositions | None = None,
 ) -> Any:
     """Compute one batch. The batch is the same in every process for the same request.
 
@@ -76,6 +77,8 @@ def fetch(
         on_first: Function that receives the first sample before the others are computed, if each sample has its own
             seed. It may raise.
         on_samples: Function that is called when all samples are computed, before they are collated.
+        positions: Chooses the samples to compute here. None: all of them. Only if the data set is divisible. It is
+            called once for each time that the batch is computed.
 
     Returns:
         The result of ``collate_fn``, or of torch's ``default_collate`` if the user gave no ``collate_fn``. Without
@@ -94,7 +97,9 @@ def fetch(
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
         failed = None if request.on_sample_error == "raise" else _failed_samples(built, request, host)
-        samples = request.work.compute(built, request, host=host, cancelled=cancelled, failed=failed, on_first=on_first)
+        samples = request.work.compute(
+            built, request, host=host, cancelled=cancelled, failed=failed, on_first=on_first, positions=positions
+        )
         if on_samples is not None:
             on_samples()
         return samples, _collate(built, collate, samples, request, host), failed
@@ -123,6 +128,27 @@ def fetch(
     )
 
 
+def fetch_part(
+    built: BuiltDataset, request: BatchRequest, *, host: str = "local", cancelled: Callable[[], bool] | None = None
+) -> list[Any]:
+    """Compute the samples of a part of a batch. They are the same as in `fetch` for the whole batch.
+
+    Args:
+        built: The data set of ``request.spec``. It is divisible.
+        request: The part. Its samples are those of its ``work``.
+        host: Name of this host in error messages.
+        cancelled: Function that is called before every sample and returns whether to stop.
+
+    Raises:
+        Cancelled, DatasetError, ConfigError: As in `fetch`.
+    """
+    if built.collate_fn is None:
+        _default_function(request)  # as for the whole batch, this may import torch
+    with built.loading_anew() if request.is_anew else nullcontext():
+        compute = partial(request.work.compute, built, request, host=host, cancelled=cancelled)
+        return list(_with_torch_seeded(compute))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """Description of a data set as one host sees it.
@@ -140,6 +166,8 @@ class Description:
     """Digests of the script's globals that the data set's code reads, by name."""
     warnings: tuple[str, ...] = ()
     """Facts about the data set that the user should know, one sentence each."""
+    is_divisible: bool = False
+    """Whether this host computes parts of batches for other hosts."""
 
 
 def describe(built: BuiltDataset, *, host: str = "local") -> Description:

@@ -19,7 +19,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error, with_note
 from hetero.batches.imported import imported
 from hetero.batches.indices import Indices, plain_indices
-from hetero.batches.request import BatchRequest, Cancelled
+from hetero.batches.request import BatchRequest, Cancelled, ChoosePositions
 from hetero.batches.seeds import batch_key, sample_keys
 from hetero.batches.skips import FailedSamples
 from hetero.batches.split import SplitDataset
@@ -77,6 +77,7 @@ class IndexedWork:
         cancelled: Callable[[], bool] | None = None,
         failed: FailedSamples | None = None,
         on_first: Callable[[Any], object] | None = None,
+        positions: ChoosePositions | None = None,
     ) -> Sequence[Any]:
         """Return the samples in order. With ``failed``, other samples replace those that raise."""
         built.enter_epoch(request.seed, request.epoch, host=host)
@@ -85,7 +86,12 @@ class IndexedWork:
                 _begin(built.split, self.labels[0], built, host)
             if built.seeding == "batch":
                 return _compute_together(built, request, self, host, cancelled, failed)
-            return _compute_each(built, request, self, host, cancelled, failed, on_first)
+            return _compute_each(built, request, self, host, cancelled, failed, on_first, positions)
+
+    def part(self, begin: int, end: int) -> IndexedWork:
+        """Return the work for the samples at the positions ``begin`` to ``end - 1``."""
+        occurrences = None if self.occurrences is None else self.occurrences[begin:end]
+        return IndexedWork(self.indices[begin:end], occurrences)
 
     def digest(self) -> bytes:
         """Return a 16-byte hash of the indices in order, with their occurrences."""
@@ -149,27 +155,28 @@ def _compute_each(
     cancelled: Callable[[], bool] | None,
     failed: FailedSamples | None,
     on_first: Callable[[Any], object] | None,
+    positions: ChoosePositions | None,
 ) -> Sequence[Any]:
     """Compute each sample with its own seed. A substitute has the same seed and bytes as the sample that it repeats."""
     dataset, seed = built.dataset, built.seed
     key_of = sample_keys(request.seed, request.epoch)
     indices = work.labels
     occurrences = [0] * len(indices) if work.occurrences is None else work.occurrences.tolist()
-    samples: list[Any] = []
-    for index, occurrence in zip(indices, occurrences, strict=True):
+    samples: list[Any] = [None] * len(indices)
+    for position in range(len(indices)) if positions is None else positions(samples):
         if cancelled is not None and cancelled():
             raise Cancelled
-        key = key_of(index, occurrence)
+        index = indices[position]
+        key = key_of(index, occurrences[position])
         try:
             seed(key)
-            samples.append(dataset[index])
+            samples[position] = dataset[index]
         except Exception as exc:
             note = _note_on(exc, index, built)
             if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
-            failed.add(len(samples), exc)
-            samples.append(None)
-        if on_first is not None and len(samples) == 1:
+            failed.add(position, exc)
+        if on_first is not None and position == 0:
             on_first(samples[0])
     if failed:
         _fill_in(samples, failed, partial(_compute_one, built, key_of, indices, occurrences), cancelled)

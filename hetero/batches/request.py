@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -11,11 +11,25 @@ from hetero.batches.skips import FailedSamples
 from hetero.errors import ConfigError
 from hetero.spec import DatasetSpec, Index
 
-__all__ = ["SAMPLE_ERROR_POLICIES", "BatchRequest", "Cancelled", "SampleErrorPolicy", "Work"]
+__all__ = [
+    "SAMPLE_ERROR_POLICIES",
+    "BatchRequest",
+    "Cancelled",
+    "ChoosePositions",
+    "Helper",
+    "SampleErrorPolicy",
+    "Work",
+]
 
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip"]
 """Handling of a sample that raises: raise an error, or skip the sample as `hetero.batches.skips` describes."""
 SAMPLE_ERROR_POLICIES: tuple[str, ...] = get_args(SampleErrorPolicy)
+
+ChoosePositions: TypeAlias = Callable[[list[Any]], Iterator[int]]
+"""Yields the positions of the samples to compute here, and puts the other samples into the list itself.
+
+The list has one item per sample. After the last position, all other samples are in the list.
+"""
 
 
 class Cancelled(Exception):
@@ -49,15 +63,20 @@ class Work(Protocol):
         cancelled: Callable[[], bool] | None = None,
         failed: FailedSamples | None = None,
         on_first: Callable[[Any], object] | None = None,
+        positions: ChoosePositions | None = None,
     ) -> Sequence[Any]:
         """Return the samples in order. With ``failed``, other samples replace those that raise.
 
         ``on_first`` receives the first sample before the others are computed, if each sample has its own seed.
+        ``positions`` is given only for data sets that are `BuiltDataset.is_divisible`.
 
         Raises:
             Cancelled: If ``cancelled()`` was true between two samples.
             DatasetError: If the user's code raises.
         """
+
+    def part(self, begin: int, end: int) -> Work:
+        """Return the work for the samples at the positions ``begin`` to ``end - 1``."""
 
     def digest(self) -> bytes:
         """Return a 16-byte hash of the samples in order, for the ledger."""
@@ -69,6 +88,19 @@ class Work(Protocol):
             leave_out_repeats: Whether to ignore samples that came before in the epoch. Padding repeats samples, and how
                 many it repeats depends on the number of ranks.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helper:
+    """An endpoint that may compute a part of a batch for the endpoint that has the request.
+
+    The fields are those of `hetero.control.directory.EndpointRecord`.
+    """
+
+    endpoint_id: str
+    host: str
+    address: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,6 +138,12 @@ class BatchRequest:
     """With ``"skip"``, another sample of the batch replaces a sample that raises."""
     compression: str | None = None
     """Compression for sending the payload, see `hetero.wire.compression`. It does not affect the batch."""
+    helpers: tuple[Helper, ...] = ()
+    """Endpoints that may compute parts of the batch. They do not affect the batch."""
+    is_part: bool = False
+    """Whether this asks for a part of a batch: a list of samples, without collation."""
+    is_anew: bool = False
+    """Whether the samples of a part may not be taken from a cache."""
 
     def __post_init__(self) -> None:
         if not self.collate and self.work.num_samples != 1:

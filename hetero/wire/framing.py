@@ -68,12 +68,13 @@ class EncodedBatch:
         copy: Whether to copy the batch now, because it may change or be freed before it is sent.
         skips: The skipped samples of the batch.
         request: The bytes of the answered request, as they arrived.
+        is_part: Whether this is a list of samples, the answer to a request for a part of a batch.
 
     Raises:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
     """
 
-    __slots__ = ("_header", "_pieces", "_request", "nbytes")
+    __slots__ = ("_header", "_pieces", "_request", "is_part", "nbytes")
 
     def __init__(
         self,
@@ -84,7 +85,9 @@ class EncodedBatch:
         copy: bool = True,
         skips: Skips | None = None,
         request: bytes = b"",
+        is_part: bool = False,
     ) -> None:
+        self.is_part = is_part
         tree, leaves = flatten(batch, limits)
         structure = encode_structure(tree, leaves)
         if len(structure) > limits.max_header_bytes:

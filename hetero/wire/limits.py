@@ -12,6 +12,7 @@ __all__ = [
     "BLOCK_BYTES",
     "GREETING",
     "MAX_FETCH_BYTES",
+    "MAX_HELPERS",
     "MAX_KEYED_FETCH_BYTES",
     "MAX_SKIPS_BYTES",
     "PROTOCOL",
@@ -20,7 +21,7 @@ __all__ = [
     "Limits",
 ]
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of the data plane's messages. Both sides must have the same version."""
 SERVICE = "hetero.v1.Data"
 """Name of the data plane's gRPC service."""
@@ -42,6 +43,8 @@ MAX_EXPECTED = 8
 """Largest number of data sets that a reader announces."""
 MAX_EXPECTED_BYTES = 4096
 """Largest size of the arguments of such a data set."""
+MAX_HELPERS = 15
+"""Largest number of endpoints that may help another one with its batch."""
 MAX_SKIPS_BYTES = 96 * 2**10
 """Largest list of a batch's skipped samples: 100 entries of 64 + 160 characters, each of up to 4 bytes."""
 

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from hetero.batches.indexed import IndexedWork
-from hetero.batches.request import BatchRequest, Work
+from hetero.batches.request import BatchRequest, Helper, Work
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.spec import DatasetSpec
 from hetero.system.text import printable, without_middle
 from hetero.wire import indexed
 from hetero.wire.compression import compression_from_proto, compression_to_proto
-from hetero.wire.limits import MAX_FETCH_BYTES, MAX_KEYED_FETCH_BYTES, PROTOCOL, Limits
+from hetero.wire.limits import MAX_FETCH_BYTES, MAX_HELPERS, MAX_KEYED_FETCH_BYTES, PROTOCOL, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
 
@@ -42,6 +42,7 @@ _MAX_BYTES_BY_NUMBER = {
 }
 """Limits in bytes for all parts of a request's field together. Other fields may have `MAX_KEYED_FETCH_BYTES`."""
 _MAX_OCCURRENCES = 2**20
+_MAX_HELPER_TEXT = 256
 _STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
 
 
@@ -103,6 +104,10 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
             compression=compression_to_proto(request.compression),
             on_sample_error=pb.SKIP if request.on_sample_error == "skip" else pb.RAISE,
         )
+        if request.helpers:
+            message.helpers.items.extend(pb.Helper(**dataclasses.asdict(each)) for each in request.helpers)
+        if request.is_part:
+            message.part.anew = request.is_anew
         _KINDS[type(request.work)].write(message, request.work, limits)
     except ValueError as exc:  # protobuf raises it for a number out of range or text that is not UTF-8
         raise ConfigError(f"a batch request cannot be sent: {exc}") from exc
@@ -216,6 +221,10 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         raise ProtocolError(f"a request has the unknown policy {message.on_sample_error} for samples that raise")
     if message.on_sample_error == pb.SKIP and not message.collate:
         raise ProtocolError("a request without collation cannot skip: no other sample can be the substitute")
+    helpers = _helpers_from_proto(message.helpers)
+    is_part = message.HasField("part")
+    if is_part and (helpers or message.verify or message.on_sample_error == pb.SKIP):
+        raise ProtocolError("a request for a part of a batch has options that are for whole batches")
     return BatchRequest(
         spec=spec_from_proto(message.dataset),
         work=work,
@@ -229,6 +238,26 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         verify=message.verify,
         compression=compression_from_proto(message.compression),
         on_sample_error="skip" if message.on_sample_error == pb.SKIP else "raise",
+        helpers=helpers,
+        is_part=is_part,
+        is_anew=message.part.anew,
+    )
+
+
+def _helpers_from_proto(message: pb.Helpers) -> tuple[Helper, ...]:
+    """Return the helpers in a request.
+
+    Raises:
+        ProtocolError: If there are too many, or one has no address.
+    """
+    if len(message.items) > MAX_HELPERS:
+        raise ProtocolError(f"a request names {len(message.items)} helpers, at most {MAX_HELPERS} are allowed")
+    for each in message.items:
+        if not all(0 < len(getattr(each, field.name)) <= _MAX_HELPER_TEXT for field in dataclasses.fields(Helper)):
+            raise ProtocolError("a request names a helper without an address, or with one that is too long")
+    return tuple(
+        Helper(**{field.name: getattr(each, field.name) for field in dataclasses.fields(Helper)})
+        for each in message.items
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.batches.indexed import IndexedWork
-from hetero.batches.request import BatchRequest
+from hetero.batches.request import BatchRequest, Helper
 from hetero.errors import ConfigError, ProtocolError
 from hetero.spec import DatasetSpec
 from hetero.wire import requests
@@ -21,6 +21,8 @@ from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import from_proto, parse_request, serialize, to_proto
 
 SPEC = DatasetSpec("photos", '{"root":"/data"}')
+HELPER = Helper(endpoint_id="algo-2/0", host="algo-2", address="10.0.0.2:4711", incarnation="ab-1")
+HELPER_MESSAGE = pb.Helper(**dataclasses.asdict(HELPER))
 INT64 = st.integers(-(2**63), 2**63 - 1)
 KEYS = st.recursive(
     st.one_of(
@@ -79,6 +81,7 @@ def test_request_round_trip_is_the_same(
         verify=collate,
         compression=data.draw(st.sampled_from((None, "lz4", "zstd"))),
         on_sample_error=data.draw(st.sampled_from(("raise", "skip"))) if collate else "raise",
+        helpers=data.draw(st.sampled_from(((), (HELPER,), (HELPER, HELPER)))),
     )
     got = from_proto(pb.FetchRequest.FromString(to_proto(sent).SerializeToString()))
     for name in (
@@ -93,6 +96,8 @@ def test_request_round_trip_is_the_same(
         "verify",
         "compression",
         "on_sample_error",
+        "helpers",
+        "is_part",
     ):
         assert getattr(got, name) == getattr(sent, name)
     assert type(got.work.indices) is type(sent.work.indices)
@@ -101,6 +106,17 @@ def test_request_round_trip_is_the_same(
     assert list(zeros if got.work.occurrences is None else got.work.occurrences) == (drawn or zeros)
     if isinstance(got.work.indices, np.ndarray):
         assert got.work.indices.dtype == np.int64
+
+
+@pytest.mark.parametrize("is_anew", [False, True])
+def test_request_for_a_part_round_trip_is_the_same(is_anew: bool) -> None:
+    got = from_proto(to_proto(request(is_part=True, is_anew=is_anew)))
+    assert (got.is_part, got.is_anew) == (True, is_anew)
+
+
+def test_request_with_a_million_indices_may_name_helpers() -> None:
+    sent = request(indices=range(2**20), occurrences=np.full(2**20, 2**32 - 1, np.uint32), helpers=(HELPER,) * 15)
+    assert from_proto(parse_request(serialize(sent))).helpers == sent.helpers
 
 
 def test_request_longest_integer_round_trips_and_can_be_shown() -> None:
@@ -170,6 +186,12 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"compression": 9}, "unknown compression 9"),
         ({"on_sample_error": 2}, "unknown policy 2"),
         ({"on_sample_error": 1, "collate": False}, "cannot skip: no other sample"),
+        ({"helpers": pb.Helpers(items=[HELPER_MESSAGE] * 16)}, "names 16 helpers, at most 15"),
+        ({"helpers": pb.Helpers(items=[pb.Helper(host="a")])}, "helper without an address"),
+        ({"helpers": pb.Helpers(items=[pb.Helper(address="x" * 257)])}, "helper without an address"),
+        ({"part": pb.Part(), "verify": True}, "options that are for whole batches"),
+        ({"part": pb.Part(), "on_sample_error": 1}, "options that are for whole batches"),
+        ({"part": pb.Part(), "helpers": pb.Helpers(items=[HELPER_MESSAGE])}, "options that are for whole batches"),
     ],
 )
 def test_from_proto_malformed_request_is_a_protocol_error(fields: dict[str, Any], text: str) -> None:

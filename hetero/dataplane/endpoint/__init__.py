@@ -15,6 +15,8 @@ endpoint.py      one endpoint process from start to end
 service.py       the endpoint's answers to readers
 delivery.py      the connections over which the endpoint delivers batches
 replies.py       the answer to one request, and which thread sends it
+batches.py       what one request asks for, a batch or a part of one
+division.py      how other endpoints compute parts of a batch
 failures.py      what readers get for an exception
 compute.py       the queue and the threads that compute batches
 """

@@ -24,15 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hetero.batches.request import Helper
 from hetero.cache.loads import COUNTS
 from hetero.cache.tiers import close_tiers
+from hetero.control.directory import EndpointRecord
 from hetero.control.health import HEALTH_POLICIES, Health
-from hetero.control.security import ServerInterceptor, token_from_environment
+from hetero.control.security import ServerInterceptor, call_metadata, token_from_environment
 from hetero.dataplane.endpoint.compute import Compute
 from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.endpoint.prebuilt import Prebuilt, SharedBuilds
 from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.service import DATA_POLICIES, DataServicer
+from hetero.dataplane.endpoint_link import EndpointLink
 from hetero.errors import ChildFailure, ExitCode, HeteroError, PortError
 from hetero.spec import DatasetSpec
 from hetero.system.memory import ProcessMemory, keep_freed_memory, process_memory
@@ -69,6 +72,8 @@ class EndpointStatistics:
     num_batches: int = 0
     num_requests: int = 0
     """Requests in progress now."""
+    num_parts: int = 0
+    """Parts of batches that were computed for other endpoints."""
     num_overruns: int = 0
     """Emulated batches whose real work took longer than the emulated time."""
     busy_s: float = 0.0
@@ -116,6 +121,8 @@ class Endpoint:
         # flight. Further requests are refused as `Fault.BUSY`, because readers would not see that they are queued.
         max_requests = 64 + 4 * options.num_slots
         self._options = options
+        self._token = token
+        self._tls = tls
         self._compute = Compute(options.num_slots, is_served_by_caller=bool(prebuilt))
         self._service = DataServicer(
             self._compute,
@@ -131,6 +138,8 @@ class Endpoint:
             prebuilt=prebuilt or {},
             ask=None if shared_builds is None else self._ask,
             announce=None if shared_builds is None else shared_builds.announce,
+            # An emulated endpoint waits for its emulated time after its work, so a helper's part would come too late.
+            connect=None if options.sample_time_s or options.num_slots > 1 else self._connect,
         )
         self._shared_builds = shared_builds
         self._memory: ProcessMemory | None = None
@@ -154,6 +163,12 @@ class Endpoint:
     def _ask(self, spec: DatasetSpec) -> str | None:
         assert self._shared_builds is not None
         return self._shared_builds.ask(spec, self.port)
+
+    def _connect(self, helper: Helper) -> EndpointLink:
+        """Return a link to an endpoint that helps with a batch."""
+        record = EndpointRecord(**dataclasses.asdict(helper))
+        metadata = call_metadata(self._token, self._options.job_id, incarnation=helper.incarnation)
+        return EndpointLink(record, metadata, Limits(max_batch_bytes=self._options.max_batch_bytes), self._tls)
 
     def __enter__(self) -> Endpoint:
         self._service.delivery.start()
@@ -196,6 +211,7 @@ class Endpoint:
         return EndpointStatistics(
             num_batches=self._service.delivery.num_batches,
             num_requests=self._service.delivery.num_busy,
+            num_parts=self._service.num_parts,
             num_overruns=self._compute.num_overruns,
             busy_s=self._compute.busy_s,
             auth_failures=self._access.auth_failures + self._service.delivery.num_rejected,

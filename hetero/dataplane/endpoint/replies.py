@@ -86,7 +86,7 @@ class Reply:
                 is_sent = not is_spoilt
             return is_sent
         finally:
-            self._end(is_batch=is_sent and isinstance(answer, EncodedBatch))
+            self._end(is_batch=is_sent and _is_batch(answer))
 
     def send(self, answer: Answer) -> None:
         """Send the answer that `LATER` announced. Called from any thread. Does not block, and raises nothing.
@@ -105,7 +105,7 @@ class Reply:
                     send_rest = self._connection.send_now(message, payload)
                 else:
                     send_rest = functools.partial(self._connection.send, message, payload)
-                is_batch = isinstance(answer, EncodedBatch) and not is_spoilt
+                is_batch = _is_batch(answer) and not is_spoilt
                 if send_rest is not None:
                     self._sender = threading.Thread(
                         target=self._send_rest, args=(send_rest, is_batch), name="sender", daemon=True
@@ -160,3 +160,8 @@ class Reply:
         self._is_ended, self._cancel = True, None
         self._on_end(is_batch)
         self._ended.release()
+
+
+def _is_batch(answer: Answer) -> bool:
+    """Return whether an answer counts as a batch. Parts of batches do not."""
+    return isinstance(answer, EncodedBatch) and not answer.is_part

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,24 +19,23 @@ from google.protobuf.message import Message
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
-from hetero.batches.fetch import Description, describe, fetch
+from hetero.batches.fetch import Description, describe
 from hetero.batches.purity.globals import GlobalsReader
-from hetero.batches.request import BatchRequest, Cancelled
-from hetero.batches.skips import Skips
-from hetero.batches.structure.conversion import check_stacked
+from hetero.batches.request import Helper
 from hetero.control.security import Policy
+from hetero.dataplane.endpoint.batches import Experience, RequestedBatch
 from hetero.dataplane.endpoint.compute import Compute, Task
 from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.dataplane.endpoint.failures import Failures, UnpreparedError, record_of
 from hetero.dataplane.endpoint.prebuilt import Prebuilt
 from hetero.dataplane.endpoint.replies import AT_ONCE_BYTES, LATER, Answer, Later, Reply
+from hetero.dataplane.endpoint_link import EndpointLink
 from hetero.datasets import get_factory, prebuild, registered
-from hetero.errors import ConfigError, DatasetError, ProtocolError
+from hetero.errors import DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
 from hetero.system.fault_injection import faults_at
 from hetero.system.process import limit_threads
 from hetero.wire import framing, requests  # before grpc: channels sets its environment
-from hetero.wire.compression import is_installed
 from hetero.wire.limits import MAX_EXPECTED, PROTOCOL, SERVICE, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
@@ -74,10 +72,7 @@ class _Served:
         self.build: Task | None = None
         self.built: BuiltDataset | None = None
         self.description: Task | None = None
-        self.num_checked = 0
-        """Largest number of samples in a computed batch. Batches of up to this size need no check in advance."""
-        self.latest_bytes = math.inf
-        """Bytes of the payload of the latest batch. Infinite before the first."""
+        self.experience = Experience()
         self.globals: dict[str, str] = {}
         """Digests of the globals that the data set's code reads, taken before that code ran in this process."""
 
@@ -99,6 +94,7 @@ class DataServicer:
         prebuilt: Data sets that were built before this process was forked.
         ask: Asks for a data set that is built for all endpoints, see `SharedBuilds.ask`. None: this process builds it.
         announce: Tells before which data set ``ask`` will ask for.
+        connect: Opens a link to another endpoint, which helps with a batch. None: no endpoint helps.
 
     Raises:
         PortError, OSError: As for `Delivery`.
@@ -120,11 +116,13 @@ class DataServicer:
         prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
         ask: Callable[[DatasetSpec], str | None] | None = None,
         announce: Callable[[DatasetSpec], object] | None = None,
+        connect: Callable[[Helper], EndpointLink] | None = None,
     ) -> None:
         self._prebuilt = prebuilt or {}
         self._ask = ask
         self._is_moved = False
         self._announce = announce
+        self._connect = connect
         self._num_preparing = 0
         self._answered = threading.Condition()
         self._compute = compute
@@ -164,6 +162,12 @@ class DataServicer:
         """Acquire and release the lock. Returns only if the service is not stuck."""
         with self._lock:
             pass
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of batches that were computed for other endpoints."""
+        with self._lock:
+            return sum(served.experience.num_parts for served in self._served.values())
 
     # Prepare, Describe, Attend
 
@@ -289,6 +293,7 @@ class DataServicer:
             environment=description.environment,
             globals=served.globals,
             warnings=description.warnings,
+            divisible=self._connect is not None and built.is_divisible,
         ).SerializeToString()
 
     def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:
@@ -321,21 +326,30 @@ class DataServicer:
         message = requests.parse_request(data)
         request = requests.from_proto(message, self._limits)
         served, built = self._find(request.spec)
-        limits = self._limits.within(message.max_batch_bytes)
+        wanted = RequestedBatch(
+            request=request,
+            data=data,
+            built=built,
+            experience=served.experience,
+            limits=self._limits.within(message.max_batch_bytes),
+            name=self._name,
+            load=self._compute,
+            connect=self._connect,
+        )
         # Compression takes longer than sending, and a handler thread can do it while the next batch is computed.
-        is_small = served.latest_bytes <= AT_ONCE_BYTES and request.compression is None
-        finish = functools.partial(self._finish, served, request, data, limits)
+        is_small = served.experience.latest_bytes <= AT_ONCE_BYTES and request.compression is None
+        is_small = is_small and not request.is_part
 
         def send(task: Task) -> None:
             answer: Answer = None
             try:
-                answer = self._failures.answered(data, lambda: finish(task))
+                answer = self._failures.answered(data, lambda: wanted.finish(task))
             finally:  # if there is no memory for an answer, the connection ends
                 reply.send(answer)
 
         task = self._compute.submit(
             request.step,
-            functools.partial(self._compute_batch, served, built, request, data, limits),
+            wanted.compute,
             emulated_s=self._sample_time_s * request.work.num_samples,
             is_abandoned=None if is_small else reply.has_left,
             on_finish=send if is_small else None,
@@ -346,90 +360,7 @@ class DataServicer:
         if not _wait(task, reply.has_left):
             task.cancel()
             return None
-        return finish(task)
-
-    def _finish(
-        self, served: _Served, request: BatchRequest, data: bytes, limits: Limits, task: Task
-    ) -> framing.EncodedBatch | None:
-        """Return the batch of a task that is done, None if the task was cancelled."""
-        if task.was_cancelled:
-            return None
-        try:
-            found = task.result()
-        except Cancelled:
-            return None
-        if not isinstance(found, framing.EncodedBatch):
-            batch, skips = found
-            found = self._encode(batch, request, data, limits, skips, copy=False)
-        served.latest_bytes = found.nbytes
-        # If the package is not installed here, the batch is sent uncompressed, and the reader logs a warning. The batch
-        # is the same, and a slower job is better than a job that does not run.
-        if request.compression is not None and is_installed(request.compression):
-            found.compress(request.compression)
-        return found
-
-    def _compute_batch(
-        self, served: _Served, built: BuiltDataset, request: BatchRequest, data: bytes, limits: Limits, task: Task
-    ) -> framing.EncodedBatch | tuple[Any, Skips | None]:
-        """Compute a batch. Return it encoded, or, if its memory is new, return it unencoded together with its skips."""
-        skipped: list[Skips] = []
-        # Refuse a batch over the limit before all of it is computed. Batches of the same or a smaller number of samples
-        # are not checked again here, to save time.
-        num_samples, on_first = request.work.num_samples, None
-        if num_samples > served.num_checked and built.makes_new_memory(collate=request.collate):
-            on_first = functools.partial(self._check_first, num_samples, request, limits)
-        try:
-            batch = fetch(
-                built, request, host=self._name, cancelled=task.is_cancelled, on_skips=skipped.append, on_first=on_first
-            )
-            served.num_checked = max(served.num_checked, num_samples)
-            skips = skipped[0] if skipped else None
-            # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise
-            # it may be in a buffer that the user's code fills again for the next batch.
-            if built.makes_new_memory(collate=request.collate):
-                return batch, skips
-            return self._encode(batch, request, data, limits, skips, copy=True)
-        except (DatasetError, Cancelled):
-            raise
-        except BaseException as error:
-            # A transform may call sys.exit(), for example. This is the user's failure, and must not end the endpoint.
-            raise dataset_error(error, dataset=request.spec.name, host=self._name, stage="sample") from error
-
-    def _encode(
-        self,
-        batch: Any,
-        request: BatchRequest,
-        data: bytes,
-        limits: Limits,
-        skips: Skips | None,
-        *,
-        copy: bool,
-    ) -> framing.EncodedBatch:
-        """Return the batch as the answer to a request, whose bytes are ``data``.
-
-        Raises:
-            DatasetError: The batch holds an object that cannot be sent, or is too large.
-        """
-        try:
-            return framing.EncodedBatch(
-                batch,
-                limits=limits,
-                num_queued=self._compute.num_queued,
-                copy=copy,
-                skips=skips,
-                request=data,
-            )
-        except ConfigError as error:
-            raise self._unsendable(error, request) from error
-
-    def _check_first(self, num_samples: int, request: BatchRequest, limits: Limits, sample: Any) -> None:
-        try:
-            check_stacked(sample, num_samples, limits)
-        except ConfigError as error:
-            raise self._unsendable(error, request) from error
-
-    def _unsendable(self, error: ConfigError, request: BatchRequest) -> DatasetError:
-        return dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")
+        return wanted.finish(task)
 
 
 def _wait(task: Task, has_left: Callable[[], bool]) -> bool:

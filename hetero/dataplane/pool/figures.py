@@ -93,13 +93,14 @@ class PoolFigures:
     def counters(self) -> dict[str, int]:
         """Return this host's counters under the names that the report uses."""
         statistics = self.statistics()
-        of_caches = {
+        rare = {
+            "parts of batches computed": int(statistics.get("num_parts", 0)),
             "samples taken from the cache": int(statistics.get("num_kept", 0)),
             "samples loaded for the cache": int(statistics.get("num_loaded", 0)),
             "damaged samples in the cache": int(statistics.get("num_damaged", 0)),
         }
         return {
-            **{name: count for name, count in of_caches.items() if count},
+            **{name: count for name, count in rare.items() if count},
             "authentication failures": int(statistics.get("auth_failures", 0)),
             "endpoint restarts": self.num_restarts,
             "stuck endpoints": self.num_stuck,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.batches.failures import dataset_error, index_text
-from hetero.batches.request import BatchRequest
+from hetero.batches.request import BatchRequest, Helper
 from hetero.dataplane.reader.connection import EndpointConnection
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.errors import BatchTimeoutError, DataPlaneError, DatasetError, ProtocolError
@@ -179,6 +180,8 @@ class Attempt:
     """Whether the request was sent before the call, over a connection that failed."""
     is_given_up: bool = False
     """Whether the other attempt has settled the batch. Then the outcome of this one does not matter."""
+    helpers: tuple[EndpointConnection, ...] = ()
+    """Endpoints that may compute parts of the batch."""
     call: Any = None
     """The call in progress, see `hetero.dataplane.endpoint_link.Call`. Set without the fleet's lock."""
     generation: int = field(init=False)
@@ -187,6 +190,23 @@ class Attempt:
     def __post_init__(self) -> None:
         self.generation = self.connection.generation
         self.batch.attempts.append(self)
+
+    @property
+    def request(self) -> BatchRequest:
+        """The request to send, which names the helpers."""
+        if not self.helpers:
+            return self.batch.request
+        records = [connection.record for connection in self.helpers]
+        named = [
+            Helper(
+                endpoint_id=record.endpoint_id,
+                host=record.host,
+                address=record.address,
+                incarnation=record.incarnation,
+            )
+            for record in records
+        ]
+        return dataclasses.replace(self.batch.request, helpers=tuple(named))
 
     @property
     def since_s(self) -> float:

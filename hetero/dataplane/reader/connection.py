@@ -126,6 +126,8 @@ class EndpointConnection:
         self.load = 0
         """The load that the endpoint last reported, at ``load_at_s``."""
         self.load_at_s = 0.0
+        self.num_divided = 0
+        """How many of these requests this endpoint computes together with others, perhaps."""
         self.chosen_at = 0
         """Number of the router's last choice that chose this endpoint."""
         self.busy_until_s = 0.0
@@ -305,6 +307,7 @@ class EndpointConnection:
             environment=dict(reply.environment),
             globals=dict(reply.globals),
             warnings=tuple(printable(text[:1000]) for text in reply.warnings[:100]),
+            is_divisible=reply.divisible,
         )
 
     def fetch(

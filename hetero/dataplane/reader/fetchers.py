@@ -23,7 +23,7 @@ from typing import Any
 
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.reader.attempts import Attempt, PendingBatch
-from hetero.dataplane.reader.connection import Fetched
+from hetero.dataplane.reader.connection import EndpointConnection, Fetched
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.outcomes import Outcomes
@@ -125,15 +125,30 @@ class Fetchers:
         connection = self._router.choose(batch.request.spec)
         if connection is None:
             return None
-        attempt = self._window.start(batch, connection, self._fleet.clock())
+        attempt = self._start(batch, connection)
         attempt.is_own = True
+        return attempt
+
+    def _start(self, batch: PendingBatch, connection: EndpointConnection) -> Attempt:
+        """Start an attempt for a missing batch. Idle endpoints help with it if the loop may wait for it."""
+        window = self._window
+        attempt = window.start(batch, connection, self._fleet.clock())
+        if (
+            len(window.outcomes) <= 1
+            and not batch.poison.is_suspect
+            and not batch.doubted
+            and batch.request.work.num_samples > 1
+            and self._hedging.may_be_long(batch.request)
+        ):
+            is_first = batch.sequence == window.next_sequence
+            attempt.helpers = self._router.choose_helpers(batch.request.spec, connection, is_first=is_first)
         return attempt
 
     def send(self, attempt: Attempt) -> None:
         """Send the request of an attempt that `add` returned. Does not block. Called without the lock."""
         try:
             sent = attempt.connection.begin(
-                attempt.batch.request,
+                attempt.request,
                 timeout_s=self._data_timeout_s,
                 allocate=self._allocate,
                 on_call=functools.partial(self._on_call, attempt),
@@ -344,7 +359,7 @@ class Fetchers:
                 batch.request.spec, alone_for=batch if is_suspect else None, is_optional_allowed=not needs_planned
             )
             if connection is not None:
-                return self._window.start(batch, connection, self._fleet.clock())
+                return self._start(batch, connection)
             if not is_suspect and not needs_planned:
                 passed.add(batch.dataset)
         return None
@@ -370,7 +385,7 @@ class Fetchers:
             return CallFailedError(Fault.CANCELLED, "")
         try:
             return attempt.connection.fetch(
-                attempt.batch.request,
+                attempt.request,
                 timeout_s=self._data_timeout_s,
                 allocate=self._allocate,
                 on_call=functools.partial(self._on_call, attempt),

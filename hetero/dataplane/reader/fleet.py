@@ -262,10 +262,12 @@ class Fleet:
         The caller must hold the lock.
         """
         for connection in self._table.all():
-            connection.num_outstanding = 0
+            connection.num_outstanding = connection.num_divided = 0
         for listener in self._listeners:
             for attempt in listener.attempts:
-                attempt.connection.num_outstanding += 1
+                for connection in (attempt.connection, *attempt.helpers):
+                    connection.num_outstanding += 1
+                    connection.num_divided += bool(attempt.helpers)
 
     def raise_failure(self, dataset: ServedDataset) -> None:
         """Raise the failure that makes waiting pointless, if there is one. The caller must hold the lock."""

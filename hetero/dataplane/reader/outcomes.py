@@ -101,6 +101,7 @@ class Outcomes:
             return
         self._window.end(attempt)
         self._router.release(attempt.connection, alone_for=attempt.batch if attempt.is_alone else None)
+        self._router.release_helpers(attempt.helpers, attempt.connection)
 
     def deliver(self, batch: PendingBatch, outcome: Arrived | BaseException) -> None:
         """Put the outcome of a batch into the window."""
@@ -110,7 +111,8 @@ class Outcomes:
         """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
         request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
         answered_s = now_s if answered_s is None else min(answered_s, now_s)
-        self._hedging.observe(request, max(0.0, answered_s - attempt.since_s))
+        if not attempt.helpers:  # otherwise the time says little about other batches
+            self._hedging.observe(request, max(0.0, answered_s - attempt.since_s))
         self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes
         stats.saved_bytes += fetched.saved_bytes

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
 from hetero.spec import DatasetSpec
+from hetero.wire.limits import MAX_HELPERS
 
 __all__ = ["ConnectionTable", "Router", "Stragglers", "subset", "unprepared"]
 
@@ -183,6 +184,9 @@ class Router:
                 then reserved and gets no other new requests. While it has outstanding requests, this returns None, and
                 the caller asks again.
             is_optional_allowed: Whether endpoints may be chosen that the job added while it ran.
+
+        If the endpoint with the fewest requests computes a batch together with others, this returns None too. It might
+        begin with the new request first, and the other batch is wanted earlier.
         """
         now_s = self._clock()
         avoided = self._stragglers.avoided(now_s)
@@ -209,7 +213,59 @@ class Router:
             chosen.reserved_by = alone_for
             if chosen.num_outstanding:
                 return None
+        if chosen is not None and chosen.num_divided:
+            return None
         return self._occupy(chosen)
+
+    def choose_helpers(
+        self, spec: DatasetSpec, lead: EndpointConnection, *, is_first: bool
+    ) -> tuple[EndpointConnection, ...]:
+        """Return idle endpoints that may compute parts of a batch. `release_helpers` gives them back.
+
+        This rank may use its share of the endpoints, less those that have its other requests. The batch that the loop
+        waits for gets all of them if nothing else is in progress. Any other batch gets half of them, because further
+        requests follow. So no endpoint is idle for the sake of a batch that is wanted later.
+
+        Args:
+            spec: The request's data set.
+            lead: The endpoint that `choose` returned for the request.
+            is_first: Whether the loop waits for this batch.
+        """
+        description = lead.descriptions.get(spec)
+        if description is None or not description.is_divisible:
+            return ()
+        now_s = self._clock()
+        avoided = self._stragglers.avoided(now_s)
+        num_others = sum(connection.num_outstanding for connection in self._table) - 1
+        idle = [
+            connection
+            for connection in self.used
+            if connection is not lead
+            and connection not in avoided
+            and connection.serves(spec)
+            and connection.descriptions[spec].is_divisible
+            and connection.busy_until_s <= now_s
+            and connection.reserved_by is None
+            and _burden(connection, now_s)[:2] == (0, 0)
+        ]
+        num_free = min(1 + len(idle), self._table.num_slots // self._world_size - num_others)
+        num_parts = num_free if is_first and not num_others else (num_free + 1) // 2
+        helpers = tuple(idle[: min(max(0, num_parts - 1), MAX_HELPERS)])
+        lead.num_divided += bool(helpers)
+        for helper in helpers:
+            self._occupy(helper)
+            helper.num_divided += 1
+        return helpers
+
+    def release_helpers(self, helpers: Sequence[EndpointConnection], lead: EndpointConnection) -> None:
+        """Give back the endpoints that `choose_helpers` returned for ``lead``."""
+        if not helpers:
+            return
+        lead.num_divided -= 1
+        for helper in helpers:
+            helper.num_outstanding -= 1
+            helper.num_divided -= 1
+        self._on_free()
 
     def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
         """Return the endpoint for a second attempt, None if none would help now. `release` gives it back.

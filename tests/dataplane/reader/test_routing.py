@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hetero.batches.fetch import Description
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
 from hetero.dataplane.reader.routing import ConnectionTable, Router, Stragglers, subset
@@ -171,3 +172,78 @@ def test_second_attempt_goes_to_a_ready_endpoint_with_less_to_do(
             setattr(connections[expected], spoil, before)
         router.avoid(connections[expected], kept_s=1.0)
         assert other() is not connections[expected]
+
+
+class Divisible(Routed):
+    """A router whose endpoints compute parts of batches."""
+
+    def __init__(self, num_endpoints: int, spec: DatasetSpec, **options: Any) -> None:
+        super().__init__([f"algo-{number}" for number in range(num_endpoints)], spec=spec, **options)
+        for connection in self.table:
+            connection.descriptions[spec] = Description(
+                num_samples=9, fingerprint="", environment={}, is_divisible=True
+            )
+        self.spec = spec
+
+    def divide(self, *, is_first: bool = False) -> int | None:
+        """Choose an endpoint and helpers. Return the number of parts, None if there is no endpoint now."""
+        lead = self.router.choose(self.spec)
+        if lead is None:
+            return None
+        helpers = self.router.choose_helpers(self.spec, lead, is_first=is_first)
+        assert lead not in helpers
+        self.latest = lead, helpers
+        return 1 + len(helpers)
+
+
+@pytest.mark.parametrize(
+    ("num_endpoints", "world_size", "first", "parts"),
+    [
+        (8, 1, False, [4, 2, 1, 1, None]),
+        (8, 1, True, [8, None]),
+        (8, 2, False, [2, 1, 1, 1]),
+        (8, 2, True, [4, 1, 1, 1, 1]),
+        (2, 1, False, [1, 1, 1]),
+        (2, 1, True, [2, None]),
+        (1, 1, True, [1, 1]),
+        (4, 8, True, [1, 1]),
+        (40, 1, True, [16, 12, 6, 3, 2, 1, None]),
+    ],
+)
+def test_batches_are_divided_among_the_ranks_share_of_idle_endpoints(
+    tools: Any, num_endpoints: int, world_size: int, first: bool, parts: list[int | None]
+) -> None:
+    routed = Divisible(num_endpoints, tools.spec(), world_size=world_size)
+    assert [routed.divide(is_first=first and not number) for number in range(len(parts))] == parts
+
+
+def test_helpers_are_given_back(tools: Any) -> None:
+    routed = Divisible(4, tools.spec())
+    assert [routed.divide(is_first=True), routed.divide()] == [4, None]
+    lead, helpers = routed.latest
+    routed.router.release(lead)
+    routed.router.release_helpers(helpers, lead)
+    assert routed.num_free == 1
+    assert [(each.num_outstanding, each.num_divided) for each in routed.table] == [(0, 0)] * 4
+    assert routed.divide(is_first=True) == 4
+
+
+def test_endpoint_that_is_not_idle_does_not_help(tools: Any) -> None:
+    spec = tools.spec()
+    for spoil in ("busy_until_s", "reserved_by", "load", "num_outstanding"):
+        routed = Divisible(2, spec)
+        _, second = routed.table
+        setattr(second, spoil, 5)
+        assert routed.divide(is_first=True) == 1, spoil
+    routed = Divisible(2, spec)
+    _, second = routed.table
+    routed.router.avoid(second, kept_s=1.0)
+    assert routed.divide(is_first=True) == 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_endpoint_that_computes_no_parts_takes_no_part(tools: Any, number: int) -> None:
+    routed = Divisible(2, spec := tools.spec())
+    undivided = Description(num_samples=9, fingerprint="", environment={})
+    tuple(routed.table)[number].descriptions[spec] = undivided
+    assert routed.divide(is_first=True) == 1

@@ -1,0 +1,190 @@
+"""Computes what one request asks for, a batch or a part of one, and encodes it as the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.failures import dataset_error
+from hetero.batches.fetch import fetch, fetch_part
+from hetero.batches.request import BatchRequest, Cancelled, Helper
+from hetero.batches.skips import Skips
+from hetero.batches.structure.conversion import check_stacked
+from hetero.batches.structure.plain import is_plain
+from hetero.dataplane.endpoint.compute import Compute, Task
+from hetero.dataplane.endpoint.division import Division
+from hetero.dataplane.endpoint_link import EndpointLink
+from hetero.errors import ConfigError, DatasetError, ProtocolError
+from hetero.wire.compression import is_installed
+from hetero.wire.framing import EncodedBatch
+from hetero.wire.limits import Limits
+
+__all__ = ["Experience", "RequestedBatch"]
+
+
+class Experience:
+    """What an endpoint has learnt from the batches of one data set."""
+
+    def __init__(self) -> None:
+        self.num_checked = 0
+        """Largest number of samples in a computed batch. Batches of up to this size need no check in advance."""
+        self.latest_bytes = math.inf
+        """Bytes of the payload of the latest batch. Infinite before the first."""
+        self.is_plain = True
+        """Whether no sample was found that cannot be sent without collation."""
+        self.num_parts = 0
+        """Parts that were computed for other endpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedBatch:
+    """One request, and what this endpoint needs to answer it.
+
+    Attributes:
+        request: The request.
+        data: Its bytes, as they arrived.
+        built: Its data set.
+        experience: What was learnt from earlier batches of the data set.
+        limits: Bounds of the batch.
+        name: Name of this endpoint, for the user's errors.
+        load: The compute threads, whose queue is this endpoint's load.
+        connect: Opens a link to another endpoint, which helps with the batch. None: no endpoint helps.
+    """
+
+    request: BatchRequest
+    data: bytes
+    built: BuiltDataset
+    experience: Experience
+    limits: Limits
+    name: str
+    load: Compute
+    connect: Callable[[Helper], EndpointLink] | None
+
+    def compute(self, task: Task) -> EncodedBatch | tuple[Any, Skips | None]:
+        """Compute the batch or the part. Runs on a compute thread.
+
+        Returns:
+            It encoded, or, if its memory is new, unencoded together with its skips.
+
+        Raises:
+            Cancelled: The task was cancelled.
+            DatasetError: The user's code raised, or the result cannot be sent.
+            ProtocolError: A part was requested of a data set that is not divisible here.
+        """
+        try:
+            return self._compute_part(task) if self.request.is_part else self._compute_batch(task)
+        except (DatasetError, Cancelled, ProtocolError):
+            raise
+        except BaseException as error:
+            # A transform may call sys.exit(), for example. This is the user's failure, and must not end the endpoint.
+            raise dataset_error(error, dataset=self.request.spec.name, host=self.name, stage="sample") from error
+
+    def finish(self, task: Task) -> EncodedBatch | None:
+        """Return the batch of a task that is done, None if the task was cancelled.
+
+        Raises:
+            DatasetError, ProtocolError: As in `compute`.
+        """
+        if task.was_cancelled:
+            return None
+        try:
+            found = task.result()
+        except Cancelled:
+            return None
+        if not isinstance(found, EncodedBatch):
+            batch, skips = found
+            found = self._encode(batch, skips, copy=False)
+        if self.request.is_part:
+            self.experience.num_parts += 1
+        else:
+            self.experience.latest_bytes = found.nbytes
+        # If the package is not installed here, the batch is sent uncompressed, and the reader logs a warning. The batch
+        # is the same, and a slower job is better than a job that does not run.
+        if self.request.compression is not None and is_installed(self.request.compression):
+            found.compress(self.request.compression)
+        return found
+
+    def _compute_batch(self, task: Task) -> EncodedBatch | tuple[Any, Skips | None]:
+        request, built = self.request, self.built
+        skipped: list[Skips] = []
+        # Refuse a batch over the limit before all of it is computed. Batches of the same or a smaller number of samples
+        # are not checked again here, to save time.
+        num_samples, on_first = request.work.num_samples, None
+        if num_samples > self.experience.num_checked and built.makes_new_memory(collate=request.collate):
+            on_first = functools.partial(self._check_first, num_samples)
+        with self._division(task) as division:
+            batch = fetch(
+                built,
+                request,
+                host=self.name,
+                cancelled=task.is_cancelled,
+                on_skips=skipped.append,
+                on_first=on_first,
+                positions=None if division is None else division.positions,
+            )
+        self.experience.num_checked = max(self.experience.num_checked, num_samples)
+        skips = skipped[0] if skipped else None
+        # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise it
+        # may be in a buffer that the user's code fills again for the next batch.
+        if built.makes_new_memory(collate=request.collate):
+            return batch, skips
+        return self._encode(batch, skips, copy=True)
+
+    def _division(self, task: Task) -> AbstractContextManager[Division | None]:
+        """Return how other endpoints help with the batch, None if none does."""
+        request, built = self.request, self.built
+        if not request.helpers or self.connect is None or not self.experience.is_plain or not built.is_divisible:
+            return contextlib.nullcontext()
+        return Division(
+            request,
+            built,
+            limits=self.limits,
+            connect=self.connect,
+            is_cancelled=task.is_cancelled,
+            on_refused=self._note_refused,
+        )
+
+    def _note_refused(self) -> None:
+        self.experience.is_plain = False
+
+    def _compute_part(self, task: Task) -> EncodedBatch:
+        if self.connect is None or not self.built.is_divisible:
+            raise ProtocolError(f"batches of data set {self.request.spec.name!r} are not computed in parts here")
+        samples = fetch_part(self.built, self.request, host=self.name, cancelled=task.is_cancelled)
+        if not all(map(is_plain, samples)):
+            raise self._unsendable(ConfigError("a sample may change if it is sent without collation"))
+        return self._encode(samples, None, copy=True)
+
+    def _encode(self, batch: Any, skips: Skips | None, *, copy: bool) -> EncodedBatch:
+        """Return a batch or a list of samples as the answer.
+
+        Raises:
+            DatasetError: The batch holds an object that cannot be sent, or is too large.
+        """
+        try:
+            return EncodedBatch(
+                batch,
+                limits=self.limits,
+                num_queued=self.load.num_queued,
+                copy=copy,
+                skips=skips,
+                request=self.data,
+                is_part=self.request.is_part,
+            )
+        except ConfigError as error:
+            raise self._unsendable(error) from error
+
+    def _check_first(self, num_samples: int, sample: Any) -> None:
+        try:
+            check_stacked(sample, num_samples, self.limits)
+        except ConfigError as error:
+            raise self._unsendable(error) from error
+
+    def _unsendable(self, error: ConfigError) -> DatasetError:
+        return dataset_error(str(error), dataset=self.request.spec.name, host=self.name, stage="encode")

@@ -1,0 +1,269 @@
+"""How an endpoint shares a batch with helpers. The helpers are in this process, and answer as the test wants."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import fetch
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import BatchRequest, Cancelled, Helper
+from hetero.batches.skips import Skips
+from hetero.dataplane.endpoint.division import Division
+from hetero.dataplane.endpoint_link import Call
+from hetero.errors import DatasetError
+from hetero.spec import DatasetSpec
+from hetero.wire.faults import CallFailedError, Fault
+from hetero.wire.framing import BatchDecoder, EncodedBatch
+from hetero.wire.limits import Limits
+from hetero.wire.requests import from_proto, parse_request
+
+NUM_SAMPLES = 24
+HELPERS = tuple(
+    Helper(endpoint_id=f"algo-{number}/0", host=f"algo-{number}", address="127.0.0.1:9", incarnation="a")
+    for number in (2, 3)
+)
+
+
+class Slow:
+    """Samples that take a while, and that say by how many calls they were made."""
+
+    def __init__(self, sample_s: float = 0.02, *, fails_at: int = -1) -> None:
+        self.sample_s = sample_s
+        self.fails_at = fails_at
+        self.computed: list[int] = []
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        self.computed.append(index)
+        time.sleep(self.sample_s)
+        return self.sample(index)
+
+    def sample(self, index: int) -> Any:
+        if index == self.fails_at:
+            raise ValueError("a broken sample")
+        return {"value": np.full(3, index), "text": str(index)}
+
+
+class Link:
+    """A link to a helper. ``answer`` returns the samples for some indices, or raises."""
+
+    def __init__(self, answer: Callable[[list[int]], Any]) -> None:
+        self.answer = answer
+        self.requests: list[BatchRequest] = []
+        self.cancelled = threading.Event()
+        self.is_closed = False
+
+    def attend(self) -> None:
+        pass
+
+    def fetch(
+        self, message: bytes, decoder: BatchDecoder, *, timeout_s: float, on_call: Callable[[Call], None]
+    ) -> None:
+        on_call(self)  # type: ignore[arg-type]
+        request = from_proto(parse_request(message))
+        self.requests.append(request)
+        encoded = EncodedBatch(self.answer(list(request.work.labels)), request=message, is_part=True)  # type: ignore[arg-type]
+        decoder.take_message(encoded.message)
+        payload = b"".join(encoded.payload)
+        while not decoder.done:
+            room = decoder.room()
+            room[:], payload = payload[: len(room)], payload[len(room) :]
+            decoder.filled(len(room))
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Divided:
+    """A batch of a data set with two helpers."""
+
+    def __init__(self, data: Slow, answer: Callable[[Link, list[int]], Any] | None = None, **options: Any) -> None:
+        self.data = data
+        self.built = BuiltDataset.from_object(data, collate_fn=list)
+        self.answer = answer or (lambda link, indices: [data.sample(index) for index in indices])
+        self.links: dict[str, Link] = {}
+        self.num_refused = 0
+        self.is_cancelled = False
+        work = IndexedWork(np.arange(NUM_SAMPLES))
+        self.request = BatchRequest(
+            spec=DatasetSpec("slow"), work=work, seed=1, epoch=0, position=0, helpers=HELPERS, **options
+        )
+
+    def connect(self, helper: Helper) -> Any:
+        link = self.links[helper.endpoint_id] = Link(lambda indices: self.answer(link, indices))
+        return link
+
+    def refuse(self) -> None:
+        self.num_refused += 1
+
+    def compute(self, **options: Any) -> Any:
+        with Division(
+            self.request,
+            self.built,
+            limits=Limits(),
+            connect=self.connect,
+            is_cancelled=lambda: self.is_cancelled,
+            on_refused=self.refuse,
+        ) as division:
+            return fetch(
+                self.built,
+                self.request,
+                cancelled=lambda: self.is_cancelled,
+                positions=division.positions,
+                **options,
+            )
+
+    def check(self, batch: Any) -> None:
+        assert [sample["text"] for sample in batch] == [str(index) for index in range(NUM_SAMPLES)]
+        assert all((sample["value"] == index).all() for index, sample in enumerate(batch))
+
+
+def wait_for_ends(divided: Divided, wait_for: Callable[..., None]) -> None:
+    wait_for(lambda: all(link.is_closed for link in divided.links.values()))
+
+
+def test_batch_that_takes_long_is_computed_in_parts(tools: Any) -> None:
+    divided = Divided(data := Slow())
+    divided.check(divided.compute())
+    assert sorted(divided.links) == ["algo-2/0", "algo-3/0"]
+    asked = [index for name in sorted(divided.links) for index in divided.links[name].requests[0].work.labels]
+    assert data.computed + asked == list(range(NUM_SAMPLES))
+    for link in divided.links.values():
+        (request,) = link.requests
+        assert (request.is_part, request.is_anew, request.verify, request.helpers) == (True, False, False, ())
+    wait_for_ends(divided, tools.wait_for)
+
+
+def test_short_batch_is_not_divided() -> None:
+    divided = Divided(Slow(0.001))
+    divided.check(divided.compute())
+    assert divided.links == {}
+
+
+def test_samples_that_may_change_on_their_way_are_computed_here() -> None:
+    divided = Divided(Slow())
+    divided.data.sample = lambda index: {index}  # type: ignore[method-assign]
+    assert divided.compute() == [{index} for index in range(NUM_SAMPLES)]
+    assert (divided.links, divided.num_refused) == ({}, 1)
+
+
+def failing(error: Exception) -> Callable[[Link, list[int]], Any]:
+    def answer(_link: Link, _indices: list[int]) -> Any:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        failing(CallFailedError(Fault.UNREACHABLE, "gone")),
+        failing(OSError("no descriptors")),
+        lambda link, indices: [0] * (len(indices) - 1),
+        lambda link, indices: "text",
+    ],
+    ids=["lost", "no descriptors", "too few", "no list"],
+)
+def test_part_that_a_helper_does_not_give_is_computed_here(answer: Any, tools: Any) -> None:
+    divided = Divided(data := Slow(), answer)
+    divided.check(divided.compute())
+    assert sorted(data.computed) == list(range(NUM_SAMPLES))
+    assert divided.num_refused == 0
+    wait_for_ends(divided, tools.wait_for)
+
+
+def test_helper_whose_samples_cannot_be_sent_is_the_last_one_asked(tools: Any) -> None:
+    from hetero.batches.failures import dataset_error
+
+    error = dataset_error("no", dataset="slow", host="algo-2/0", stage="encode")
+    divided = Divided(Slow(), failing(error))
+    divided.check(divided.compute())
+    assert divided.num_refused == 2
+    wait_for_ends(divided, tools.wait_for)
+
+
+def test_part_that_does_not_come_is_computed_here_and_given_up(tools: Any) -> None:
+    def wait(link: Link, _indices: list[int]) -> Any:
+        assert link.cancelled.wait(30.0)
+        raise CallFailedError(Fault.CANCELLED, "")
+
+    divided = Divided(data := Slow(), wait)
+    divided.check(divided.compute())
+    assert sorted(data.computed) == list(range(NUM_SAMPLES))
+    wait_for_ends(divided, tools.wait_for)
+
+
+def test_part_that_comes_late_is_used_for_what_is_missing(tools: Any) -> None:
+    """The last part comes when half of it is computed here."""
+    num_computed = NUM_SAMPLES
+
+    def answer(link: Link, indices: list[int]) -> Any:
+        if link is divided.links["algo-3/0"]:
+            tools.wait_for(lambda: indices[-2] in divided.data.computed)
+        return [divided.data.sample(index) for index in indices]
+
+    divided = Divided(Slow(0.05), answer)
+    divided.check(divided.compute())
+    computed = divided.data.computed
+    assert NUM_SAMPLES - 1 in computed
+    assert len(computed) == len({*computed}) < num_computed
+    wait_for_ends(divided, tools.wait_for)
+
+
+def test_cancelled_batch_gives_up_its_parts(tools: Any) -> None:
+    def wait(link: Link, _indices: list[int]) -> Any:
+        divided.is_cancelled = True
+        assert link.cancelled.wait(30.0)
+        raise CallFailedError(Fault.CANCELLED, "")
+
+    divided = Divided(Slow(), wait)
+    with pytest.raises(Cancelled):
+        divided.compute()
+    wait_for_ends(divided, tools.wait_for)
+
+
+def test_purity_check_asks_twice_and_finds_a_helper_that_differs(tools: Any) -> None:
+    num_asked = 0
+
+    def answer(_link: Link, indices: list[int]) -> Any:
+        nonlocal num_asked
+        num_asked += 1
+        samples = [divided.data.sample(index) for index in indices]
+        if num_asked == 4:
+            samples[0]["text"] = "other"
+        return samples
+
+    divided = Divided(Slow(), answer, verify=True)
+    with pytest.raises(DatasetError, match=r"computed twice, batch\[\d+\]\['text'\]"):
+        divided.compute()
+    assert num_asked == 4
+    wait_for_ends(divided, tools.wait_for)
+
+
+def test_sample_that_raises_in_a_part_is_skipped_as_without_parts(tools: Any) -> None:
+    divided = Divided(data := Slow(fails_at=20), on_sample_error="skip")
+    skipped: list[Skips] = []
+    batch = divided.compute(on_skips=skipped.append)
+    assert [sample["text"] for sample in batch] == [str(index + (index == 20)) for index in range(NUM_SAMPLES)]
+    assert [(skips.num_skipped, skips.listed[0].index) for skips in skipped] == [(1, "20")]
+    assert 20 in data.computed
+    wait_for_ends(divided, tools.wait_for)
+
+
+def test_sample_that_raises_in_a_part_raises_here(tools: Any) -> None:
+    divided = Divided(Slow(fails_at=20))
+    with pytest.raises(DatasetError, match="sample 20: ValueError: a broken sample"):
+        divided.compute()
+    wait_for_ends(divided, tools.wait_for)
