@@ -32,6 +32,7 @@ SCRIPT_NAMES = ("__main__", "__mp_main__", SCRIPT_MODULE)
 
 _MAX_OBJECTS = 20_000
 _MAX_ITEMS = 1_000
+_MAX_MODULES = 2**16
 _MAX_DEPTH = 4
 _HETERO = str(Path(__file__).resolve().parents[1])
 _ABSENT = object()
@@ -326,9 +327,10 @@ def _is_user(namespace: Mapping[str, Any]) -> bool:
     return isinstance(file, str) and _is_user_file(file, _script_folder())
 
 
-@functools.lru_cache(maxsize=4096)
+# All modules are looked at, one after the other. With fewer places than modules, no result would be found again.
+@functools.lru_cache(maxsize=_MAX_MODULES)
 def _is_user_file(file: str, script_folder: str | None) -> bool:
-    path = os.path.realpath(file)
+    path = _real_path(file)
     if _is_inside(path, (_HETERO,)):
         return False
     libraries = _libraries()
@@ -338,6 +340,11 @@ def _is_user_file(file: str, script_folder: str | None) -> bool:
         below = path[len(script_folder) :]
         libraries = tuple(library for library in libraries if _is_inside(library, (script_folder,)))
     return not {"site-packages", "dist-packages"} & set(Path(below).parts) and not _is_inside(path, libraries)
+
+
+@functools.lru_cache(maxsize=_MAX_MODULES)
+def _real_path(file: str) -> str:
+    return os.path.realpath(file)
 
 
 def _script_folder() -> str | None:

@@ -61,7 +61,7 @@ def writes_in(file: str) -> tuple[Write, ...]:
     return _parse(file, status.st_mtime_ns) if status.st_size <= _MAX_SOURCE_BYTES else ()
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def _parse(file: str, _changed_ns: int) -> tuple[Write, ...]:
     try:
         with tokenize.open(file) as source:
