@@ -162,7 +162,7 @@ class RequestedBatch:
         return self._encode(samples, None, copy=True)
 
     def _encode(self, batch: Any, skips: Skips | None, *, copy: bool) -> EncodedBatch:
-        """Return a batch or a list of samples as the answer.
+        """Return a batch or a list of samples as the answer. It is copied on the compute thread, during its own task.
 
         Raises:
             DatasetError: The batch holds an object that cannot be sent, or is too large.
@@ -171,7 +171,7 @@ class RequestedBatch:
             return EncodedBatch(
                 batch,
                 limits=self.limits,
-                num_queued=self.load.num_queued,
+                num_queued=self.load.num_queued - copy,
                 copy=copy,
                 skips=skips,
                 request=self.data,
