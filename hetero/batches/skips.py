@@ -75,19 +75,17 @@ class FailedSamples:
     def add(self, position: int, error: Exception) -> None:
         """Record that the sample at ``position`` raised.
 
-        Record all failed samples, in any order, before the first call of `substitute`.
+        Record all failed samples, in ascending order, before the first call of `substitute`.
         """
         index = self._indices[position]
-        place = bisect.bisect(self.positions, position)
         # Keep only the text, because the exception refers to the frames that hold the samples and this record.
-        if place == 0:
+        if self._first is None:
             self._first = dataset_error(
                 error, dataset=self._dataset, host=self._host, stage="sample", sample_index=index
             )
-        if place < MAX_LISTED:
-            self._listed.insert(place, Skip(index=index_text(index), exception=exception_line(error)))
-            del self._listed[MAX_LISTED:]
-        self.positions.insert(place, position)
+        if len(self._listed) < MAX_LISTED:
+            self._listed.append(Skip(index=index_text(index), exception=exception_line(error)))
+        self.positions.append(position)
 
     def substitute(self, position: int) -> int:
         """Return the position of the next sample that did not raise. After the last, search from the first.

@@ -69,6 +69,7 @@ class EncodedBatch:
         skips: The skipped samples of the batch.
         request: The bytes of the answered request, as they arrived.
         is_part: Whether this is a list of samples, the answer to a request for a part of a batch.
+        num_parts: Number of endpoints that have computed samples of the batch.
 
     Raises:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
@@ -86,6 +87,7 @@ class EncodedBatch:
         skips: Skips | None = None,
         request: bytes = b"",
         is_part: bool = False,
+        num_parts: int = 1,
     ) -> None:
         self.is_part = is_part
         tree, leaves = flatten(batch, limits)
@@ -112,6 +114,7 @@ class EncodedBatch:
             checksum=hasher.intdigest(),
             num_queued=num_queued,
             skips=skipped,
+            num_parts=num_parts,
         )
         self._request = _digest(request)
 
@@ -243,6 +246,8 @@ class BatchDecoder:
         """The skipped samples of the batch."""
         self.num_queued = 0
         """Number of requests that waited on the endpoint."""
+        self.num_parts = 0
+        """Number of endpoints that have computed samples of the batch."""
 
     @property
     def done(self) -> bool:
@@ -361,7 +366,7 @@ class BatchDecoder:
         self._hasher.update(header.structure)
         self._hasher.update(header.skips)
         self.nbytes = self._missing = nbytes
-        self.num_queued = header.num_queued
+        self.num_queued, self.num_parts = header.num_queued, header.num_parts
         self._has_header = True
 
     def _take_blocks(self, header: pb.BatchHeader, shapes: Sequence[LeafShape]) -> None:

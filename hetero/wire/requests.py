@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,7 +43,7 @@ _MAX_BYTES_BY_NUMBER = {
 }
 """Limits in bytes for all parts of a request's field together. Other fields may have `MAX_KEYED_FETCH_BYTES`."""
 _MAX_OCCURRENCES = 2**20
-_MAX_HELPER_TEXT = 256
+_MAX_HELPER_TEXT = 512
 _STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
 
 
@@ -248,17 +249,29 @@ def _helpers_from_proto(message: pb.Helpers) -> tuple[Helper, ...]:
     """Return the helpers in a request.
 
     Raises:
-        ProtocolError: If there are too many, or one has no address.
+        ProtocolError: If there are too many, or one has no valid address.
     """
     if len(message.items) > MAX_HELPERS:
         raise ProtocolError(f"a request names {len(message.items)} helpers, at most {MAX_HELPERS} are allowed")
     for each in message.items:
         if not all(0 < len(getattr(each, field.name)) <= _MAX_HELPER_TEXT for field in dataclasses.fields(Helper)):
-            raise ProtocolError("a request names a helper without an address, or with one that is too long")
+            raise ProtocolError("a request names a helper whose fields are empty or too long")
+        if not _is_numeric(each.address):
+            raise ProtocolError("a request names a helper whose address is not ip:port")
     return tuple(
         Helper(**{field.name: getattr(each, field.name) for field in dataclasses.fields(Helper)})
         for each in message.items
     )
+
+
+def _is_numeric(address: str) -> bool:
+    """Return whether an address has the form of those in the directory, ``ip:port``. A name would be looked up."""
+    host, _, port = address.rpartition(":")
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return port.isascii() and port.isdigit() and 0 < int(port) < 2**16
 
 
 def failure_to_proto(failure: SampleFailure) -> pb.Failure:

@@ -40,7 +40,10 @@ def test_first_batch_is_computed_by_all_endpoints(job: Any, tools: Any) -> None:
     for request, batch in zip(wanted, batches, strict=True):
         assert batch["index"].tolist() == request.work.labels
     assert len({*batches[0]["endpoint"].tolist()}) == 4
-    assert all(connection.num_divided == 0 for connection in reader._fleet._table)
+    fleet = reader._fleet
+    assert fleet.stats.divided >= 1
+    assert fleet.prepare(spec).is_divided
+    assert all(connection.num_divided == 0 for connection in fleet._table)
     for pool in job.pools:
         pool.stop(5.0)
     assert sum(pool.statistics()["num_batches"] for pool in job.pools) == 3  # parts do not count
@@ -68,19 +71,41 @@ def test_batch_of_an_endpoint_that_dies_arrives(job: Any, tools: Any, tmp_path: 
     assert (tmp_path / "killed").exists()
 
 
+@pytest.mark.parametrize("name", ["whereabouts", "objects"])
+def test_data_set_whose_batches_come_undivided_gets_no_helpers_any_more(job: Any, tools: Any, name: str) -> None:
+    """The batches of one take no time, and the samples of the other cannot be sent."""
+    spec = tools.spec(name, sample_s=0.03 * (name == "objects"))
+    wanted = tools.requests(spec, num_batches=2, batch_size=16)
+    fleet = start(job, spec, 1)
+    for _ in range(3):
+        assert fleet.prepare(spec).is_divided
+        with Reader(fleet, iter(wanted)) as reader:
+            assert [batch["index"].tolist() for batch in reader] == [request.work.labels for request in wanted]
+    assert not fleet.stats.divided
+    assert not fleet.prepare(spec).is_divided
+    for pool in job.pools:
+        pool.stop(5.0)
+    assert sum(pool.statistics()["num_parts"] for pool in job.pools) == 0
+
+
+def test_batches_of_which_samples_may_be_skipped_are_not_divided(job: Any, tools: Any) -> None:
+    index = tools.requests(tools.spec(), num_batches=1, batch_size=24)[0].work.labels[18]
+    spec = tools.spec(sample_s=0.03, raise_at=index)
+    wanted = [
+        dataclasses.replace(each, on_sample_error="skip") for each in tools.requests(spec, num_batches=2, batch_size=24)
+    ]
+    fleet = start(job, spec, 1)
+    with Reader(fleet, iter(wanted)) as reader:
+        assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, wanted))
+    assert not fleet.stats.divided
+
+
 def test_sample_that_raises_in_a_part_is_named(job: Any, tools: Any) -> None:
     index = tools.requests(tools.spec(), num_batches=1, batch_size=24)[0].work.labels[18]
     spec = tools.spec(sample_s=0.03, raise_at=index)
     wanted = tools.requests(spec, num_batches=1, batch_size=24)
     with Reader(start(job, spec, 1), iter(wanted)) as reader, pytest.raises(DatasetError, match=f"at sample {index}:"):
         next(reader)
-
-
-def test_samples_that_cannot_be_sent_are_collated_where_they_are_computed(job: Any, tools: Any) -> None:
-    spec = tools.spec("objects", sample_s=0.03)
-    wanted = tools.requests(spec, num_batches=4, batch_size=16)
-    with Reader(start(job, spec), iter(wanted)) as reader:
-        assert [batch["index"].tolist() for batch in reader] == [request.work.labels for request in wanted]
 
 
 @contextlib.contextmanager
@@ -97,6 +122,7 @@ def test_two_endpoints_that_help_each_other_do_not_wait_for_ever(job: Any, tools
     records = job.directory.records()
     wanted: list[BatchRequest] = tools.requests(spec, num_batches=2, batch_size=24)
     batches: dict[int, Any] = {}
+    num_parts: list[int] = []
 
     def fetch(number: int) -> None:
         other = records[1 - number]
@@ -106,6 +132,7 @@ def test_two_endpoints_that_help_each_other_do_not_wait_for_ever(job: Any, tools
         with linked(job, records[number]) as link:
             link.fetch(message, decoder, timeout_s=60.0, on_call=lambda call: None)
         batches[number] = decoder.result()
+        num_parts.append(decoder.num_parts)
 
     threads = [threading.Thread(target=fetch, args=(number,)) for number in range(2)]
     for thread in threads:

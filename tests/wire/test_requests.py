@@ -22,7 +22,14 @@ from hetero.wire.requests import from_proto, parse_request, serialize, to_proto
 
 SPEC = DatasetSpec("photos", '{"root":"/data"}')
 HELPER = Helper(endpoint_id="algo-2/0", host="algo-2", address="10.0.0.2:4711", incarnation="ab-1")
+HELPER_6 = dataclasses.replace(HELPER, address="[fe80::1]:65535")
 HELPER_MESSAGE = pb.Helper(**dataclasses.asdict(HELPER))
+
+
+def helper(address: str) -> pb.Helpers:
+    return pb.Helpers(items=[pb.Helper(endpoint_id="a/0", host="a", address=address, incarnation="x")])
+
+
 INT64 = st.integers(-(2**63), 2**63 - 1)
 KEYS = st.recursive(
     st.one_of(
@@ -81,7 +88,7 @@ def test_request_round_trip_is_the_same(
         verify=collate,
         compression=data.draw(st.sampled_from((None, "lz4", "zstd"))),
         on_sample_error=data.draw(st.sampled_from(("raise", "skip"))) if collate else "raise",
-        helpers=data.draw(st.sampled_from(((), (HELPER,), (HELPER, HELPER)))),
+        helpers=data.draw(st.sampled_from(((), (HELPER,), (HELPER, HELPER_6)))),
     )
     got = from_proto(pb.FetchRequest.FromString(to_proto(sent).SerializeToString()))
     for name in (
@@ -187,8 +194,13 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"on_sample_error": 2}, "unknown policy 2"),
         ({"on_sample_error": 1, "collate": False}, "cannot skip: no other sample"),
         ({"helpers": pb.Helpers(items=[HELPER_MESSAGE] * 16)}, "names 16 helpers, at most 15"),
-        ({"helpers": pb.Helpers(items=[pb.Helper(host="a")])}, "helper without an address"),
-        ({"helpers": pb.Helpers(items=[pb.Helper(address="x" * 257)])}, "helper without an address"),
+        ({"helpers": pb.Helpers(items=[pb.Helper(host="a")])}, "fields are empty or too long"),
+        ({"helpers": helper("x" * 513)}, "fields are empty or too long"),
+        ({"helpers": helper("dns:///elsewhere:80")}, "address is not ip:port"),
+        ({"helpers": helper("unix:/run/x")}, "address is not ip:port"),
+        ({"helpers": helper("localhost:80")}, "address is not ip:port"),
+        ({"helpers": helper("10.0.0.1:0")}, "address is not ip:port"),
+        ({"helpers": helper("[::1]:65536")}, "address is not ip:port"),
         ({"part": pb.Part(), "verify": True}, "options that are for whole batches"),
         ({"part": pb.Part(), "on_sample_error": 1}, "options that are for whole batches"),
         ({"part": pb.Part(), "helpers": pb.Helpers(items=[HELPER_MESSAGE])}, "options that are for whole batches"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hetero.batches.imported import imported
+from hetero.batches.structure.layouts import is_dense
 
 __all__ = ["is_plain"]
 
@@ -19,15 +20,18 @@ _MAX_DEPTH = 7
 def is_plain(sample: Any) -> bool:
     """Return whether a sample consists of tensors, arrays, numbers, text, and lists, tuples and dicts of these alone.
 
-    Their exact types count, and tensors have no attributes of the user's. Records and sets, which a batch may hold, are
-    not plain: a record may have more attributes than fields, and a set may come in another order.
+    Their exact types count, and tensors have no attributes of the user's. Arrays can be written to, and their elements
+    fill their memory without gaps. Records and sets, which a batch may hold, are not plain: a record may have more
+    attributes than fields, and a set may come in another order.
     """
     torch = imported("torch")
 
     def is_plain_part(value: Any, depth: int) -> bool:
         kind = type(value)
-        if kind in _SCALARS or kind is np.ndarray or issubclass(kind, np.generic):
+        if kind in _SCALARS or issubclass(kind, np.generic):
             return True
+        if kind is np.ndarray:
+            return bool(value.flags.writeable) and _is_dense(value)
         if torch is not None and kind is torch.Tensor:
             return not vars(value)
         if depth == _MAX_DEPTH:
@@ -39,3 +43,9 @@ def is_plain(sample: Any) -> bool:
         return False
 
     return is_plain_part(sample, 0)
+
+
+def _is_dense(array: Any) -> bool:
+    flags = array.flags
+    strides = [stride // array.itemsize if array.itemsize else 0 for stride in array.strides]
+    return bool(flags.c_contiguous or flags.f_contiguous or (min(strides) > 0 and is_dense(array.shape, strides)))

@@ -66,11 +66,11 @@ class RequestedBatch:
     load: Compute
     connect: Callable[[Helper], EndpointLink] | None
 
-    def compute(self, task: Task) -> EncodedBatch | tuple[Any, Skips | None]:
+    def compute(self, task: Task) -> EncodedBatch | tuple[Any, Skips | None, int]:
         """Compute the batch or the part. Runs on a compute thread.
 
         Returns:
-            It encoded, or, if its memory is new, unencoded together with its skips.
+            It encoded, or, if its memory is new, unencoded together with its skips and the number of its parts.
 
         Raises:
             Cancelled: The task was cancelled.
@@ -98,11 +98,9 @@ class RequestedBatch:
         except Cancelled:
             return None
         if not isinstance(found, EncodedBatch):
-            batch, skips = found
-            found = self._encode(batch, skips, copy=False)
-        if self.request.is_part:
-            self.experience.num_parts += 1
-        else:
+            batch, skips, num_parts = found
+            found = self._encode(batch, skips, num_parts, copy=False)
+        if not self.request.is_part:
             self.experience.latest_bytes = found.nbytes
         # If the package is not installed here, the batch is sent uncompressed, and the reader logs a warning. The batch
         # is the same, and a slower job is better than a job that does not run.
@@ -110,7 +108,7 @@ class RequestedBatch:
             found.compress(self.request.compression)
         return found
 
-    def _compute_batch(self, task: Task) -> EncodedBatch | tuple[Any, Skips | None]:
+    def _compute_batch(self, task: Task) -> EncodedBatch | tuple[Any, Skips | None, int]:
         request, built = self.request, self.built
         skipped: list[Skips] = []
         # Refuse a batch over the limit before all of it is computed. Batches of the same or a smaller number of samples
@@ -128,18 +126,21 @@ class RequestedBatch:
                 on_first=on_first,
                 positions=None if division is None else division.positions,
             )
+            num_parts = 1 if division is None else division.num_parts
         self.experience.num_checked = max(self.experience.num_checked, num_samples)
         skips = skipped[0] if skipped else None
         # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise it
         # may be in a buffer that the user's code fills again for the next batch.
         if built.makes_new_memory(collate=request.collate):
-            return batch, skips
-        return self._encode(batch, skips, copy=True)
+            return batch, skips, num_parts
+        return self._encode(batch, skips, num_parts, copy=True)
 
     def _division(self, task: Task) -> AbstractContextManager[Division | None]:
         """Return how other endpoints help with the batch, None if none does."""
         request, built = self.request, self.built
-        if not request.helpers or self.connect is None or not self.experience.is_plain or not built.is_divisible:
+        if not request.helpers or request.on_sample_error != "raise" or not built.is_divisible:
+            return contextlib.nullcontext()
+        if self.connect is None or not self.experience.is_plain:
             return contextlib.nullcontext()
         return Division(
             request,
@@ -159,9 +160,11 @@ class RequestedBatch:
         samples = fetch_part(self.built, self.request, host=self.name, cancelled=task.is_cancelled)
         if not all(map(is_plain, samples)):
             raise self._unsendable(ConfigError("a sample may change if it is sent without collation"))
-        return self._encode(samples, None, copy=True)
+        encoded = self._encode(samples, None, 1, copy=True)
+        self.experience.num_parts += 1
+        return encoded
 
-    def _encode(self, batch: Any, skips: Skips | None, *, copy: bool) -> EncodedBatch:
+    def _encode(self, batch: Any, skips: Skips | None, num_parts: int, *, copy: bool) -> EncodedBatch:
         """Return a batch or a list of samples as the answer. It is copied on the compute thread, during its own task.
 
         Raises:
@@ -176,6 +179,7 @@ class RequestedBatch:
                 skips=skips,
                 request=self.data,
                 is_part=self.request.is_part,
+                num_parts=num_parts,
             )
         except ConfigError as error:
             raise self._unsendable(error) from error

@@ -24,7 +24,7 @@ from hetero.batches.request import BatchRequest, Helper
 from hetero.batches.structure.plain import is_plain
 from hetero.dataplane.endpoint.failures import record_of
 from hetero.dataplane.endpoint_link import Call, EndpointLink
-from hetero.errors import DatasetError, HeteroError
+from hetero.errors import DatasetError
 from hetero.wire import requests
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import Limits
@@ -82,6 +82,8 @@ class Division:
         self._clock = clock
         self._changed = threading.Condition()
         self._parts: list[_Part] = []
+        self.num_parts = 1
+        """Endpoints that have computed samples of the batch, in the latest computation."""
 
     def __enter__(self) -> Division:
         return self
@@ -92,6 +94,7 @@ class Division:
     def positions(self, samples: list[Any]) -> Iterator[int]:
         """See `hetero.batches.request.ChoosePositions`. May be called again for the same batch."""
         self._give_up()
+        self.num_parts = 1
         begin_s = self._clock()
         position, end = 0, len(samples)
         while position < end:
@@ -115,7 +118,11 @@ class Division:
         for helper, part_begin, part_end in zip(self._request.helpers, bounds[1:], bounds[2:], strict=False):
             part = _Part(helper, part_begin, part_end, is_anew=self._built.is_loading_anew)
             self._parts.append(part)
-            threading.Thread(target=self._fetch, args=(part,), name=f"part-{helper.endpoint_id}", daemon=True).start()
+            thread = threading.Thread(target=self._fetch, args=(part,), name=f"part-{helper.endpoint_id}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the host runs out of threads
+                part.conclude(str(error))
         logger.debug("batch %d is computed in %d parts", self._request.position, num_parts)
         return bounds[1]
 
@@ -145,25 +152,28 @@ class Division:
         """Put the samples of a part into the list, unless its helper has failed."""
         if part.is_failed:
             return
-        try:
-            if part.error is not None:
-                raise part.error
-            assert part.decoder is not None
-            found = part.decoder.result()
-            if type(found) is not list or len(found) != part.end - part.begin:
-                raise HeteroError("the answer has another number of samples")
-        except Exception as error:  # noqa: BLE001 - this endpoint computes the part, whatever the helper has done
+        found, problem = None, part.problem
+        if part.decoder is not None:
+            try:
+                found = part.decoder.result()
+            except Exception as error:  # noqa: BLE001 - this endpoint computes the part then
+                problem = str(error)
+            part.decoder = None
+        if type(found) is not list or len(found) != part.end - part.begin:
             part.is_failed = True
-            logger.debug("%s did not help with batch %d: %s", part.helper.endpoint_id, self._request.position, error)
-            if isinstance(error, DatasetError) and record_of(error).stage == "encode":
+            problem = problem or "the answer has another number of samples"
+            logger.debug("%s did not help with batch %d: %s", part.helper.endpoint_id, self._request.position, problem)
+            if part.is_refused:
                 self._on_refused()
             return
+        self.num_parts += 1
         for position in part.missing:
             samples[position] = found[position - part.begin]
         part.missing.clear()
 
     def _fetch(self, part: _Part) -> None:
         """Ask a helper for its part, and wait for it. Runs in a thread of the part."""
+        problem = ""
         try:
             limits = self._limits_of(part)
             message = requests.serialize(
@@ -171,7 +181,6 @@ class Division:
                     self._request,
                     work=self._request.work.part(part.begin, part.end),
                     verify=False,
-                    on_sample_error="raise",
                     compression=None,
                     helpers=(),
                     is_part=True,
@@ -184,12 +193,13 @@ class Division:
                 link.attend()
                 link.fetch(message, decoder, timeout_s=_FETCH_TIMEOUT_S, on_call=part.on_call)
             part.decoder = decoder
-        except Exception as error:  # noqa: BLE001 - `_take` looks at it
-            part.error = error
-        finally:
-            with self._changed:
-                part.has_ended = True
-                self._changed.notify_all()
+        except Exception as error:  # noqa: BLE001 - the asking endpoint computes the part then
+            # Keep only the text, because the exception refers to frames that hold the samples.
+            problem = str(error) or type(error).__name__
+            part.is_refused = isinstance(error, DatasetError) and record_of(error).stage == "encode"
+        with self._changed:
+            part.conclude(problem)
+            self._changed.notify_all()
 
     def _limits_of(self, part: _Part) -> Limits:
         """Return the bounds of a part: twice its share of the batch, because samples may be larger before collation."""
@@ -214,12 +224,20 @@ class _Part:
         self.missing = list(range(begin, end))
         """Positions that neither the helper nor this endpoint has computed."""
         self.decoder: BatchDecoder | None = None
-        self.error: Exception | None = None
+        self.problem = ""
+        """Why the part did not arrive."""
+        self.is_refused = False
+        """Whether the helper's samples cannot be sent."""
         self.has_ended = False
         """Whether the part has arrived or its helper has failed."""
         self.is_failed = False
         self._is_cancelled = False
         self._call: Call | None = None
+
+    def conclude(self, problem: str) -> None:
+        """Record that the part has arrived, or why it did not."""
+        self.problem = problem
+        self.has_ended = True
 
     def on_call(self, call: Call) -> None:
         """Note the call. This needs no lock: of this and `cancel`, at least one sees what the other has set."""

@@ -18,7 +18,7 @@ from hetero.batches.skips import Skips
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
 from hetero.dataplane.endpoint_link import Call, EndpointLink, SentFetch
-from hetero.errors import DatasetError, ProtocolError
+from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
 from hetero.system.text import printable
 from hetero.wire import requests
@@ -65,6 +65,8 @@ class Fetched:
     """Whether the endpoint lacks the package for the requested compression."""
     num_queued: int
     """The endpoint's load when it sent the batch."""
+    num_parts: int = 1
+    """Number of endpoints that have computed samples of the batch."""
     skips: Skips | None = None
     """The substituted samples of the batch."""
 
@@ -128,6 +130,8 @@ class EndpointConnection:
         self.load_at_s = 0.0
         self.num_divided = 0
         """How many of these requests this endpoint computes together with others, perhaps."""
+        self.withheld_until_s = 0.0
+        """Until then the endpoint gets no other requests while ``num_divided`` is positive."""
         self.chosen_at = 0
         """Number of the router's last choice that chose this endpoint."""
         self.busy_until_s = 0.0
@@ -369,7 +373,12 @@ class EndpointConnection:
         self, request: BatchRequest, allocate: Callable[[int], memoryview] | None
     ) -> tuple[bytes, BatchDecoder]:
         """Return the request to send, and the decoder of its answer."""
-        message = requests.serialize(request, self._limits)
+        try:
+            message = requests.serialize(request, self._limits)
+        except ConfigError:
+            if not request.helpers:
+                raise
+            message = requests.serialize(dataclasses.replace(request, helpers=()), self._limits)  # it was too long
         options = {} if allocate is None else {"allocate": allocate}
         max_skipped = max(0, request.work.num_samples - 1) if request.on_sample_error == "skip" else 0
         decoder = BatchDecoder(
@@ -387,6 +396,7 @@ class EndpointConnection:
             saved_bytes=decoder.saved_bytes,
             lacks_compression=decoder.lacks_compression,
             num_queued=decoder.num_queued,
+            num_parts=decoder.num_parts,
             skips=skips,
         )
 

@@ -19,6 +19,7 @@ from hetero.spec import DatasetSpec
 __all__ = ["ServedDataset"]
 
 _NUM_SIZES = 128
+_MAX_UNDIVIDED = 3
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +45,22 @@ class ServedDataset:
         """Whether a caller has already waited for the other endpoints. Later callers need not wait again."""
         self.descriptions: dict[str, Description] = {}
         """Descriptions by the endpoint's id."""
+        self.num_undivided = 0
+        """Successive batches that one endpoint has computed although helpers were named."""
         self.build_s = 0.0
         """Longest time that an endpoint took to prepare, in seconds."""
         self._reference_name = ""
         self._initial: set[tuple[str, str]] = set()
         self._has_warned = False
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether helpers should be named for its first batches.
+
+        Not after three batches that came undivided nevertheless. They are computed quickly, their samples cannot be
+        sent, or the endpoints do not reach each other.
+        """
+        return self.num_undivided < _MAX_UNDIVIDED
 
     def update(self, connections: Sequence[EndpointConnection]) -> None:
         """Choose the reference if an endpoint can give it, and compare the endpoints that have described themselves.

@@ -130,18 +130,17 @@ class Fetchers:
         return attempt
 
     def _start(self, batch: PendingBatch, connection: EndpointConnection) -> Attempt:
-        """Start an attempt for a missing batch. Idle endpoints help with it if the loop may wait for it."""
-        window = self._window
-        attempt = window.start(batch, connection, self._fleet.clock())
+        """Start an attempt for a missing batch. Idle endpoints help with it if it is one of the first."""
+        attempt = self._window.start(batch, connection, self._fleet.clock())
+        request = batch.request
         if (
-            len(window.outcomes) <= 1
+            batch.dataset.is_divided
+            and request.work.num_samples > 1
+            and request.on_sample_error == "raise"  # with one sample that raises, a part would be of no use
             and not batch.poison.is_suspect
             and not batch.doubted
-            and batch.request.work.num_samples > 1
-            and self._hedging.may_be_long(batch.request)
         ):
-            is_first = batch.sequence == window.next_sequence
-            attempt.helpers = self._router.choose_helpers(batch.request.spec, connection, is_first=is_first)
+            attempt.helpers = self._router.choose_helpers(request.spec, connection, sequence=batch.sequence)
         return attempt
 
     def send(self, attempt: Attempt) -> None:
@@ -211,7 +210,7 @@ class Fetchers:
             return remaining_s
         if not self._hedging.budget.allows or self._window.is_over_bound(batch.dataset):
             return math.inf
-        other = self._router.choose_other(batch.request.spec, attempt.connection)
+        other = self._router.choose_other(batch.request.spec, attempt.connection, helpers=attempt.helpers)
         if other is None:
             self._needs_endpoint = True
             return math.inf

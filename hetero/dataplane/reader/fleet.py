@@ -66,6 +66,8 @@ class FleetStatistics:
     """Times that the reader lost an endpoint that it was using."""
     hedges: int = 0
     """Second attempts, made because the first one was overdue but still in progress."""
+    divided: int = 0
+    """Batches whose samples several endpoints have computed."""
     hedges_won: int = 0
     """Batches that came from the second attempt."""
 

@@ -15,8 +15,6 @@ from hetero.spec import DatasetSpec
 
 __all__ = ["Budget", "Hedging", "Pace"]
 
-_LONG_S = 0.25
-
 
 class Pace:
     """How long requests of one data set take, and when one is overdue.
@@ -44,11 +42,6 @@ class Pace:
             del self._sorted[bisect.bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(time_s)
         bisect.insort(self._sorted, time_s)
-
-    @property
-    def median_s(self) -> float | None:
-        """Median of the recent times. None before the first."""
-        return self._sorted[len(self._sorted) // 2] if self._sorted else None
 
     @property
     def deadline_s(self) -> float:
@@ -100,12 +93,6 @@ class Hedging:
         """Record how long an answered request took. Ignore purity checks, because they take about twice as long."""
         if not request.verify:
             self._paces.setdefault(request.spec, Pace()).observe(time_s)
-
-    def may_be_long(self, request: BatchRequest) -> bool:
-        """Return whether requests of this data set may take so long that parts of a batch are worth the effort."""
-        pace = self._paces.get(request.spec)
-        median_s = None if pace is None else pace.median_s
-        return median_s is None or median_s >= _LONG_S
 
     def deadline_s(self, request: BatchRequest) -> float:
         """Return the seconds until a request without purity check is overdue, infinite if not known."""

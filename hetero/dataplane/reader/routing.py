@@ -19,6 +19,7 @@ __all__ = ["ConnectionTable", "Router", "Stragglers", "subset", "unprepared"]
 
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
+_WITHHELD_S = 10.0
 
 
 class ConnectionTable:
@@ -185,8 +186,8 @@ class Router:
                 the caller asks again.
             is_optional_allowed: Whether endpoints may be chosen that the job added while it ran.
 
-        If the endpoint with the fewest requests computes a batch together with others, this returns None too. It might
-        begin with the new request first, and the other batch is wanted earlier.
+        If the endpoint with the fewest requests computes a batch together with others, this returns None too, for at
+        most 10 s. It might begin with the new request first, and the other batch is wanted earlier.
         """
         now_s = self._clock()
         avoided = self._stragglers.avoided(now_s)
@@ -213,24 +214,29 @@ class Router:
             chosen.reserved_by = alone_for
             if chosen.num_outstanding:
                 return None
-        if chosen is not None and chosen.num_divided:
+        if chosen is not None and chosen.num_divided and now_s < chosen.withheld_until_s:
             return None
         return self._occupy(chosen)
 
     def choose_helpers(
-        self, spec: DatasetSpec, lead: EndpointConnection, *, is_first: bool
+        self, spec: DatasetSpec, lead: EndpointConnection, *, sequence: int
     ) -> tuple[EndpointConnection, ...]:
         """Return idle endpoints that may compute parts of a batch. `release_helpers` gives them back.
 
-        This rank may use its share of the endpoints, less those that have its other requests. The batch that the loop
-        waits for gets all of them if nothing else is in progress. Any other batch gets half of them, because further
-        requests follow. So no endpoint is idle for the sake of a batch that is wanted later.
+        Only the first batches of a pass are divided: later each endpoint has a batch of its own, and throughput would
+        not rise. This rank may use its share of the endpoints, less those that have its other requests. The first batch
+        of a pass gets all of them, if nothing else is in progress. Any other batch gets half of them, because further
+        requests follow. Helpers have the versions and the CPU of ``lead``, because the bytes of a sample may depend on
+        them.
 
         Args:
             spec: The request's data set.
             lead: The endpoint that `choose` returned for the request.
-            is_first: Whether the loop waits for this batch.
+            sequence: Number of the batch in its pass, from 0.
         """
+        share = self._table.num_slots // self._world_size
+        if sequence >= share:
+            return ()
         description = lead.descriptions.get(spec)
         if description is None or not description.is_divisible:
             return ()
@@ -244,17 +250,19 @@ class Router:
             and connection not in avoided
             and connection.serves(spec)
             and connection.descriptions[spec].is_divisible
+            and connection.descriptions[spec].environment == description.environment
             and connection.busy_until_s <= now_s
             and connection.reserved_by is None
             and _burden(connection, now_s)[:2] == (0, 0)
         ]
-        num_free = min(1 + len(idle), self._table.num_slots // self._world_size - num_others)
-        num_parts = num_free if is_first and not num_others else (num_free + 1) // 2
+        num_free = min(1 + len(idle), share - num_others)
+        num_parts = num_free if not sequence and not num_others else (num_free + 1) // 2
         helpers = tuple(idle[: min(max(0, num_parts - 1), MAX_HELPERS)])
-        lead.num_divided += bool(helpers)
         for helper in helpers:
             self._occupy(helper)
-            helper.num_divided += 1
+        for connection in (lead, *helpers) if helpers else ():
+            connection.num_divided += 1
+            connection.withheld_until_s = now_s + _WITHHELD_S
         return helpers
 
     def release_helpers(self, helpers: Sequence[EndpointConnection], lead: EndpointConnection) -> None:
@@ -267,7 +275,9 @@ class Router:
             helper.num_divided -= 1
         self._on_free()
 
-    def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
+    def choose_other(
+        self, spec: DatasetSpec, overdue_on: EndpointConnection, *, helpers: Container[EndpointConnection] = ()
+    ) -> EndpointConnection | None:
         """Return the endpoint for a second attempt, None if none would help now. `release` gives it back.
 
         The endpoint is ready, not reserved, and no straggler. It has fewer of this process's requests per slot than the
@@ -276,6 +286,7 @@ class Router:
         Args:
             spec: The request's data set.
             overdue_on: The endpoint of the first attempt.
+            helpers: Its helpers, for which this attempt does not count.
         """
         now_s = self._clock()
         avoided = self._stragglers.avoided(now_s)
@@ -288,7 +299,7 @@ class Router:
             and connection.serves(spec)
             and connection.busy_until_s <= now_s
             and connection.reserved_by is None
-            and connection.num_outstanding / connection.record.num_slots < load
+            and (connection.num_outstanding - (connection in helpers)) / connection.record.num_slots < load
         ]
         chosen = min(
             ready,
@@ -300,11 +311,16 @@ class Router:
     def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
         """Give back an endpoint that `choose` or `choose_other` returned."""
         connection.num_outstanding -= 1
-        is_idle, is_awaited = not connection.num_outstanding, connection.reserved_by is not None
+        is_idle, is_awaited = not connection.num_outstanding, connection.reserved_by is not None or self._withholds
         if alone_for is not None and connection.reserved_by is alone_for:
             connection.reserved_by = None
         if alone_for is not None or (is_idle and (is_awaited or connection.is_retired)):
             self._on_free()
+
+    @property
+    def _withholds(self) -> bool:
+        """Whether requests may wait because endpoints compute batches together."""
+        return any(connection.num_divided for connection in self.used)
 
     def unreserve(self, owners: Container[object]) -> None:
         """Release the endpoints that are reserved for these requests."""

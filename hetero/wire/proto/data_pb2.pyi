@@ -315,7 +315,7 @@ class Failure(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., host: _Optional[str] = ..., stage: _Optional[str] = ..., sample_index: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ..., types: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compression", "block_bytes", "skips")
+    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compression", "block_bytes", "skips", "num_parts")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +324,7 @@ class BatchHeader(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     SKIPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     structure: bytes
     payload_bytes: int
@@ -332,7 +333,8 @@ class BatchHeader(_message.Message):
     compression: Compression
     block_bytes: _containers.RepeatedScalarFieldContainer[int]
     skips: bytes
-    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., block_bytes: _Optional[_Iterable[int]] = ..., skips: _Optional[bytes] = ...) -> None: ...
+    num_parts: int
+    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., block_bytes: _Optional[_Iterable[int]] = ..., skips: _Optional[bytes] = ..., num_parts: _Optional[int] = ...) -> None: ...
 
 class Skips(_message.Message):
     __slots__ = ("num_skipped", "listed")

@@ -33,8 +33,11 @@ def with_attribute() -> Any:
         (np.zeros(3), torch.zeros(2), np.int64(4), 1, 2.0, 1j, True, "text", b"bytes"),
         {"image": torch.zeros(2, 3).T, 3: [1, 2], None: collections.OrderedDict(a=1)},
         nested(7),
+        np.zeros((4, 5, 3)).transpose(2, 0, 1),
+        np.zeros((4, 5), order="F")[None],
+        np.zeros((0, 3)),
     ],
-    ids=["none", "parts", "dicts", "nested"],
+    ids=["none", "parts", "dicts", "nested", "planes", "columns", "empty"],
 )
 def test_plain_sample_comes_back_with_its_types(sample: Any) -> None:
     assert is_plain(sample)
@@ -59,6 +62,11 @@ def test_plain_sample_comes_back_with_its_types(sample: Any) -> None:
         {(1, 2): 3},
         object(),
         nested(8),
+        np.broadcast_to(np.zeros((4, 4, 1)), (4, 4, 3)),
+        np.broadcast_to(np.zeros((4, 4, 1)), (4, 4, 3)).transpose(2, 0, 1),
+        np.zeros(8)[::2],
+        np.zeros(8)[::-1],
+        np.frombuffer(b"12345678", np.uint8),
     ],
     ids=lambda sample: type(sample).__name__,
 )

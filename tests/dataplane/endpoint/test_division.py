@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest, Cancelled, Helper
-from hetero.batches.skips import Skips
+from hetero.batches.split import SplitDataset
 from hetero.dataplane.endpoint.division import Division
 from hetero.dataplane.endpoint_link import Call
 from hetero.errors import DatasetError
@@ -32,7 +34,7 @@ HELPERS = tuple(
 
 
 class Slow:
-    """Samples that take a while, and that say by how many calls they were made."""
+    """Samples that take a while. ``computed`` lists the indices of those that were computed here."""
 
     def __init__(self, sample_s: float = 0.02, *, fails_at: int = -1) -> None:
         self.sample_s = sample_s
@@ -108,7 +110,7 @@ class Divided:
     def refuse(self) -> None:
         self.num_refused += 1
 
-    def compute(self, **options: Any) -> Any:
+    def compute(self) -> Any:
         with Division(
             self.request,
             self.built,
@@ -117,13 +119,9 @@ class Divided:
             is_cancelled=lambda: self.is_cancelled,
             on_refused=self.refuse,
         ) as division:
-            return fetch(
-                self.built,
-                self.request,
-                cancelled=lambda: self.is_cancelled,
-                positions=division.positions,
-                **options,
-            )
+            batch = fetch(self.built, self.request, cancelled=lambda: self.is_cancelled, positions=division.positions)
+            self.num_parts = division.num_parts
+            return batch
 
     def check(self, batch: Any) -> None:
         assert [sample["text"] for sample in batch] == [str(index) for index in range(NUM_SAMPLES)]
@@ -138,6 +136,7 @@ def test_batch_that_takes_long_is_computed_in_parts(tools: Any) -> None:
     divided = Divided(data := Slow())
     divided.check(divided.compute())
     assert sorted(divided.links) == ["algo-2/0", "algo-3/0"]
+    assert divided.num_parts == 3
     asked = [index for name in sorted(divided.links) for index in divided.links[name].requests[0].work.labels]
     assert data.computed + asked == list(range(NUM_SAMPLES))
     for link in divided.links.values():
@@ -149,7 +148,7 @@ def test_batch_that_takes_long_is_computed_in_parts(tools: Any) -> None:
 def test_short_batch_is_not_divided() -> None:
     divided = Divided(Slow(0.001))
     divided.check(divided.compute())
-    assert divided.links == {}
+    assert (divided.links, divided.num_parts) == ({}, 1)
 
 
 def test_samples_that_may_change_on_their_way_are_computed_here() -> None:
@@ -180,7 +179,7 @@ def test_part_that_a_helper_does_not_give_is_computed_here(answer: Any, tools: A
     divided = Divided(data := Slow(), answer)
     divided.check(divided.compute())
     assert sorted(data.computed) == list(range(NUM_SAMPLES))
-    assert divided.num_refused == 0
+    assert (divided.num_refused, divided.num_parts) == (0, 1)
     wait_for_ends(divided, tools.wait_for)
 
 
@@ -194,20 +193,62 @@ def test_helper_whose_samples_cannot_be_sent_is_the_last_one_asked(tools: Any) -
     wait_for_ends(divided, tools.wait_for)
 
 
-def test_part_that_does_not_come_is_computed_here_and_given_up(tools: Any) -> None:
-    def wait(link: Link, _indices: list[int]) -> Any:
-        assert link.cancelled.wait(30.0)
-        raise CallFailedError(Fault.CANCELLED, "")
+def silent(link: Link, _indices: list[int]) -> Any:
+    link.cancelled.wait(30.0)
+    raise CallFailedError(Fault.CANCELLED, "")
 
-    divided = Divided(data := Slow(), wait)
+
+def test_part_that_does_not_come_is_computed_here_and_given_up(tools: Any) -> None:
+    divided = Divided(data := Slow(), silent)
     divided.check(divided.compute())
     assert sorted(data.computed) == list(range(NUM_SAMPLES))
+    assert all(link.cancelled.is_set() for link in divided.links.values())
     wait_for_ends(divided, tools.wait_for)
+
+
+def test_batch_that_raises_gives_up_its_parts(tools: Any) -> None:
+    divided = Divided(Slow(0.03, fails_at=5), silent)
+    with pytest.raises(DatasetError, match="sample 5"):
+        divided.compute()
+    assert all(link.cancelled.is_set() for link in divided.links.values())
+    wait_for_ends(divided, tools.wait_for)
+
+
+def test_thread_that_does_not_start_costs_only_its_part(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    divided = Divided(Slow())
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    divided.check(divided.compute())
+    assert divided.num_parts == 1
+
+
+def test_failed_part_keeps_no_sample_in_memory(tools: Any) -> None:
+    divided = Divided(Slow(), failing(OSError("gone")))
+    divided.check(divided.compute())
+    wait_for_ends(divided, tools.wait_for)
+    made: list[weakref.ref[Any]] = []
+
+    def sample(index: int) -> Any:
+        value = np.full(3, index)
+        made.append(weakref.ref(value))
+        return {"value": value, "text": str(index)}
+
+    divided.data.sample = sample  # type: ignore[method-assign]
+    gc.collect()
+    gc.disable()
+    try:
+        divided.check(divided.compute())
+        wait_for_ends(divided, tools.wait_for)
+        assert made
+        assert [each() for each in made] == [None] * len(made)
+    finally:
+        gc.enable()
 
 
 def test_part_that_comes_late_is_used_for_what_is_missing(tools: Any) -> None:
     """The last part comes when half of it is computed here."""
-    num_computed = NUM_SAMPLES
 
     def answer(link: Link, indices: list[int]) -> Any:
         if link is divided.links["algo-3/0"]:
@@ -218,19 +259,19 @@ def test_part_that_comes_late_is_used_for_what_is_missing(tools: Any) -> None:
     divided.check(divided.compute())
     computed = divided.data.computed
     assert NUM_SAMPLES - 1 in computed
-    assert len(computed) == len({*computed}) < num_computed
+    assert len(computed) == len({*computed}) < NUM_SAMPLES
     wait_for_ends(divided, tools.wait_for)
 
 
 def test_cancelled_batch_gives_up_its_parts(tools: Any) -> None:
-    def wait(link: Link, _indices: list[int]) -> Any:
+    def wait(link: Link, indices: list[int]) -> Any:
         divided.is_cancelled = True
-        assert link.cancelled.wait(30.0)
-        raise CallFailedError(Fault.CANCELLED, "")
+        return silent(link, indices)
 
     divided = Divided(Slow(), wait)
     with pytest.raises(Cancelled):
         divided.compute()
+    assert all(link.cancelled.is_set() for link in divided.links.values())
     wait_for_ends(divided, tools.wait_for)
 
 
@@ -252,18 +293,34 @@ def test_purity_check_asks_twice_and_finds_a_helper_that_differs(tools: Any) -> 
     wait_for_ends(divided, tools.wait_for)
 
 
-def test_sample_that_raises_in_a_part_is_skipped_as_without_parts(tools: Any) -> None:
-    divided = Divided(data := Slow(fails_at=20), on_sample_error="skip")
-    skipped: list[Skips] = []
-    batch = divided.compute(on_skips=skipped.append)
-    assert [sample["text"] for sample in batch] == [str(index + (index == 20)) for index in range(NUM_SAMPLES)]
-    assert [(skips.num_skipped, skips.listed[0].index) for skips in skipped] == [(1, "20")]
-    assert 20 in data.computed
-    wait_for_ends(divided, tools.wait_for)
-
-
 def test_sample_that_raises_in_a_part_raises_here(tools: Any) -> None:
     divided = Divided(Slow(fails_at=20))
     with pytest.raises(DatasetError, match="sample 20: ValueError: a broken sample"):
         divided.compute()
+    wait_for_ends(divided, tools.wait_for)
+
+
+class SlowSplit(Slow):
+    """Samples in two parts, as a cache needs them."""
+
+    def load(self, index: int) -> Any:
+        return self[index]
+
+    def augment(self, sample: Any) -> Any:
+        return sample
+
+
+def test_purity_check_asks_helpers_for_samples_that_are_loaded_anew(tools: Any) -> None:
+    divided = Divided(data := SlowSplit(), verify=True)
+    divided.built.split = divided.built.dataset = SplitDataset(data)
+    asked: list[bool] = []
+    answer = divided.answer
+
+    def noting(link: Link, indices: list[int]) -> Any:
+        asked.append(link.requests[-1].is_anew)
+        return answer(link, indices)
+
+    divided.answer = noting
+    divided.check(divided.compute())
+    assert asked == [False, False, True, True]
     wait_for_ends(divided, tools.wait_for)

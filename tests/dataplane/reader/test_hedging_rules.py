@@ -5,10 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.batches.indexed import IndexedWork
-from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader.hedging import Budget, Hedging, Pace
-from hetero.spec import DatasetSpec
+from hetero.dataplane.reader.hedging import Budget, Pace
 
 
 @given(st.lists(st.booleans(), max_size=2000))
@@ -65,11 +62,3 @@ def test_pace_does_not_find_regular_slow_batches_overdue() -> None:
         num_overdue += time_s > pace.deadline_s
         pace.observe(time_s)
     assert num_overdue < 0.01 * num_batches
-
-
-def test_batches_may_be_long_until_half_of_them_were_short() -> None:
-    hedging, request = Hedging(), BatchRequest(spec=DatasetSpec("d"), work=IndexedWork(()), seed=0, epoch=0, position=0)
-    assert hedging.may_be_long(request)
-    for time_s, is_long in [(0.2, False), (1.0, True), (0.1, False), (0.3, True)]:
-        hedging.observe(request, time_s)
-        assert hedging.may_be_long(request) == is_long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -28,9 +29,12 @@ class Routed:
             for n, host in enumerate(hosts)
         ]
         self.num_free = 0
+        self.now_s = 0.0
         self.table = ConnectionTable(functools.partial(EndpointConnection, token=None, job_id="x", limits=Limits()))
         self.table.follow(records, set(hosts))
-        self.router = Router(self.table, rank=rank, world_size=world_size, clock=lambda: 0.0, on_free=self.count_free)
+        self.router = Router(
+            self.table, rank=rank, world_size=world_size, clock=lambda: self.now_s, on_free=self.count_free
+        )
         self.router.update()
         if spec is not None:
             for connection in self.table:
@@ -185,47 +189,74 @@ class Divisible(Routed):
             )
         self.spec = spec
 
-    def divide(self, *, is_first: bool = False) -> int | None:
+    def divide(self, sequence: int) -> int | None:
         """Choose an endpoint and helpers. Return the number of parts, None if there is no endpoint now."""
         lead = self.router.choose(self.spec)
         if lead is None:
             return None
-        helpers = self.router.choose_helpers(self.spec, lead, is_first=is_first)
+        helpers = self.router.choose_helpers(self.spec, lead, sequence=sequence)
         assert lead not in helpers
         self.latest = lead, helpers
         return 1 + len(helpers)
 
 
 @pytest.mark.parametrize(
-    ("num_endpoints", "world_size", "first", "parts"),
+    ("num_endpoints", "world_size", "begin", "parts"),
     [
-        (8, 1, False, [4, 2, 1, 1, None]),
-        (8, 1, True, [8, None]),
-        (8, 2, False, [2, 1, 1, 1]),
-        (8, 2, True, [4, 1, 1, 1, 1]),
-        (2, 1, False, [1, 1, 1]),
-        (2, 1, True, [2, None]),
-        (1, 1, True, [1, 1]),
-        (4, 8, True, [1, 1]),
-        (40, 1, True, [16, 12, 6, 3, 2, 1, None]),
+        (8, 1, 0, [8, None]),
+        (8, 1, 1, [4, 2, 1, 1, None]),
+        (8, 1, 6, [4, 2, 1]),
+        (8, 1, 7, [4, 1]),
+        (8, 1, 8, [1, 1]),
+        (8, 2, 0, [4, 1, 1, 1, 1]),
+        (8, 2, 1, [2, 1, 1, 1]),
+        (2, 1, 0, [2, None]),
+        (2, 1, 1, [1, 1]),
+        (1, 1, 0, [1, 1]),
+        (4, 8, 0, [1, 1]),
+        (40, 1, 0, [16, 12, 6, 3, 2, 1, None]),
     ],
 )
-def test_batches_are_divided_among_the_ranks_share_of_idle_endpoints(
-    tools: Any, num_endpoints: int, world_size: int, first: bool, parts: list[int | None]
+def test_first_batches_are_divided_among_the_ranks_share_of_idle_endpoints(
+    tools: Any, num_endpoints: int, world_size: int, begin: int, parts: list[int | None]
 ) -> None:
     routed = Divisible(num_endpoints, tools.spec(), world_size=world_size)
-    assert [routed.divide(is_first=first and not number) for number in range(len(parts))] == parts
+    assert [routed.divide(begin + number) for number in range(len(parts))] == parts
 
 
 def test_helpers_are_given_back(tools: Any) -> None:
     routed = Divisible(4, tools.spec())
-    assert [routed.divide(is_first=True), routed.divide()] == [4, None]
+    assert [routed.divide(0), routed.divide(1)] == [4, None]
     lead, helpers = routed.latest
     routed.router.release(lead)
     routed.router.release_helpers(helpers, lead)
-    assert routed.num_free == 1
+    assert routed.num_free
     assert [(each.num_outstanding, each.num_divided) for each in routed.table] == [(0, 0)] * 4
-    assert routed.divide(is_first=True) == 4
+    assert routed.divide(0) == 4
+
+
+def test_endpoints_of_a_batch_that_hangs_are_withheld_for_a_time(tools: Any) -> None:
+    routed = Divisible(2, tools.spec())
+    assert [routed.divide(0), routed.divide(1)] == [2, None]
+    routed.now_s = 11.0
+    assert routed.divide(1) == 1
+
+
+def test_helper_makes_the_second_attempt_of_the_batch_that_it_helps(tools: Any) -> None:
+    routed = Divisible(2, spec := tools.spec())
+    assert routed.divide(0) == 2
+    lead, helpers = routed.latest
+    assert routed.router.choose_other(spec, lead) is None
+    assert routed.router.choose_other(spec, lead, helpers=helpers) is helpers[0]
+
+
+def test_endpoint_that_becomes_idle_is_reported_while_requests_wait_for_others(tools: Any) -> None:
+    routed = Divisible(8, tools.spec())
+    assert [routed.divide(sequence) for sequence in (1, 2, 3)] == [4, 2, 1]
+    undivided, _ = routed.latest
+    assert not routed.num_free
+    routed.router.release(undivided)
+    assert routed.num_free == 1
 
 
 def test_endpoint_that_is_not_idle_does_not_help(tools: Any) -> None:
@@ -234,16 +265,17 @@ def test_endpoint_that_is_not_idle_does_not_help(tools: Any) -> None:
         routed = Divisible(2, spec)
         _, second = routed.table
         setattr(second, spoil, 5)
-        assert routed.divide(is_first=True) == 1, spoil
+        assert routed.divide(0) == 1, spoil
     routed = Divisible(2, spec)
     _, second = routed.table
     routed.router.avoid(second, kept_s=1.0)
-    assert routed.divide(is_first=True) == 1
+    assert routed.divide(0) == 1
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_endpoint_that_computes_no_parts_takes_no_part(tools: Any, number: int) -> None:
+@pytest.mark.parametrize("changed", [{"is_divisible": False}, {"environment": {"numpy": "1.26"}}])
+def test_endpoints_that_differ_do_not_share_a_batch(tools: Any, number: int, changed: dict[str, Any]) -> None:
     routed = Divisible(2, spec := tools.spec())
-    undivided = Description(num_samples=9, fingerprint="", environment={})
-    tuple(routed.table)[number].descriptions[spec] = undivided
-    assert routed.divide(is_first=True) == 1
+    descriptions = tuple(routed.table)[number].descriptions
+    descriptions[spec] = dataclasses.replace(descriptions[spec], **changed)
+    assert routed.divide(0) == 1
