@@ -16,6 +16,7 @@ import torch
 import torch.utils.data
 from endpoints import ServedJob, imported_script
 from loaders import rebuilt_by_tool
+from waiting import wait_for
 
 import hetero
 from hetero.batches.structure.leaves import Leaf, _owner, restore
@@ -154,8 +155,8 @@ def test_pinned_memory_is_given_back_with_the_last_tensor_of_it(script: Any, pin
     part = next(batches)["image"][1:]
     kept = pinned.addresses[part.data_ptr() - 600]
     collections.deque(batches, maxlen=0)
-    del batches  # and with it the loader, which keeps the first batches of the next epoch
-    assert [len(memory) for memory in pinned.living.values()] == [kept]
+    del batches  # and with it the loader, whose first batches of the next epoch another thread gives back
+    wait_for(lambda: [len(memory) for memory in list(pinned.living.values())] == [kept])
     assert (part == torch.arange(1, 4, dtype=torch.uint8)[:, None, None]).all()
     del part
     assert not pinned.living
