@@ -20,6 +20,7 @@ __all__ = ["ServedDataset"]
 
 _NUM_SIZES = 128
 _MAX_UNDIVIDED = 3
+_QUICK_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,7 @@ class ServedDataset:
         """Whether a caller has already waited for the other endpoints. Later callers need not wait again."""
         self.descriptions: dict[str, Description] = {}
         """Descriptions by the endpoint's id."""
-        self.num_undivided = 0
-        """Successive batches that one endpoint has computed although helpers were named."""
+        self._num_undivided = 0  # successive batches that one endpoint has computed although helpers were named
         self.build_s = 0.0
         """Longest time that an endpoint took to prepare, in seconds."""
         self._reference_name = ""
@@ -57,10 +57,17 @@ class ServedDataset:
     def is_divided(self) -> bool:
         """Whether helpers should be named for its first batches.
 
-        Not after three batches that came undivided nevertheless. They are computed quickly, their samples cannot be
-        sent, or the endpoints do not reach each other.
+        Not after one batch that came undivided and quickly, and not after three others that came undivided. Their
+        samples cannot be sent, or the endpoints do not reach each other.
         """
-        return self.num_undivided < _MAX_UNDIVIDED
+        return self._num_undivided < _MAX_UNDIVIDED
+
+    def observe_helped(self, *, num_parts: int, took_s: float) -> None:
+        """Record how many endpoints have computed a batch for which helpers were named, and how long it took."""
+        if num_parts > 1:
+            self._num_undivided = 0
+        else:
+            self._num_undivided += _MAX_UNDIVIDED if took_s < _QUICK_S else 1
 
     def update(self, connections: Sequence[EndpointConnection]) -> None:
         """Choose the reference if an endpoint can give it, and compare the endpoints that have described themselves.

@@ -111,12 +111,12 @@ class Outcomes:
         """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
         request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
         answered_s = now_s if answered_s is None else min(answered_s, now_s)
+        took_s = max(0.0, answered_s - attempt.since_s)
         if fetched.num_parts <= 1:  # otherwise the time says little about other batches
-            self._hedging.observe(request, max(0.0, answered_s - attempt.since_s))
-            attempt.batch.dataset.num_undivided += bool(attempt.helpers)
-        else:
-            attempt.batch.dataset.num_undivided = 0
-            stats.divided += 1
+            self._hedging.observe(request, took_s)
+        if attempt.helpers:
+            attempt.batch.dataset.observe_helped(num_parts=fetched.num_parts, took_s=took_s)
+        stats.divided += fetched.num_parts > 1
         self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes
         stats.saved_bytes += fetched.saved_bytes
