@@ -401,7 +401,8 @@ def test_small_batches_need_no_fetchers(job: Any, tools: Any) -> None:
     job.pool(num_endpoints=2)
     wanted = tools.requests(tools.spec(), num_batches=400)
     fleet = job.fleet()
-    list(Reader(fleet, iter(wanted)))
+    for _ in range(3):  # fetchers open the connections, as many as are in use at the same time
+        list(Reader(fleet, iter(wanted)))
     reader = Reader(fleet, iter(wanted))
     assert len(list(reader)) == 400
     assert not reader._fetchers._threads
