@@ -241,18 +241,12 @@ class Router:
         if description is None or not description.is_divisible:
             return ()
         now_s = self._clock()
-        avoided = self._stragglers.avoided(now_s)
         num_others = sum(connection.num_outstanding for connection in self._table) - 1
         idle = [
             connection
-            for connection in self.used
-            if connection is not lead
-            and connection not in avoided
-            and connection.serves(spec)
-            and connection.descriptions[spec].is_divisible
+            for connection in self._available(spec, now_s, besides=lead)
+            if connection.descriptions[spec].is_divisible
             and connection.descriptions[spec].environment == description.environment
-            and connection.busy_until_s <= now_s
-            and connection.reserved_by is None
             and _burden(connection, now_s)[:2] == (0, 0)
         ]
         num_free = min(1 + len(idle), share - num_others)
@@ -289,17 +283,11 @@ class Router:
             helpers: Its helpers, for which this attempt does not count.
         """
         now_s = self._clock()
-        avoided = self._stragglers.avoided(now_s)
         load = overdue_on.num_outstanding / overdue_on.record.num_slots
         ready = [
             connection
-            for connection in self.used
-            if connection is not overdue_on
-            and connection not in avoided
-            and connection.serves(spec)
-            and connection.busy_until_s <= now_s
-            and connection.reserved_by is None
-            and (connection.num_outstanding - (connection in helpers)) / connection.record.num_slots < load
+            for connection in self._available(spec, now_s, besides=overdue_on)
+            if (connection.num_outstanding - (connection in helpers)) / connection.record.num_slots < load
         ]
         chosen = min(
             ready,
@@ -307,6 +295,21 @@ class Router:
             default=None,
         )
         return self._occupy(chosen)
+
+    def _available(
+        self, spec: DatasetSpec, now_s: float, *, besides: EndpointConnection
+    ) -> Iterator[EndpointConnection]:
+        """Yield the endpoints that may help with a request of ``besides``: ready, not reserved, and no stragglers."""
+        avoided = self._stragglers.avoided(now_s)
+        for connection in self.used:
+            if (
+                connection is not besides
+                and connection not in avoided
+                and connection.serves(spec)
+                and connection.busy_until_s <= now_s
+                and connection.reserved_by is None
+            ):
+                yield connection
 
     def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
         """Give back an endpoint that `choose` or `choose_other` returned."""
