@@ -15,6 +15,7 @@ from typing import IO
 
 from hetero.control.security import TOKEN_FILE_VARIABLE, Token, token_memfd
 from hetero.errors import ExitCode
+from hetero.ray.head import RECONNECT_VARIABLE
 from hetero.system.logs import write_line
 from hetero.system.process import PARENT_VARIABLE
 
@@ -22,8 +23,8 @@ __all__ = ["Child"]
 
 _MAX_LINES = 20
 _LAST_OUTPUT_S = 2.0
-_OF_THE_DRIVER = ("HETERO_PLATFORM", "HETERO_RAY_GROUPS")
-"""Variables that ask for a job on Ray. A child that had them would start another job."""
+_NOT_FOR_CHILDREN = ("HETERO_PLATFORM", "HETERO_RAY_GROUPS", RECONNECT_VARIABLE)
+"""Variables that ask for a job on Ray, for which a child would start another job, and one that is for this process."""
 _THREADS = "OMP_NUM_THREADS"
 _AT_START = Path("/proc/self/environ")
 """The environment that this process had at its start."""
@@ -168,7 +169,7 @@ def _own_environ() -> dict[str, str]:
     thread, because the bundle of a host with GPUs has one CPU. A limit that this process had at its start is the
     user's.
     """
-    left_out = {*_OF_THE_DRIVER}
+    left_out = {*_NOT_FOR_CHILDREN}
     with contextlib.suppress(OSError):  # not on Linux
         if not any(line.startswith(f"{_THREADS}=".encode()) for line in _AT_START.read_bytes().split(b"\0")):
             left_out.add(_THREADS)

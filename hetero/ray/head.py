@@ -15,12 +15,13 @@ from collections.abc import Callable
 
 from hetero.errors import ExitCode
 
-__all__ = ["HeadWatch"]
+__all__ = ["RECONNECT_VARIABLE", "HeadWatch"]
 
 _CHECK_S = 2.0
 _CONNECT_S = 1.0
 _PATIENCE_S = 10.0
-_RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Environment variable with the seconds after which Ray ends a process that the head does not answer."""
 _RECONNECT_S = 60.0
 """Ray's default."""
 
@@ -47,7 +48,7 @@ class HeadWatch:
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="head", daemon=True)
         try:
-            reconnect_s = float(os.environ.get(_RECONNECT_VARIABLE, ""))
+            reconnect_s = float(os.environ.get(RECONNECT_VARIABLE, ""))
         except ValueError:
             reconnect_s = _RECONNECT_S
         self._limit_s = 0.75 * reconnect_s

@@ -25,7 +25,7 @@ from hetero.control.security import Token
 from hetero.errors import CapacityError, ConfigError, ExitCode
 from hetero.ray.connection import connected, exit_code_of, import_ray, nodes_of, say, summary
 from hetero.ray.groups import ElasticGroup, bundle_of, check_groups, parse_group
-from hetero.ray.job_host import LEDGERS, RESULTS, Demand, JobHost, JobHostOrder, Results
+from hetero.ray.job_host import ACTOR_VARIABLES, LEDGERS, RESULTS, Demand, JobHost, JobHostOrder, Results
 from hetero.ray.scaling import Bounds, Scaler
 from hetero.render.request import resources_of
 from hetero.system.scripts import script_words
@@ -218,7 +218,12 @@ class Job:
 
     def _actor(self, name: str) -> Any:
         resources = bundle_of(self._group_of[name])
-        options = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0), "max_concurrency": 8}
+        options: dict[str, Any] = {
+            "num_cpus": resources["CPU"],
+            "num_gpus": resources.get("GPU", 0),
+            "max_concurrency": 8,
+            "runtime_env": {"env_vars": ACTOR_VARIABLES},
+        }
         if name in self._bundles:
             strategies = self._ray.util.scheduling_strategies
             options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(

@@ -13,24 +13,31 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetero.control.security import Token
-from hetero.errors import ClusterError
+from hetero.errors import ClusterError, ExitCode
 from hetero.launch.ranks.ranks import free_port
 from hetero.metrics.lines import METRIC_MARK
 from hetero.ray.child import Child
+from hetero.ray.head import RECONNECT_VARIABLE
 from hetero.system.logs import write_line
 
-__all__ = ["LEDGERS", "RESULTS", "Demand", "JobHost", "JobHostOrder", "Results"]
+__all__ = ["ACTOR_VARIABLES", "LEDGERS", "RESULTS", "Demand", "JobHost", "JobHostOrder", "Results"]
 
 _CHECK_S = 1.0
 _GRACE_S = 60.0
 """Longest time that a launcher may take to stop when Ray has ended on its node."""
 _KILLED_S = 2.0
 """Longest time from SIGKILL until the launcher's processes have ended."""
+_ANSWER_S = 2.0
+"""Time for the driver to get the exit code of a launcher whose node was lost."""
+ACTOR_VARIABLES = {RECONNECT_VARIABLE: "600"}
+"""Environment variables of the actor's process. Without them Ray could end it before the launcher has stopped: after a
+minute without an answer of a lost head, with whatever runs."""
 _MAX_FILE_BYTES = 64 << 20
 LEDGERS = ("ledger-rank-*.jsonl",)
 """Patterns of the files that every trainer writes with ``--audit``."""
@@ -116,15 +123,17 @@ class JobHost:
         )
 
     def guard(self) -> None:
-        """Stop the launcher and remove the files of this host if Ray ends on its node. Returns when they are removed.
+        """Stop the launcher, remove the files of this host and end this process if Ray ends on its node.
 
-        Ray ends this process with its node only after the methods that run, so it lives until then.
+        Ray ends this process with its node only after the methods that run. It would then wait for a lost head.
         """
         while not self._is_closed.wait(_CHECK_S):
             if os.getppid() != self._node_pid:
                 write_line("hetero: Ray's process on this node has ended, so the launcher is asked to stop")
                 self.stop()
                 self.close(_GRACE_S)
+                time.sleep(_ANSWER_S)
+                os._exit(ExitCode.ORPHANED)
 
     def stop(self) -> None:
         """Ask the launcher to stop. Does not wait. Idempotent."""
