@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -132,6 +135,22 @@ class Job:
     def failure(self, host: str) -> str:
         """Return the failure file of one simulated host."""
         return (self.directory / "run" / "hosts" / host / "ml" / "output" / "failure").read_text()
+
+
+@functools.cache
+def chains_alone(*args: str, num_ranks: int = 1) -> list[str]:
+    """Return the chain of each rank of chain.py, by itself: without launchers and without data hosts."""
+    environ = {**os.environ, "PYTHONPATH": str(CHAIN.parents[3]), "WORLD_SIZE": str(num_ranks)}
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(num_ranks):
+            command = [sys.executable, str(CHAIN), "--output", folder, *args]
+            subprocess.run(command, env={**environ, "RANK": str(rank)}, check=True, stdout=subprocess.DEVNULL)
+        return chains(Path(folder), num_ranks)
+
+
+def chains(folder: Path, num_ranks: int = 2) -> list[str]:
+    """Return the chain of each rank of chain.py that wrote into a folder."""
+    return [json.loads((folder / f"rank-{rank}.json").read_text())["chain"] for rank in range(num_ranks)]
 
 
 Start = Callable[..., Job]

@@ -8,25 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import CHAIN, Job, StartLauncher, failure
+from harness import CHAIN, Job, StartLauncher, chains, chains_alone, failure
 
 from hetero.errors import ExitCode
 
 LONG = ["--num-samples", "100000", "--step-s", "0.02"]
 SHORT = ["--num-samples", "1600", "--epochs", "2", "--step-s", "0.02"]
-
-
-def chain(job: Job) -> str:
-    found: str = json.loads((job.directory / "rank-0.json").read_text())["chain"]
-    return found
-
-
-def alone(start_launcher: StartLauncher, tmp_path: Path, args: list[str]) -> str:
-    """Return the chain of the same script on one host without data hosts."""
-    (tmp_path / "cluster-1.json").write_text(json.dumps({"hosts": ["algo-9"]}))
-    job = start_launcher("algo-9", "--cluster-file", str(tmp_path / "cluster-1.json"), args=args)
-    assert job.wait() == ExitCode.OK, job.output
-    return chain(job)
 
 
 def started(start_launcher: StartLauncher, args: list[str], *flags: str) -> tuple[Job, Job]:
@@ -50,7 +37,7 @@ def test_host_joins_serves_and_the_batches_are_those_of_one_host(start_launcher:
     trainer.wait_line("data host algo-3 has joined the job, in group data_group")
     joined.wait_line("serving with 1 endpoint")
     assert [job.wait() for job in (trainer, data, joined)] == [ExitCode.OK] * 3, trainer.output + joined.output
-    assert chain(trainer) == alone(start_launcher, tmp_path, SHORT)
+    assert chains(trainer.directory, 1) == chains_alone(*SHORT)
     found = report(trainer)["run"]
     assert [(host["host"], host["group"], host["instance_type"]) for host in found["joined_hosts"]] == [
         ("algo-3", "data_group", "ml.c5.xlarge")
@@ -90,7 +77,7 @@ def test_host_that_is_asked_to_stop_drains_and_no_batch_is_computed_twice(
     # A busy machine makes the reader ask a second host for a late batch. Nothing else is computed twice. A host may end
     # before its last second is counted. `tests/chaos/joins.py` counts what each process has computed.
     assert events["batches computed"] - 500 <= events.get("hedges", 0) + num_ahead
-    assert chain(trainer) == alone(start_launcher, tmp_path, args)
+    assert chains(trainer.directory, 1) == chains_alone(*args)
 
 
 @pytest.mark.fault("F40")
@@ -103,7 +90,7 @@ def test_host_that_is_killed_costs_no_batch_and_comes_back(start_launcher: Start
     again = start_launcher("algo-3", "--trainer-endpoints", "0", args=SHORT, join="algo-2")
     again.wait_line("serving with 1 endpoint")
     assert [job.wait() for job in (trainer, data, again)] == [ExitCode.OK] * 3, trainer.output + again.output
-    assert chain(trainer) == alone(start_launcher, tmp_path, SHORT)
+    assert chains(trainer.directory, 1) == chains_alone(*SHORT)
 
 
 @pytest.mark.attack("A23")
@@ -168,7 +155,7 @@ def test_host_that_is_added_to_the_cluster_file_joins(start_launcher: StartLaunc
     trainer.wait_line("data host algo-3 has joined the job")
     added.wait_line("serving with 1 endpoint")
     assert [job.wait() for job in (trainer, data, added)] == [ExitCode.OK] * 3, trainer.output + added.output
-    assert chain(trainer) == alone(start_launcher, tmp_path, SHORT)
+    assert chains(trainer.directory, 1) == chains_alone(*SHORT)
 
 
 @pytest.mark.fault("F41")

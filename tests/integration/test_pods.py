@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,11 +21,11 @@ from typing import Any
 
 import pytest
 import yaml
+from harness import CHAIN, chains, chains_alone
 
 from hetero import cli
 from hetero.errors import ExitCode
 
-CHAIN = Path(__file__).parent / "scripts" / "chain.py"
 OPTIONS = ["--nproc-per-node", "2", "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--start-timeout", "60"]
 
 pytestmark = pytest.mark.timeout(240)
@@ -268,19 +267,6 @@ def submitted(
     return Controller(list(yaml.safe_load_all(capsys.readouterr().out)), folder)
 
 
-def chains(folder: Path) -> list[str]:
-    return [json.loads((folder / f"rank-{rank}.json").read_text())["chain"] for rank in range(2)]
-
-
-def chains_alone(folder: Path, *arguments: str) -> list[str]:
-    (folder / "alone").mkdir()
-    command = [sys.executable, "-m", "hetero.cli", "simulate", "--group", "dnn=ml.p3.2xlarge:1"]
-    command += ["--output-dir", str(folder / "report"), *OPTIONS, str(CHAIN), "--", "--output", str(folder / "alone")]
-    done = subprocess.run([*command, *arguments], capture_output=True, cwd=folder, check=False)
-    assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout.decode()}"
-    return chains(folder / "alone")
-
-
 @pytest.mark.parametrize("platform", ["jobset", "trainjob", "volcano"])
 def test_pods_are_fed_as_one_host_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], platform: str) -> None:
     with submitted(capsys, tmp_path, platform=platform).running() as job:
@@ -289,7 +275,7 @@ def test_pods_are_fed_as_one_host_alone(tmp_path: Path, capsys: pytest.CaptureFi
         assert f"platform: {platform}, from the " in trainer.log
         (report,) = (tmp_path / "workspace" / trainer.name / "output").glob(f"{trainer.name}.*/report.json")
         assert json.loads(report.read_text())["run"]["exit_code"] == 0
-    assert chains(tmp_path / "out") == chains_alone(tmp_path)
+    assert chains(tmp_path / "out") == chains_alone(num_ranks=2)
 
 
 @pytest.mark.parametrize("platform", ["jobset", "volcano"])
@@ -305,7 +291,7 @@ def test_data_pod_that_is_killed_is_restarted_and_joins_again(
         os.killpg(victim.process.pid, signal.SIGKILL)
         assert job.wait() == "Completed"
         assert (victim.num_starts, other.num_starts, trainer.num_starts) == (2, 1, 1)
-    assert chains(tmp_path / "out") == chains_alone(tmp_path, "--epochs", "8")
+    assert chains(tmp_path / "out") == chains_alone("--epochs", "8", num_ranks=2)
 
 
 @pytest.mark.parametrize("platform", ["jobset", "volcano"])
@@ -350,4 +336,4 @@ def test_spot_group_starts_without_a_host_and_loses_the_other(
         assert (first.num_starts, late.num_starts, trainer.num_starts) == (1, 1, 1)
     report = json.loads(next((tmp_path / "workspace").glob("*/output/*/report.json")).read_text())
     assert {group["name"]: group.get("spot_usd") for group in report["run"]["groups"]} == {"node": None, "data": 0.1}
-    assert chains(tmp_path / "out") == chains_alone(tmp_path, "--epochs", "24")
+    assert chains(tmp_path / "out") == chains_alone("--epochs", "24", num_ranks=2)

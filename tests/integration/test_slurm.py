@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,12 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from harness import CHAIN, chains, chains_alone
 from slurm_cluster import NUM_GPUS, SlurmCluster, missing
 
 from hetero import cli
 from hetero.errors import ExitCode
 
-CHAIN = Path(__file__).parent / "scripts" / "chain.py"
 OPTIONS = ["--nproc-per-node", "2", "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--log-level", "info"]
 TWO = [
     "--group",
@@ -69,19 +68,6 @@ def script_of(
     return "\n".join(lines) + "\n"
 
 
-def chains_alone(folder: Path, *arguments: str) -> list[str]:
-    """Return the chain of each of two ranks of the same script on one simulated host without data hosts."""
-    (folder / "alone").mkdir()
-    command = [sys.executable, "-m", "hetero.cli", "simulate", "--group", "dnn=ml.p3.2xlarge:1"]
-    command += ["--output-dir", str(folder / "report"), *OPTIONS, str(CHAIN), "--", "--output", str(folder / "alone")]
-    subprocess.run([*command, *arguments], check=True, capture_output=True, cwd=folder)
-    return chains(folder / "alone")
-
-
-def chains(folder: Path) -> list[str]:
-    return [json.loads((folder / f"rank-{rank}.json").read_text())["chain"] for rank in range(2)]
-
-
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Return the processes whose command line has a folder."""
     found = []
@@ -113,7 +99,7 @@ def test_heterogeneous_job_is_fed_as_one_host_alone(
     options = OPTIONS if separate else OPTIONS[2:]
     job = slurm.submit(script_of(capsys, tmp_path, render=render, options=options), tmp_path)
     assert slurm.wait(job) == ("COMPLETED", 0, 0), (tmp_path / "job.out").read_text()
-    assert chains(tmp_path / "out") == chains_alone(tmp_path)
+    assert chains(tmp_path / "out") == chains_alone(num_ranks=2)
     log = (tmp_path / "job.out").read_text()
     assert "platform: slurm, from the SLURM_* environment" in log
     report = json.loads(next(tmp_path.glob(f"hetero-slurm-{job}/gpu01/report.json")).read_text())
@@ -129,7 +115,7 @@ def test_nodes_of_one_component_are_divided(
     text = text.replace("export HETERO_GROUPS=dnn=CPU:1:2", "export HETERO_GROUPS='dnn=CPU:1:1 data=CPU:1:1'")
     job = slurm.submit(text, tmp_path)
     assert slurm.wait(job) == ("COMPLETED", 0, 0), (tmp_path / "job.out").read_text()
-    assert chains(tmp_path / "out") == chains_alone(tmp_path)
+    assert chains(tmp_path / "out") == chains_alone(num_ranks=2)
     check_nothing_is_left(tmp_path)
 
 
@@ -181,5 +167,5 @@ def test_data_node_that_is_lost_does_not_end_the_job(
     for process in victims:
         process.kill()
     assert slurm.wait(job) == ("COMPLETED", 0, 0), output.read_text()
-    assert chains(tmp_path / "out") == chains_alone(tmp_path, "--epochs", "6")
+    assert chains(tmp_path / "out") == chains_alone("--epochs", "6", num_ranks=2)
     check_nothing_is_left(tmp_path)

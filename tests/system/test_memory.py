@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.system.memory import process_memory
+from hetero.system.memory import no_garbage_collection, process_memory
 
 PROGRAM = """
 import resource
@@ -58,7 +59,7 @@ def test_malloc_that_refuses_stays_as_it_is() -> None:
 
 
 ALLOCATION = """
-from hetero.system.memory import process_memory
+from hetero.system.memory import no_garbage_collection, process_memory
 before = process_memory()
 held = b"x" * 50_000_000
 print(process_memory().private_bytes - before.private_bytes)
@@ -75,3 +76,19 @@ def test_memory_of_a_process_that_has_ended_is_not_known(tmp_path: Path) -> None
     assert process_memory(tmp_path) is None
     (tmp_path / "smaps_rollup").write_text("")
     assert process_memory(tmp_path) is None
+
+
+def test_no_garbage_is_collected_while_it_says_so_and_a_threshold_that_is_set_meanwhile_stays() -> None:
+    before = gc.get_threshold()
+    try:
+        with no_garbage_collection():
+            num_before = gc.get_stats()[0]["collections"]
+            kept = [[] for _ in range(100_000)]
+            assert gc.get_stats()[0]["collections"] == num_before
+        assert gc.get_threshold() == before
+        assert len(kept) == 100_000
+        with no_garbage_collection():
+            gc.set_threshold(5_000)
+        assert gc.get_threshold()[0] == 5_000
+    finally:
+        gc.set_threshold(*before)

@@ -13,6 +13,7 @@ from types import ModuleType
 from hetero.batches.structure.conversion import set_script_module
 from hetero.datasets import registered
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError
+from hetero.system.memory import no_garbage_collection
 from hetero.system.scripts import SCRIPT_MODULE, find_script
 
 __all__ = ["load_script"]
@@ -53,9 +54,10 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
     sys.modules[SCRIPT_MODULE] = module
     set_script_module(SCRIPT_MODULE)
     try:
-        if is_module:
-            _join_package(module, script)
-        loader.exec_module(module)  # allowed: the user's own script
+        with no_garbage_collection():
+            if is_module:
+                _join_package(module, script)
+            loader.exec_module(module)  # allowed: the user's own script
     except BaseException as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         failure = ChildFailure(

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetero.system.memory import no_garbage_collection
 from hetero.system.process import PARENT_VARIABLE, die_with_parent
 from hetero.system.stop_signals import end_signal
 
@@ -66,8 +67,9 @@ def main(arguments: list[str]) -> int:
     result_file, *agent_arguments = arguments
     # The ranks are children of this process, and must end when it ends.
     os.environ[PARENT_VARIABLE] = str(os.getpid())
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    with no_garbage_collection():
+        from torch.distributed import run
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     _end_ranks_with(end_signal())
     try:

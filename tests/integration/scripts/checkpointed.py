@@ -75,7 +75,8 @@ def main() -> None:
     parser.add_argument("--fail-at", type=int, nargs="*", default=[], help="one step per generation")
     parser.add_argument("--fail-rank", type=int, default=1)
     parser.add_argument("--alone", action="store_true", help="compute what both ranks of an undisturbed job are fed")
-    parser.add_argument("--how", choices=["kill", "raise", "exit", "usage"], default="kill")
+    ways = ["kill", "raise", "exit", "usage"]
+    parser.add_argument("--how", choices=ways, nargs="*", default=["kill"], help="one per generation")
     args = parser.parse_args()
     if args.alone:
         links = [undisturbed(rank, args) for rank in range(2)]
@@ -106,11 +107,12 @@ def main() -> None:
                 partial.write_text(json.dumps(state))
                 partial.rename(checkpoint)
             if rank == args.fail_rank and step == fail_at:
-                if args.how == "kill":
+                how = args.how[min(restarts, len(args.how) - 1)]
+                if how == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
-                if args.how == "exit":
+                if how == "exit":
                     os._exit(3)
-                if args.how == "usage":
+                if how == "usage":
                     raise hetero.ConfigError("batch_size is -1")
                 raise RuntimeError("training fails on purpose")
         epoch += 1
