@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,22 @@ def endpoints(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
                 for number, record in enumerate(records, 1)
             ]
         yield [dataclasses.asdict(record) for record in records]
+
+
+@contextlib.contextmanager
+def hosts(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """Serve a script's data sets from several pools, and yield the records of all endpoints.
+
+    Args:
+        config: As for `endpoints`, and ``variables``: environment variables of each host, as many as there are hosts.
+    """
+    chosen = dict(config)
+    with contextlib.ExitStack() as stack:
+        records: list[dict[str, Any]] = []
+        for number, variables in enumerate(chosen.pop("variables"), 1):
+            os.environ.update(variables)  # the processes of the pool inherit them
+            records += stack.enter_context(endpoints({**chosen, "host": f"algo-{number}"}))
+        yield records
 
 
 def fleet(

@@ -168,6 +168,8 @@ class Description:
     """Facts about the data set that the user should know, one sentence each."""
     is_divisible: bool = False
     """Whether this host computes parts of batches for other hosts."""
+    keeps_samples: bool = False
+    """Whether this host keeps samples in a cache, and computes them for other hosts."""
 
 
 def describe(built: BuiltDataset, *, host: str = "local") -> Description:

@@ -88,10 +88,13 @@ class IndexedWork:
                 return _compute_together(built, request, self, host, cancelled, failed)
             return _compute_each(built, request, self, host, cancelled, failed, on_first, positions)
 
-    def part(self, begin: int, end: int) -> IndexedWork:
-        """Return the work for the samples at the positions ``begin`` to ``end - 1``."""
-        occurrences = None if self.occurrences is None else self.occurrences[begin:end]
-        return IndexedWork(self.indices[begin:end], occurrences)
+    def part(self, positions: Sequence[int]) -> IndexedWork:
+        """Return the work for the samples at some positions."""
+        chosen = np.asarray(positions, np.intp)
+        occurrences = None if self.occurrences is None else self.occurrences[chosen]
+        if isinstance(self.indices, np.ndarray):
+            return IndexedWork(self.indices[chosen], occurrences)
+        return IndexedWork(tuple([self.indices[position] for position in positions]), occurrences)
 
     def digest(self) -> bytes:
         """Return a 16-byte hash of the indices in order, with their occurrences."""

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from hetero.batches.build import BuiltDataset
 from hetero.batches.skips import FailedSamples
 from hetero.errors import ConfigError
@@ -75,8 +78,8 @@ class Work(Protocol):
             DatasetError: If the user's code raises.
         """
 
-    def part(self, begin: int, end: int) -> Work:
-        """Return the work for the samples at the positions ``begin`` to ``end - 1``."""
+    def part(self, positions: Sequence[int]) -> Work:
+        """Return the work for the samples at some positions."""
 
     def digest(self) -> bytes:
         """Return a 16-byte hash of the samples in order, for the ledger."""
@@ -140,6 +143,9 @@ class BatchRequest:
     """Compression for sending the payload, see `hetero.wire.compression`. It does not affect the batch."""
     helpers: tuple[Helper, ...] = ()
     """Endpoints that may compute parts of the batch. They do not affect the batch."""
+    homes: npt.NDArray[np.uint8] | None = None
+    """For each sample, the helper whose host keeps it: its number in ``helpers``, from 1. 0 stands for the host of the
+    endpoint that has the request. None: the helpers have nothing else to do, and help if the batch takes long."""
     is_part: bool = False
     """Whether this asks for a part of a batch: a list of samples, without collation."""
     is_anew: bool = False

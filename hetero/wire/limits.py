@@ -43,7 +43,7 @@ MAX_EXPECTED = 8
 """Largest number of data sets that a reader announces."""
 MAX_EXPECTED_BYTES = 4096
 """Largest size of the arguments of such a data set."""
-MAX_HELPERS = 15
+MAX_HELPERS = 63
 """Largest number of endpoints that may help another one with its batch."""
 MAX_SKIPS_BYTES = 96 * 2**10
 """Largest list of a batch's skipped samples: 100 entries of 64 + 160 characters, each of up to 4 bytes."""

@@ -7,6 +7,7 @@ import ipaddress
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest, Helper, Work
@@ -107,6 +108,8 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
         )
         if request.helpers:
             message.helpers.items.extend(pb.Helper(**dataclasses.asdict(each)) for each in request.helpers)
+        if request.homes is not None:
+            message.helpers.homes = request.homes.tobytes()
         if request.is_part:
             message.part.anew = request.is_anew
         _KINDS[type(request.work)].write(message, request.work, limits)
@@ -222,7 +225,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         raise ProtocolError(f"a request has the unknown policy {message.on_sample_error} for samples that raise")
     if message.on_sample_error == pb.SKIP and not message.collate:
         raise ProtocolError("a request without collation cannot skip: no other sample can be the substitute")
-    helpers = _helpers_from_proto(message.helpers)
+    helpers, homes = _helpers_from_proto(message.helpers, work.num_samples)
     is_part = message.HasField("part")
     if is_part and (helpers or message.verify or message.on_sample_error == pb.SKIP):
         raise ProtocolError("a request for a part of a batch has options that are for whole batches")
@@ -240,16 +243,19 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         compression=compression_from_proto(message.compression),
         on_sample_error="skip" if message.on_sample_error == pb.SKIP else "raise",
         helpers=helpers,
+        homes=homes,
         is_part=is_part,
         is_anew=message.part.anew,
     )
 
 
-def _helpers_from_proto(message: pb.Helpers) -> tuple[Helper, ...]:
-    """Return the helpers in a request.
+def _helpers_from_proto(
+    message: pb.Helpers, num_samples: int
+) -> tuple[tuple[Helper, ...], npt.NDArray[np.uint8] | None]:
+    """Return the helpers in a request, and the homes of its samples.
 
     Raises:
-        ProtocolError: If there are too many, or one has no valid address.
+        ProtocolError: If there are too many, one has no valid address, or a home is none of them.
     """
     if len(message.items) > MAX_HELPERS:
         raise ProtocolError(f"a request names {len(message.items)} helpers, at most {MAX_HELPERS} are allowed")
@@ -258,10 +264,19 @@ def _helpers_from_proto(message: pb.Helpers) -> tuple[Helper, ...]:
             raise ProtocolError("a request names a helper whose fields are empty or too long")
         if not _is_numeric(each.address):
             raise ProtocolError("a request names a helper whose address is not ip:port")
-    return tuple(
+    helpers = tuple(
         Helper(**{field.name: getattr(each, field.name) for field in dataclasses.fields(Helper)})
         for each in message.items
     )
+    if not message.homes:
+        return helpers, None
+    homes = np.frombuffer(message.homes, np.uint8)
+    if len(homes) != num_samples or homes.max() > len(helpers):
+        raise ProtocolError(
+            f"a request for {num_samples} samples names {len(helpers)} helpers, and {len(homes)} homes up to number "
+            f"{homes.max()}"
+        )
+    return helpers, homes
 
 
 def _is_numeric(address: str) -> bool:

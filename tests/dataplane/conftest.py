@@ -129,6 +129,31 @@ SCRIPT = '''
     def objects(sample_s=0.0):
         return Objects(sample_s)
 
+    class Kept:
+        def __init__(self, folder, load_s, raise_at, kill_at):
+            self.folder, self.load_s, self.raise_at, self.kill_at = folder, load_s, raise_at, kill_at
+
+        def __len__(self):
+            return 100
+
+        def load(self, index):
+            if index == self.raise_at:
+                raise ValueError(f"sample {index} is broken")
+            if index == self.kill_at and not os.path.exists(self.folder + "-killed"):
+                open(self.folder + "-killed", "w").close()
+                os.kill(os.getpid(), 9)
+            with open(f"{self.folder}/{os.getpid()}", "a") as file:
+                file.write(f"{index}\\n")
+            time.sleep(self.load_s)
+            return np.int64(index)
+
+        def augment(self, sample):
+            return {"index": sample, "noise": np.random.random(8) + random.random()}
+
+    @hetero.dataset(collate_fn=together, fingerprint="kept", cache="1 MB")
+    def kept(folder, load_s=0.0, raise_at=-1, kill_at=-1):
+        return Kept(folder, load_s, raise_at, kill_at)
+
     if __name__ == "__main__":
         raise SystemExit("the main block must not run on endpoints")
 '''

@@ -121,8 +121,15 @@ def test_request_for_a_part_round_trip_is_the_same(is_anew: bool) -> None:
     assert (got.is_part, got.is_anew) == (True, is_anew)
 
 
+def test_request_with_homes_round_trip_is_the_same() -> None:
+    homes = np.array([0, 2, 1], np.uint8)
+    got = from_proto(to_proto(request(indices=range(3), helpers=(HELPER, HELPER_6), homes=homes)))
+    assert got.homes is not None
+    assert got.homes.tolist() == [0, 2, 1]
+
+
 def test_request_with_a_million_indices_may_name_helpers() -> None:
-    sent = request(indices=range(2**20), occurrences=np.full(2**20, 2**32 - 1, np.uint32), helpers=(HELPER,) * 15)
+    sent = request(indices=range(2**20), occurrences=np.full(2**20, 2**32 - 1, np.uint32), helpers=(HELPER,) * 63)
     assert from_proto(parse_request(serialize(sent))).helpers == sent.helpers
 
 
@@ -193,7 +200,7 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"compression": 9}, "unknown compression 9"),
         ({"on_sample_error": 2}, "unknown policy 2"),
         ({"on_sample_error": 1, "collate": False}, "cannot skip: no other sample"),
-        ({"helpers": pb.Helpers(items=[HELPER_MESSAGE] * 16)}, "names 16 helpers, at most 15"),
+        ({"helpers": pb.Helpers(items=[HELPER_MESSAGE] * 64)}, "names 64 helpers, at most 63"),
         ({"helpers": pb.Helpers(items=[pb.Helper(host="a")])}, "fields are empty or too long"),
         ({"helpers": helper("x" * 513)}, "fields are empty or too long"),
         ({"helpers": helper("dns:///elsewhere:80")}, "address is not ip:port"),
@@ -201,6 +208,8 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"helpers": helper("localhost:80")}, "address is not ip:port"),
         ({"helpers": helper("10.0.0.1:0")}, "address is not ip:port"),
         ({"helpers": helper("[::1]:65536")}, "address is not ip:port"),
+        ({"helpers": pb.Helpers(items=[HELPER_MESSAGE], homes=b"\1\2")}, "2 homes up to number 2"),
+        ({"helpers": pb.Helpers(homes=b"\0\1")}, "names 0 helpers, and 2 homes"),
         ({"part": pb.Part(), "verify": True}, "options that are for whole batches"),
         ({"part": pb.Part(), "on_sample_error": 1}, "options that are for whole batches"),
         ({"part": pb.Part(), "helpers": pb.Helpers(items=[HELPER_MESSAGE])}, "options that are for whole batches"),

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import fetch, fetch_part
-from hetero.batches.request import BatchRequest, Cancelled, Helper
+from hetero.batches.request import BatchRequest, Cancelled
 from hetero.batches.skips import Skips
 from hetero.batches.structure.conversion import check_stacked
 from hetero.batches.structure.plain import is_plain
 from hetero.dataplane.endpoint.compute import Compute, Task
 from hetero.dataplane.endpoint.division import Division
-from hetero.dataplane.endpoint_link import EndpointLink
+from hetero.dataplane.endpoint.gathering import Gathering
+from hetero.dataplane.endpoint.parts import Links
 from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.wire.compression import is_installed
 from hetero.wire.framing import EncodedBatch
@@ -54,7 +53,7 @@ class RequestedBatch:
         limits: Bounds of the batch.
         name: Name of this endpoint, for the user's errors.
         load: The compute threads, whose queue is this endpoint's load.
-        connect: Opens a link to another endpoint, which helps with the batch. None: no endpoint helps.
+        links: Links to the endpoints that help with the batch. None: no endpoint helps.
     """
 
     request: BatchRequest
@@ -64,10 +63,26 @@ class RequestedBatch:
     limits: Limits
     name: str
     load: Compute
-    connect: Callable[[Helper], EndpointLink] | None
+    links: Links | None
 
-    def compute(self, task: Task) -> EncodedBatch | tuple[Any, Skips | None, int]:
+    def gathering(self) -> Gathering | None:
+        """Return how other hosts give the samples that they keep. None: this endpoint computes all samples."""
+        request = self.request
+        if request.homes is None or request.verify or self.links is None or not self._may_be_divided:
+            return None
+        return Gathering(request, limits=self.limits, links=self.links, on_refused=self._note_refused)
+
+    @property
+    def _may_be_divided(self) -> bool:
+        is_sent_well = self.experience.is_plain and self.request.on_sample_error == "raise"
+        return bool(self.request.helpers) and self.built.is_divisible and is_sent_well
+
+    def compute(self, task: Task, gathering: Gathering | None = None) -> EncodedBatch | tuple[Any, Skips | None, int]:
         """Compute the batch or the part. Runs on a compute thread.
+
+        Args:
+            task: The task.
+            gathering: The samples that other hosts have given.
 
         Returns:
             It encoded, or, if its memory is new, unencoded together with its skips and the number of its parts.
@@ -78,7 +93,7 @@ class RequestedBatch:
             ProtocolError: A part was requested of a data set that is not divisible here.
         """
         try:
-            return self._compute_part(task) if self.request.is_part else self._compute_batch(task)
+            return self._compute_part(task) if self.request.is_part else self._compute_batch(task, gathering)
         except (DatasetError, Cancelled, ProtocolError):
             raise
         except BaseException as error:
@@ -108,15 +123,15 @@ class RequestedBatch:
             found.compress(self.request.compression)
         return found
 
-    def _compute_batch(self, task: Task) -> EncodedBatch | tuple[Any, Skips | None, int]:
+    def _compute_batch(self, task: Task, gathering: Gathering | None) -> EncodedBatch | tuple[Any, Skips | None, int]:
         request, built = self.request, self.built
         skipped: list[Skips] = []
         # Refuse a batch over the limit before all of it is computed. Batches of the same or a smaller number of samples
         # are not checked again here, to save time.
         num_samples, on_first = request.work.num_samples, None
         if num_samples > self.experience.num_checked and built.makes_new_memory(collate=request.collate):
-            on_first = functools.partial(self._check_first, num_samples)
-        with self._division(task) as division:
+            on_first = partial(self._check_first, num_samples)
+        with self._division(task) if gathering is None else nullcontext(gathering) as division:
             batch = fetch(
                 built,
                 request,
@@ -124,7 +139,7 @@ class RequestedBatch:
                 cancelled=task.is_cancelled,
                 on_skips=skipped.append,
                 on_first=on_first,
-                positions=None if division is None else division.positions,
+                positions=None if division is None else partial(division.positions, is_cancelled=task.is_cancelled),
             )
             num_parts = 1 if division is None else division.num_parts
         self.experience.num_checked = max(self.experience.num_checked, num_samples)
@@ -137,17 +152,13 @@ class RequestedBatch:
 
     def _division(self, task: Task) -> AbstractContextManager[Division | None]:
         """Return how other endpoints help with the batch, None if none does."""
-        request, built = self.request, self.built
-        if not request.helpers or request.on_sample_error != "raise" or not built.is_divisible:
-            return contextlib.nullcontext()
-        if self.connect is None or not self.experience.is_plain:
-            return contextlib.nullcontext()
+        if self.request.homes is not None or self.links is None or not self._may_be_divided:
+            return nullcontext()
         return Division(
-            request,
-            built,
+            self.request,
+            self.built,
             limits=self.limits,
-            connect=self.connect,
-            is_cancelled=task.is_cancelled,
+            links=self.links,
             on_refused=self._note_refused,
         )
 
@@ -155,7 +166,7 @@ class RequestedBatch:
         self.experience.is_plain = False
 
     def _compute_part(self, task: Task) -> EncodedBatch:
-        if self.connect is None or not self.built.is_divisible:
+        if self.links is None or not self.built.is_divisible:
             raise ProtocolError(f"batches of data set {self.request.spec.name!r} are not computed in parts here")
         samples = fetch_part(self.built, self.request, host=self.name, cancelled=task.is_cancelled)
         if not all(map(is_plain, samples)):

@@ -27,6 +27,8 @@ from hetero.dataplane.endpoint.batches import Experience, RequestedBatch
 from hetero.dataplane.endpoint.compute import Compute, Task
 from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.dataplane.endpoint.failures import Failures, UnpreparedError, record_of
+from hetero.dataplane.endpoint.gathering import Gathering
+from hetero.dataplane.endpoint.parts import Links
 from hetero.dataplane.endpoint.prebuilt import Prebuilt
 from hetero.dataplane.endpoint.replies import AT_ONCE_BYTES, LATER, Answer, Later, Reply
 from hetero.dataplane.endpoint_link import EndpointLink
@@ -122,7 +124,7 @@ class DataServicer:
         self._ask = ask
         self._is_moved = False
         self._announce = announce
-        self._connect = connect
+        self._links = None if connect is None else Links(connect)
         self._num_preparing = 0
         self._answered = threading.Condition()
         self._compute = compute
@@ -293,7 +295,8 @@ class DataServicer:
             environment=description.environment,
             globals=served.globals,
             warnings=description.warnings,
-            divisible=self._connect is not None and built.is_divisible,
+            divisible=self._links is not None and built.is_divisible,
+            keeps_samples=self._links is not None and built.is_divisible and built.split is not None,
         ).SerializeToString()
 
     def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:
@@ -334,8 +337,11 @@ class DataServicer:
             limits=self._limits.within(message.max_batch_bytes),
             name=self._name,
             load=self._compute,
-            connect=self._connect,
+            links=self._links,
         )
+        gathering = wanted.gathering()
+        if gathering is not None:
+            return self._gather(wanted, gathering, reply)
         # Compression takes longer than sending, and a handler thread can do it while the next batch is computed.
         is_small = served.experience.latest_bytes <= AT_ONCE_BYTES and request.compression is None
         is_small = is_small and not request.is_part
@@ -361,6 +367,22 @@ class DataServicer:
             task.cancel()
             return None
         return wanted.finish(task)
+
+    def _gather(self, wanted: RequestedBatch, gathering: Gathering, reply: Reply) -> framing.EncodedBatch | None:
+        """Answer a request of which other hosts keep samples."""
+        with gathering:
+            while not gathering.wait() and self._compute.num_queued:
+                if reply.has_left():
+                    return None
+            task = self._compute.submit(
+                wanted.request.step,
+                functools.partial(wanted.compute, gathering=gathering),
+                is_abandoned=reply.has_left,
+            )
+            if not _wait(task, reply.has_left):
+                task.cancel()
+                return None
+            return wanted.finish(task)
 
 
 def _wait(task: Task, has_left: Callable[[], bool]) -> bool:

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from hetero.batches.failures import dataset_error, index_text
 from hetero.batches.request import BatchRequest, Helper
 from hetero.dataplane.reader.connection import EndpointConnection
@@ -182,6 +185,8 @@ class Attempt:
     """Whether the other attempt has settled the batch. Then the outcome of this one does not matter."""
     helpers: tuple[EndpointConnection, ...] = ()
     """Endpoints that may compute parts of the batch."""
+    homes: npt.NDArray[np.uint8] | None = None
+    """See `BatchRequest.homes`."""
     call: Any = None
     """The call in progress, see `hetero.dataplane.endpoint_link.Call`. Set without the fleet's lock."""
     generation: int = field(init=False)
@@ -206,7 +211,12 @@ class Attempt:
             )
             for record in records
         ]
-        return dataclasses.replace(self.batch.request, helpers=tuple(named))
+        return dataclasses.replace(self.batch.request, helpers=tuple(named), homes=self.homes)
+
+    @property
+    def occupied(self) -> tuple[EndpointConnection, ...]:
+        """The helpers that get no other request meanwhile. Endpoints of homes have batches of their own."""
+        return self.helpers if self.homes is None else ()
 
     @property
     def since_s(self) -> float:

@@ -312,6 +312,7 @@ class EndpointConnection:
             globals=dict(reply.globals),
             warnings=tuple(printable(text[:1000]) for text in reply.warnings[:100]),
             is_divisible=reply.divisible,
+            keeps_samples=reply.keeps_samples,
         )
 
     def fetch(
@@ -378,7 +379,9 @@ class EndpointConnection:
         except ConfigError:
             if not request.helpers:
                 raise
-            message = requests.serialize(dataclasses.replace(request, helpers=()), self._limits)  # it was too long
+            message = requests.serialize(
+                dataclasses.replace(request, helpers=(), homes=None), self._limits
+            )  # it was too long
         options = {} if allocate is None else {"allocate": allocate}
         max_skipped = max(0, request.work.num_samples - 1) if request.on_sample_error == "skip" else 0
         decoder = BatchDecoder(

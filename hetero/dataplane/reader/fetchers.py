@@ -130,7 +130,10 @@ class Fetchers:
         return attempt
 
     def _start(self, batch: PendingBatch, connection: EndpointConnection) -> Attempt:
-        """Start an attempt for a missing batch. Idle endpoints help with it if it is one of the first."""
+        """Start an attempt for a missing batch.
+
+        Endpoints of the hosts that keep its samples help with it, or, if it is one of the first, idle endpoints.
+        """
         attempt = self._window.start(batch, connection, self._fleet.clock())
         request = batch.request
         if (
@@ -140,7 +143,10 @@ class Fetchers:
             and not batch.poison.is_suspect
             and not batch.doubted
         ):
-            attempt.helpers = self._router.choose_helpers(request.spec, connection, sequence=batch.sequence)
+            if not request.verify:
+                attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
+            if attempt.homes is None:
+                attempt.helpers = self._router.choose_helpers(request.spec, connection, sequence=batch.sequence)
         return attempt
 
     def send(self, attempt: Attempt) -> None:
@@ -210,7 +216,7 @@ class Fetchers:
             return remaining_s
         if not self._hedging.budget.allows or self._window.is_over_bound(batch.dataset):
             return math.inf
-        other = self._router.choose_other(batch.request.spec, attempt.connection, helpers=attempt.helpers)
+        other = self._router.choose_other(batch.request.spec, attempt.connection, helpers=attempt.occupied)
         if other is None:
             self._needs_endpoint = True
             return math.inf

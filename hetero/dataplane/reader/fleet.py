@@ -67,7 +67,9 @@ class FleetStatistics:
     hedges: int = 0
     """Second attempts, made because the first one was overdue but still in progress."""
     divided: int = 0
-    """Batches whose samples several endpoints have computed."""
+    """Batches of which idle endpoints have computed parts."""
+    gathered: int = 0
+    """Batches of which other hosts have computed the samples that they keep."""
     hedges_won: int = 0
     """Batches that came from the second attempt."""
 
@@ -267,9 +269,9 @@ class Fleet:
             connection.num_outstanding = connection.num_divided = 0
         for listener in self._listeners:
             for attempt in listener.attempts:
-                for connection in (attempt.connection, *attempt.helpers):
+                for connection in (attempt.connection, *attempt.occupied):
                     connection.num_outstanding += 1
-                    connection.num_divided += bool(attempt.helpers)
+                    connection.num_divided += bool(attempt.occupied)
 
     def raise_failure(self, dataset: ServedDataset) -> None:
         """Raise the failure that makes waiting pointless, if there is one. The caller must hold the lock."""

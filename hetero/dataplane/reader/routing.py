@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
+import numpy as np
+import numpy.typing as npt
+
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
+from hetero.dataplane.reader.homes import homes_of
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import MAX_HELPERS
 
@@ -20,6 +27,8 @@ __all__ = ["ConnectionTable", "Router", "Stragglers", "subset", "unprepared"]
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
 _WITHHELD_S = 10.0
+_MAX_DIVIDED = 16
+"""Endpoints that compute one batch together."""
 
 
 class ConnectionTable:
@@ -251,13 +260,53 @@ class Router:
         ]
         num_free = min(1 + len(idle), share - num_others)
         num_parts = num_free if not sequence and not num_others else (num_free + 1) // 2
-        helpers = tuple(idle[: min(max(0, num_parts - 1), MAX_HELPERS)])
+        helpers = tuple(idle[: min(max(0, num_parts - 1), _MAX_DIVIDED - 1)])
         for helper in helpers:
             self._occupy(helper)
         for connection in (lead, *helpers) if helpers else ():
             connection.num_divided += 1
             connection.withheld_until_s = now_s + _WITHHELD_S
         return helpers
+
+    def choose_homes(
+        self, request: BatchRequest, lead: EndpointConnection
+    ) -> tuple[tuple[EndpointConnection, ...], npt.NDArray[np.uint8] | None]:
+        """Return endpoints of the hosts that keep the samples of a batch, and which of them keeps each sample.
+
+        Nothing if the data set has no cache, or only one host has its endpoints. A sample whose host has no endpoint
+        that can take it now counts as one of ``lead``.
+
+        Each endpoint asks the same endpoint of another host each time, if it can, so that there are few connections.
+
+        Args:
+            request: The request.
+            lead: The endpoint that `choose` returned for it.
+        """
+        spec, work = request.spec, request.work
+        description = lead.descriptions.get(spec)
+        if description is None or not description.keeps_samples or not isinstance(work, IndexedWork):
+            return (), None
+        if not isinstance(work.indices, np.ndarray):  # only positions are kept
+            return (), None
+        num_endpoints = Counter(
+            connection.record.host
+            for connection in self.used
+            if connection.serves(spec) and connection.descriptions[spec].environment == description.environment
+        )
+        if not 1 < len(num_endpoints) <= MAX_HELPERS + 1:
+            return (), None
+        available: dict[str, list[EndpointConnection]] = {}
+        for connection in self._available(spec, self._clock(), besides=lead):
+            available.setdefault(connection.record.host, []).append(connection)
+        homes = homes_of(work.indices, num_endpoints)
+        helpers: list[EndpointConnection] = []
+        numbers = np.zeros(len(num_endpoints), np.uint8)
+        for number, host in enumerate(num_endpoints):
+            candidates = sorted(available.get(host, ()), key=_index_on_host)
+            if host != lead.record.host and candidates and (homes == number).any():
+                helpers.append(candidates[_index_on_host(lead) % len(candidates)])
+                numbers[number] = len(helpers)
+        return (tuple(helpers), numbers[homes]) if helpers else ((), None)
 
     def release_helpers(self, helpers: Sequence[EndpointConnection], lead: EndpointConnection) -> None:
         """Give back the endpoints that `choose_helpers` returned for ``lead``."""

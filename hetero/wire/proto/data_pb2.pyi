@@ -119,7 +119,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings", "divisible")
+    __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings", "divisible", "keeps_samples")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class DescribeReply(_message.Message):
     GLOBALS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     DIVISIBLE_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     failure: Failure
     num_samples: int
     fingerprint: str
@@ -148,7 +149,8 @@ class DescribeReply(_message.Message):
     globals: _containers.ScalarMap[str, str]
     warnings: _containers.RepeatedScalarFieldContainer[str]
     divisible: bool
-    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., divisible: bool = ...) -> None: ...
+    keeps_samples: bool
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., divisible: bool = ..., keeps_samples: bool = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("integer", "text", "integers", "real", "binary", "boolean", "none", "tuple", "list", "big_integer")
@@ -227,10 +229,12 @@ class FetchRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., helpers: _Optional[_Union[Helpers, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
 
 class Helpers(_message.Message):
-    __slots__ = ("items",)
+    __slots__ = ("items", "homes")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    HOMES_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Helper]
-    def __init__(self, items: _Optional[_Iterable[_Union[Helper, _Mapping]]] = ...) -> None: ...
+    homes: bytes
+    def __init__(self, items: _Optional[_Iterable[_Union[Helper, _Mapping]]] = ..., homes: _Optional[bytes] = ...) -> None: ...
 
 class Helper(_message.Message):
     __slots__ = ("endpoint_id", "host", "address", "incarnation")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import time
@@ -18,6 +19,7 @@ from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest, Cancelled, Helper
 from hetero.batches.split import SplitDataset
 from hetero.dataplane.endpoint.division import Division
+from hetero.dataplane.endpoint.parts import Links
 from hetero.dataplane.endpoint_link import Call
 from hetero.errors import DatasetError
 from hetero.spec import DatasetSpec
@@ -115,11 +117,12 @@ class Divided:
             self.request,
             self.built,
             limits=Limits(),
-            connect=self.connect,
-            is_cancelled=lambda: self.is_cancelled,
+            links=Links(self.connect),
             on_refused=self.refuse,
         ) as division:
-            batch = fetch(self.built, self.request, cancelled=lambda: self.is_cancelled, positions=division.positions)
+            cancelled = lambda: self.is_cancelled  # noqa: E731
+            positions = functools.partial(division.positions, is_cancelled=cancelled)
+            batch = fetch(self.built, self.request, cancelled=cancelled, positions=positions)
             self.num_parts = division.num_parts
             return batch
 
@@ -129,7 +132,7 @@ class Divided:
 
 
 def wait_for_ends(divided: Divided, wait_for: Callable[..., None]) -> None:
-    wait_for(lambda: all(link.is_closed for link in divided.links.values()))
+    wait_for(lambda: not any(thread.name.startswith("part-") for thread in threading.enumerate()))
 
 
 def test_batch_that_takes_long_is_computed_in_parts(tools: Any) -> None:

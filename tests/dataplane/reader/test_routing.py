@@ -3,46 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import pytest
+from routed import Divisible, Routed
 
-from hetero.batches.fetch import Description
-from hetero.control.directory import EndpointRecord
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
-from hetero.dataplane.reader.routing import ConnectionTable, Router, Stragglers, subset
-from hetero.spec import DatasetSpec
-from hetero.wire.limits import Limits
-
-
-class Routed:
-    """A router with its table, and how often it reported a free endpoint."""
-
-    def __init__(
-        self, hosts: list[str], *, rank: int = 0, world_size: int = 1, spec: DatasetSpec | None = None
-    ) -> None:
-        records = [
-            EndpointRecord(
-                endpoint_id=f"{host}/{hosts[:n].count(host)}", host=host, address="127.0.0.1:9", incarnation="a"
-            )
-            for n, host in enumerate(hosts)
-        ]
-        self.num_free = 0
-        self.now_s = 0.0
-        self.table = ConnectionTable(functools.partial(EndpointConnection, token=None, job_id="x", limits=Limits()))
-        self.table.follow(records, set(hosts))
-        self.router = Router(
-            self.table, rank=rank, world_size=world_size, clock=lambda: self.now_s, on_free=self.count_free
-        )
-        self.router.update()
-        if spec is not None:
-            for connection in self.table:
-                connection.mark_ready()
-                connection.prepared.add(spec)
-
-    def count_free(self) -> None:
-        self.num_free += 1
+from hetero.dataplane.reader.routing import Stragglers, subset
 
 
 @pytest.mark.parametrize(
@@ -176,28 +143,6 @@ def test_second_attempt_goes_to_a_ready_endpoint_with_less_to_do(
             setattr(connections[expected], spoil, before)
         router.avoid(connections[expected], kept_s=1.0)
         assert other() is not connections[expected]
-
-
-class Divisible(Routed):
-    """A router whose endpoints compute parts of batches."""
-
-    def __init__(self, num_endpoints: int, spec: DatasetSpec, **options: Any) -> None:
-        super().__init__([f"algo-{number}" for number in range(num_endpoints)], spec=spec, **options)
-        for connection in self.table:
-            connection.descriptions[spec] = Description(
-                num_samples=9, fingerprint="", environment={}, is_divisible=True
-            )
-        self.spec = spec
-
-    def divide(self, sequence: int) -> int | None:
-        """Choose an endpoint and helpers. Return the number of parts, None if there is no endpoint now."""
-        lead = self.router.choose(self.spec)
-        if lead is None:
-            return None
-        helpers = self.router.choose_helpers(self.spec, lead, sequence=sequence)
-        assert lead not in helpers
-        self.latest = lead, helpers
-        return 1 + len(helpers)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,279 @@
+"""Asks other endpoints for parts of a batch: for some of its samples, uncollated.
+
+The samples are the same wherever they are computed, and whatever part of them each endpoint computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hetero.batches.request import BatchRequest, Helper
+from hetero.dataplane.endpoint.failures import record_of
+from hetero.dataplane.endpoint_link import Call, EndpointLink
+from hetero.errors import DatasetError
+from hetero.wire import requests
+from hetero.wire.faults import CallFailedError, Fault
+from hetero.wire.framing import BatchDecoder
+from hetero.wire.limits import Limits
+
+__all__ = ["Links", "Part", "Parts"]
+
+_FETCH_TIMEOUT_S = 600.0
+_POLL_S = 0.1
+_SPARE_BYTES = 2**20
+
+logger = logging.getLogger(__name__)
+
+
+class Links:
+    """This endpoint's links to other endpoints, which stay open for later parts. Thread-safe.
+
+    Args:
+        connect: Opens a link to an endpoint.
+    """
+
+    MAX_LINKS = 64
+
+    def __init__(self, connect: Callable[[Helper], EndpointLink]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._links: dict[Helper, EndpointLink] = {}
+
+    def fetch(self, helper: Helper, message: bytes, decoder: BatchDecoder, *, on_call: Callable[[Call], None]) -> None:
+        """Ask an endpoint for a part and receive it into ``decoder``. Blocks.
+
+        Raises:
+            DatasetError, ProtocolError, CallFailedError: As in `EndpointLink.fetch`.
+        """
+        link = self._link(helper)
+        try:
+            link.attend()
+            link.fetch(message, decoder, timeout_s=_FETCH_TIMEOUT_S, on_call=on_call)
+        except DatasetError:
+            raise
+        except CallFailedError as error:
+            if error.fault not in (Fault.CANCELLED, Fault.BUSY):
+                self._forget(helper, link)
+            raise
+        except BaseException:
+            self._forget(helper, link)
+            raise
+
+    def _link(self, helper: Helper) -> EndpointLink:
+        dropped = None
+        with self._lock:
+            link = self._links.pop(helper, None)
+            if link is None:
+                link = self._connect(helper)
+                if len(self._links) >= self.MAX_LINKS:
+                    dropped = self._links.pop(next(iter(self._links)))
+            self._links[helper] = link  # as the last one, because it is used last
+        if dropped is not None:
+            dropped.close()
+        return link
+
+    def _forget(self, helper: Helper, link: EndpointLink) -> None:
+        with self._lock:
+            if self._links.get(helper) is link:
+                del self._links[helper]
+        link.close()
+
+
+class Part:
+    """The samples that one endpoint is asked for.
+
+    Args:
+        helper: The endpoint.
+        positions: Positions of the samples in the batch.
+    """
+
+    def __init__(self, helper: Helper, positions: Sequence[int]) -> None:
+        self.helper = helper
+        self.positions = tuple(positions)
+        self.missing = list(positions)
+        """Positions that neither the helper nor this endpoint has computed."""
+        self.decoder: BatchDecoder | None = None
+        self.problem = ""
+        """Why the part did not arrive."""
+        self.is_refused = False
+        """Whether the helper's samples cannot be sent."""
+        self.has_ended = False
+        """Whether the part has arrived or its helper has failed."""
+        self.is_failed = False
+        self._is_cancelled = False
+        self._call: Call | None = None
+
+    def conclude(self, problem: str) -> None:
+        """Record that the part has arrived, or why it did not."""
+        self.problem = problem
+        self.has_ended = True
+
+    def on_call(self, call: Call) -> None:
+        """Note the call. This needs no lock: of this and `cancel`, at least one sees what the other has set."""
+        self._call = call
+        if self._is_cancelled:
+            call.cancel()
+
+    def cancel(self) -> None:
+        """End the call for the part, if it has begun or will begin. Idempotent. Any thread."""
+        self._is_cancelled = True
+        if self._call is not None:
+            self._call.cancel()
+
+
+class Parts:
+    """The parts of one batch. Each has a thread that waits for it. The other methods are for one thread at a time.
+
+    Args:
+        request: The batch.
+        limits: Bounds of the batch.
+        links: Links to the other endpoints.
+        on_refused: Called if the samples of this data set cannot be sent.
+    """
+
+    def __init__(
+        self, request: BatchRequest, *, limits: Limits, links: Links, on_refused: Callable[[], object]
+    ) -> None:
+        self._request = request
+        self._limits = limits
+        self._links = links
+        self._on_refused = on_refused
+        self._changed = threading.Condition()
+        self._parts: list[Part] = []
+        self.num_taken = 0
+        """Parts whose samples are in the batch."""
+
+    def __bool__(self) -> bool:
+        """Return whether an endpoint was asked."""
+        return bool(self._parts)
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._parts)
+
+    @property
+    def missing(self) -> list[Part]:
+        """The parts of which samples are missing."""
+        return [part for part in self._parts if part.missing]
+
+    def ask(self, helper: Helper, positions: Sequence[int], *, is_anew: bool) -> None:
+        """Ask an endpoint for the samples at some positions. Does not block.
+
+        Args:
+            helper: The endpoint.
+            positions: The positions, which no other part has.
+            is_anew: Whether no sample may be taken from a cache.
+        """
+        part = Part(helper, positions)
+        self._parts.append(part)
+        thread = threading.Thread(
+            target=self._fetch, args=(part, is_anew), name=f"part-{helper.endpoint_id}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the host runs out of threads
+            part.conclude(str(error))
+
+    def wait(self, timeout_s: float, *, for_all: bool = False) -> bool:
+        """Block until one of the missing parts has ended, or all have. Return whether that is so."""
+        enough = all if for_all else any
+        with self._changed:
+            return self._changed.wait_for(lambda: enough(part.has_ended for part in self.missing), timeout_s)
+
+    def take(self, samples: list[Any]) -> None:
+        """Put the samples of the parts that have arrived into the list of the batch's samples."""
+        for part in self.missing:
+            if part.has_ended and not part.is_failed:
+                self._take(part, samples)
+
+    def rest(
+        self, samples: list[Any], *, patience_s: float, clock: Callable[[], float], is_cancelled: Callable[[], bool]
+    ) -> Iterator[int]:
+        """Put the parts that arrive into the list, and yield the positions of those that do not come soon.
+
+        Args:
+            samples: The samples of the batch.
+            patience_s: How long to wait for the parts, in seconds.
+            clock: Returns monotonic seconds.
+            is_cancelled: Whether the batch is no longer wanted.
+        """
+        patient_until_s = clock() + patience_s
+        while True:
+            self.take(samples)
+            missing = self.missing
+            if not missing:
+                return
+            failed = next((part for part in missing if part.is_failed), None)
+            remaining_s = patient_until_s - clock()
+            if failed is None and remaining_s > 0 and not is_cancelled():
+                self.wait(min(_POLL_S, remaining_s))
+                continue
+            part = failed or missing[-1]
+            yield part.missing.pop()
+            if not part.missing:
+                part.cancel()
+
+    def give_up(self) -> None:
+        """Cancel the parts that have not arrived, and forget all."""
+        for part in self._parts:
+            part.cancel()
+        self._parts = []
+        self.num_taken = 0
+
+    def _take(self, part: Part, samples: list[Any]) -> None:
+        found, problem = None, part.problem
+        if part.decoder is not None:
+            try:
+                found = part.decoder.result()
+            except Exception as error:  # noqa: BLE001 - this endpoint computes the part then
+                problem = str(error)
+            part.decoder = None
+        if type(found) is not list or len(found) != len(part.positions):
+            part.is_failed = True
+            problem = problem or "the answer has another number of samples"
+            logger.debug("%s did not help with batch %d: %s", part.helper.endpoint_id, self._request.position, problem)
+            if part.is_refused:
+                self._on_refused()
+            return
+        self.num_taken += 1
+        by_position = dict(zip(part.positions, found, strict=True))
+        for position in part.missing:
+            samples[position] = by_position[position]
+        part.missing.clear()
+
+    def _fetch(self, part: Part, is_anew: bool) -> None:
+        """Ask a helper for its part, and wait for it. Runs in a thread of the part."""
+        problem = ""
+        try:
+            limits = self._limits_of(part)
+            message = requests.serialize(
+                dataclasses.replace(
+                    self._request,
+                    work=self._request.work.part(part.positions),
+                    verify=False,
+                    compression=None,
+                    helpers=(),
+                    homes=None,
+                    is_part=True,
+                    is_anew=is_anew,
+                ),
+                limits,
+            )
+            decoder = BatchDecoder(limits, request=message)
+            self._links.fetch(part.helper, message, decoder, on_call=part.on_call)
+            part.decoder = decoder
+        except Exception as error:  # noqa: BLE001 - the asking endpoint computes the part then
+            # Keep only the text, because the exception refers to frames that hold the samples.
+            problem = str(error) or type(error).__name__
+            part.is_refused = isinstance(error, DatasetError) and record_of(error).stage == "encode"
+        with self._changed:
+            part.conclude(problem)
+            self._changed.notify_all()
+
+    def _limits_of(self, part: Part) -> Limits:
+        """Return the bounds of a part: twice its share of the batch, because samples may be larger before collation."""
+        share = 2 * self._limits.max_batch_bytes * len(part.positions) // self._request.work.num_samples
+        return self._limits.within(share + _SPARE_BYTES)
