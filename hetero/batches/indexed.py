@@ -179,8 +179,9 @@ def _compute_each(
             if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
             failed.add(position, exc)
-        if on_first is not None and position == 0:
-            on_first(samples[0])
+        if on_first is not None:
+            on_first(samples[position])
+            on_first = None
     if failed:
         _fill_in(samples, failed, partial(_compute_one, built, key_of, indices, occurrences), cancelled)
     return samples

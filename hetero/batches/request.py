@@ -70,7 +70,7 @@ class Work(Protocol):
     ) -> Sequence[Any]:
         """Return the samples in order. With ``failed``, other samples replace those that raise.
 
-        ``on_first`` receives the first sample before the others are computed, if each sample has its own seed.
+        ``on_first`` receives the sample that is computed first before the others are, if each has its own seed.
         ``positions`` is given only for data sets that are `BuiltDataset.is_divisible`.
 
         Raises:

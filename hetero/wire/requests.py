@@ -41,6 +41,7 @@ _LENGTH_DELIMITED = 2
 _MAX_BYTES_BY_NUMBER = {
     pb.FetchRequest.INDICES_FIELD_NUMBER: 8 * 2**20,
     pb.FetchRequest.OCCURRENCES_FIELD_NUMBER: 5 * 2**20,
+    pb.FetchRequest.HELPERS_FIELD_NUMBER: 2 * 2**20,
 }
 """Limits in bytes for all parts of a request's field together. Other fields may have `MAX_KEYED_FETCH_BYTES`."""
 _MAX_OCCURRENCES = 2**20

@@ -46,7 +46,7 @@ def test_samples_are_loaded_by_the_hosts_that_keep_them(job: Any, tools: Any, fo
         found = list(reader)
     loads = {pool: [_noted(folder, pid) for pid in pool.pids] for pool in job.pools}
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
-    assert fleet.stats.gathered >= 8
+    assert fleet.stats.gathered >= 5
     homes = homes_of(np.arange(100), ENDPOINTS)
     at_home, elsewhere = set(), set()
     for host, of_host in zip(HOSTS, loads.values(), strict=True):
@@ -84,6 +84,7 @@ def test_endpoint_that_dies_with_a_part_costs_no_batch(job: Any, tools: Any, fol
     with Reader(fleet, iter([dataclasses.replace(each, spec=spec) for each in wanted])) as reader:
         found = list(reader)
     assert Path(f"{folder}-killed").exists()
+    assert fleet.stats.gathered
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
 
 
@@ -101,7 +102,8 @@ def test_two_ranks_find_the_same_homes(job: Any, tools: Any, folder: Path) -> No
     spec = tools.spec("kept", folder=str(folder))
     wanted = tools.requests(spec, num_batches=10, batch_size=10)
     fleets = [start(job, spec, HOSTS[:2]), job.fleet()]
+    fleets[1].describe(spec)
     for fleet, part in zip(fleets, (wanted[::2], wanted[1::2]), strict=True):
         with Reader(fleet, iter(part)) as reader:
             assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, part))
-        assert fleet.stats.gathered >= 3
+        assert fleet.stats.gathered >= 2

@@ -130,6 +130,7 @@ def test_request_with_homes_round_trip_is_the_same() -> None:
 
 def test_request_with_a_million_indices_may_name_helpers() -> None:
     sent = request(indices=range(2**20), occurrences=np.full(2**20, 2**32 - 1, np.uint32), helpers=(HELPER,) * 63)
+    sent = dataclasses.replace(sent, homes=np.full(2**20, 63, np.uint8))
     assert from_proto(parse_request(serialize(sent))).helpers == sent.helpers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,14 @@ class Experience:
         """Whether no sample was found that cannot be sent without collation."""
         self.num_parts = 0
         """Parts that were computed for other endpoints."""
+        self.sample_s: float | None = None
+        """Mean seconds per sample of the latest parts. None before the first."""
+
+    def computed_part(self, num_samples: int, took_s: float) -> None:
+        """Record that a part was computed."""
+        self.num_parts += 1
+        sample_s = took_s / num_samples
+        self.sample_s = sample_s if self.sample_s is None else self.sample_s + 0.2 * (sample_s - self.sample_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +79,13 @@ class RequestedBatch:
         request = self.request
         if request.homes is None or request.verify or self.links is None or not self._may_be_divided:
             return None
-        return Gathering(request, limits=self.limits, links=self.links, on_refused=self._note_refused)
+        return Gathering(
+            request,
+            limits=self.limits,
+            links=self.links,
+            on_refused=self._note_refused,
+            sample_s=self.experience.sample_s,
+        )
 
     @property
     def _may_be_divided(self) -> bool:
@@ -168,11 +183,12 @@ class RequestedBatch:
     def _compute_part(self, task: Task) -> EncodedBatch:
         if self.links is None or not self.built.is_divisible:
             raise ProtocolError(f"batches of data set {self.request.spec.name!r} are not computed in parts here")
+        begin_s = time.monotonic()
         samples = fetch_part(self.built, self.request, host=self.name, cancelled=task.is_cancelled)
         if not all(map(is_plain, samples)):
             raise self._unsendable(ConfigError("a sample may change if it is sent without collation"))
         encoded = self._encode(samples, None, 1, copy=True)
-        self.experience.num_parts += 1
+        self.experience.computed_part(len(samples), time.monotonic() - begin_s)
         return encoded
 
     def _encode(self, batch: Any, skips: Skips | None, num_parts: int, *, copy: bool) -> EncodedBatch:

@@ -83,7 +83,7 @@ class Division:
             samples: The samples of the batch.
             is_cancelled: Whether the batch is no longer wanted.
         """
-        self._parts.give_up()
+        self._parts.begin_again()
         begin_s = self._clock()
         position, end = 0, len(samples)
         while position < end:

@@ -118,8 +118,9 @@ class Endpoint:
         token = token_from_environment(os.environ)
         tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
         # Each request in progress holds a batch in memory. All ranks together have about two requests per slot in
-        # flight. Further requests are refused as `Fault.BUSY`, because readers would not see that they are queued.
-        max_requests = 64 + 4 * options.num_slots
+        # flight, and with a cache each other host as many for parts. Further requests are refused as `Fault.BUSY`,
+        # because readers would not see that they are queued.
+        max_requests = 256 + 4 * options.num_slots
         self._options = options
         self._token = token
         self._tls = tls

@@ -1,12 +1,12 @@
 """Gathers the samples of a batch from the hosts that keep them.
 
 With a cache, each sample is kept by one host: its home. The reader names one endpoint of each home in its request. The
-endpoint that has the request asks those for their samples at once, on the thread of the connection. When the parts have
-arrived, its compute thread computes the samples that it keeps itself, and collates.
+endpoint with the request asks them for their samples at once, on the thread of the connection. When the parts have
+arrived, its compute thread computes the samples that its own host keeps, and collates. So compute threads never wait
+for each other.
 
-So compute threads do not wait for each other: each takes batches and parts in the order of their steps. Only an
-endpoint that has nothing else to do begins before the parts have arrived. If they do not come soon, it computes them
-too. So a slow host does not slow the others.
+If a part does not come while the endpoint has nothing else to do, the endpoint computes these samples too. It does not
+ask that helper again for a while. So a slow host does not slow the others.
 """
 
 from __future__ import annotations
@@ -23,9 +23,16 @@ from hetero.wire.limits import Limits
 
 __all__ = ["Gathering"]
 
-_POLL_S = 0.02
+_POLL_S = 0.05
 _MIN_PATIENCE_S = 0.5
-"""How long an endpoint waits for parts if it has nothing else to do. It waits at least as long as its own part took."""
+_FIRST_PATIENCE_S = 5.0
+"""The same where it is not known how long a part takes."""
+_PATIENCE = 3.0
+"""How long to wait for parts with nothing else to do, as a multiple of the time that a part takes here."""
+_MAX_WAIT_S = 30.0
+"""How long to wait for parts in any case."""
+_MAX_PART = 128
+"""Samples of one part. The answer to a request has at most 1,024 arrays."""
 
 
 class Gathering:
@@ -36,6 +43,7 @@ class Gathering:
         limits: Bounds of the batch.
         links: Links to the endpoints of the homes.
         on_refused: Called if the samples of this data set cannot be sent.
+        sample_s: Seconds that a sample in a part takes here. None if this is not known.
         clock: Returns monotonic seconds.
     """
 
@@ -46,14 +54,21 @@ class Gathering:
         limits: Limits,
         links: Links,
         on_refused: Callable[[], object],
+        sample_s: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert request.homes is not None
         self._homes = request.homes
         self._helpers = request.helpers
         self._clock = clock
+        self._links = links
         self._parts = Parts(request, limits=limits, links=links, on_refused=on_refused)
         self._is_used = False
+        self._begin_s = self._busy_s = clock()
+        self._patience_s = _FIRST_PATIENCE_S
+        if sample_s is not None:
+            largest = int(np.bincount(self._homes)[1:].max(initial=0))
+            self._patience_s = max(_MIN_PATIENCE_S, _PATIENCE * sample_s * largest)
 
     @property
     def num_parts(self) -> int:
@@ -63,16 +78,31 @@ class Gathering:
     def __enter__(self) -> Gathering:
         for number, helper in enumerate(self._helpers, 1):
             positions = np.flatnonzero(self._homes == number).tolist()
-            if positions:
-                self._parts.ask(helper, positions, is_anew=False)
+            for begin in range(0, 0 if self._links.is_avoided(helper) else len(positions), _MAX_PART):
+                self._parts.ask(helper, positions[begin : begin + _MAX_PART], is_anew=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._parts.give_up()
 
-    def wait(self) -> bool:
-        """Block until all parts have arrived or failed, at most 20 ms. Return whether that is so."""
-        return self._parts.wait(_POLL_S, for_all=True)
+    def wait(self, *, is_busy: bool) -> bool:
+        """Block for at most 50 ms. Return whether to compute the batch now, with or without the missing parts.
+
+        Args:
+            is_busy: Whether this endpoint has something else to do.
+        """
+        if self._parts.wait(_POLL_S, for_all=True):
+            return True
+        now_s = self._clock()
+        if is_busy:
+            self._busy_s = now_s
+        waited_s = now_s - self._begin_s
+        is_over = now_s - self._busy_s > self._patience_s or waited_s > max(_MAX_WAIT_S, self._patience_s)
+        if is_over:
+            for part in self._parts.missing:
+                if not part.has_ended:
+                    self._links.avoid(part.helper)
+        return is_over
 
     def positions(self, samples: list[Any], *, is_cancelled: Callable[[], bool]) -> Iterator[int]:
         """See `hetero.batches.request.ChoosePositions`. A second call computes all samples here.
@@ -82,10 +112,15 @@ class Gathering:
             is_cancelled: Whether the batch is no longer wanted.
         """
         if self._is_used:
+            self._parts.begin_again()
             yield from range(len(samples))
             return
         self._is_used = True
-        begin_s = self._clock()
-        yield from np.flatnonzero(self._homes == 0).tolist()
-        patience_s = max(_MIN_PATIENCE_S, self._clock() - begin_s)
-        yield from self._parts.rest(samples, patience_s=patience_s, clock=self._clock, is_cancelled=is_cancelled)
+        yield from self._own
+        yield from self._parts.rest(samples, patience_s=0.0, clock=self._clock, is_cancelled=is_cancelled)
+
+    @property
+    def _own(self) -> list[int]:
+        """Positions of the samples that no other endpoint was asked for."""
+        asked = {position for part in self._parts.all for position in part.positions}
+        return [position for position in range(len(self._homes)) if position not in asked]

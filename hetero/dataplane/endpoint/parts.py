@@ -5,9 +5,12 @@ The samples are the same wherever they are computed, and whatever part of them e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +19,7 @@ from hetero.dataplane.endpoint.failures import record_of
 from hetero.dataplane.endpoint_link import Call, EndpointLink
 from hetero.errors import DatasetError
 from hetero.wire import requests
-from hetero.wire.faults import CallFailedError, Fault
+from hetero.wire.faults import CallFailedError
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import Limits
 
@@ -34,14 +37,22 @@ class Links:
 
     Args:
         connect: Opens a link to an endpoint.
+        clock: Returns monotonic seconds.
     """
 
-    MAX_LINKS = 64
+    MAX_IDLE = 64
+    """Links without a part in progress. Of more, those are closed that were used longest ago."""
+    AVOIDED_S = 10.0
 
-    def __init__(self, connect: Callable[[Helper], EndpointLink]) -> None:
+    def __init__(
+        self, connect: Callable[[Helper], EndpointLink], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._connect = connect
+        self._clock = clock
         self._lock = threading.Lock()
         self._links: dict[Helper, EndpointLink] = {}
+        self._num_users: Counter[EndpointLink] = Counter()
+        self._late_until_s: dict[Helper, float] = {}
 
     def fetch(self, helper: Helper, message: bytes, decoder: BatchDecoder, *, on_call: Callable[[Call], None]) -> None:
         """Ask an endpoint for a part and receive it into ``decoder``. Blocks.
@@ -49,32 +60,65 @@ class Links:
         Raises:
             DatasetError, ProtocolError, CallFailedError: As in `EndpointLink.fetch`.
         """
-        link = self._link(helper)
-        try:
-            link.attend()
-            link.fetch(message, decoder, timeout_s=_FETCH_TIMEOUT_S, on_call=on_call)
-        except DatasetError:
-            raise
-        except CallFailedError as error:
-            if error.fault not in (Fault.CANCELLED, Fault.BUSY):
-                self._forget(helper, link)
-            raise
-        except BaseException:
-            self._forget(helper, link)
-            raise
+        with self._attended(helper) as link:
+            try:
+                link.fetch(message, decoder, timeout_s=_FETCH_TIMEOUT_S, on_call=on_call)
+            except CallFailedError as error:
+                if error.fault.is_loss:
+                    self._forget(helper, link)
+                raise
 
-    def _link(self, helper: Helper) -> EndpointLink:
-        dropped = None
+    def avoid(self, helper: Helper) -> None:
+        """Note that a part of an endpoint was late."""
+        with self._lock:
+            self._late_until_s[helper] = self._clock() + self.AVOIDED_S
+
+    def is_avoided(self, helper: Helper) -> bool:
+        """Return whether a part of an endpoint was late in the last ten seconds."""
+        with self._lock:
+            if self._late_until_s.get(helper, 0.0) > self._clock():
+                return True
+            self._late_until_s.pop(helper, None)
+            return False
+
+    @contextlib.contextmanager
+    def _attended(self, helper: Helper) -> Iterator[EndpointLink]:
+        """Yield a link that is ready for a fetch."""
+        link, is_new = self._link(helper)
+        try:
+            try:
+                link.attend()
+            except CallFailedError:
+                self._forget(helper, link)
+                if is_new:
+                    raise
+                self._release(link)
+                link, _ = self._link(helper)  # the old one had ended while it was idle
+                link.attend()
+            yield link
+        finally:
+            self._release(link)
+
+    def _link(self, helper: Helper) -> tuple[EndpointLink, bool]:
+        """Return a link, and whether it is a new one. `_release` gives it back."""
         with self._lock:
             link = self._links.pop(helper, None)
+            is_new = link is None
             if link is None:
                 link = self._connect(helper)
-                if len(self._links) >= self.MAX_LINKS:
-                    dropped = self._links.pop(next(iter(self._links)))
             self._links[helper] = link  # as the last one, because it is used last
-        if dropped is not None:
-            dropped.close()
-        return link
+            self._num_users[link] += 1
+            return link, is_new
+
+    def _release(self, link: EndpointLink) -> None:
+        with self._lock:
+            self._num_users[link] -= 1
+            if not self._num_users[link]:
+                del self._num_users[link]
+            idle = [helper for helper, each in self._links.items() if each not in self._num_users]
+            dropped = [self._links.pop(helper) for helper in idle[: max(0, len(idle) - self.MAX_IDLE)]]
+        for each in dropped:
+            each.close()
 
     def _forget(self, helper: Helper, link: EndpointLink) -> None:
         with self._lock:
@@ -126,7 +170,7 @@ class Part:
 
 
 class Parts:
-    """The parts of one batch. Each has a thread that waits for it. The other methods are for one thread at a time.
+    """The parts of one batch. Each has a thread that waits for it. The methods are for one thread at a time.
 
     Args:
         request: The batch.
@@ -151,12 +195,14 @@ class Parts:
         """Return whether an endpoint was asked."""
         return bool(self._parts)
 
-    def __iter__(self) -> Iterator[Part]:
-        return iter(self._parts)
+    @property
+    def all(self) -> tuple[Part, ...]:
+        """The parts that were asked for."""
+        return tuple(self._parts)
 
     @property
     def missing(self) -> list[Part]:
-        """The parts of which samples are missing."""
+        """The parts whose samples are not in the batch yet."""
         return [part for part in self._parts if part.missing]
 
     def ask(self, helper: Helper, positions: Sequence[int], *, is_anew: bool) -> None:
@@ -178,7 +224,7 @@ class Parts:
             part.conclude(str(error))
 
     def wait(self, timeout_s: float, *, for_all: bool = False) -> bool:
-        """Block until one of the missing parts has ended, or all have. Return whether that is so."""
+        """Block until one of the missing parts has ended, or all. Return False if the time was over first."""
         enough = all if for_all else any
         with self._changed:
             return self._changed.wait_for(lambda: enough(part.has_ended for part in self.missing), timeout_s)
@@ -217,9 +263,13 @@ class Parts:
                 part.cancel()
 
     def give_up(self) -> None:
-        """Cancel the parts that have not arrived, and forget all."""
+        """Cancel the parts that have not arrived. Any thread."""
         for part in self._parts:
             part.cancel()
+
+    def begin_again(self) -> None:
+        """Cancel the parts that have not arrived, and forget all."""
+        self.give_up()
         self._parts = []
         self.num_taken = 0
 

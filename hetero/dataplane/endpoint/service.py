@@ -296,7 +296,7 @@ class DataServicer:
             globals=served.globals,
             warnings=description.warnings,
             divisible=self._links is not None and built.is_divisible,
-            keeps_samples=self._links is not None and built.is_divisible and built.split is not None,
+            keeps_samples=self._links is not None and built.is_divisible and _has_homes(request.dataset.name),
         ).SerializeToString()
 
     def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:
@@ -369,9 +369,9 @@ class DataServicer:
         return wanted.finish(task)
 
     def _gather(self, wanted: RequestedBatch, gathering: Gathering, reply: Reply) -> framing.EncodedBatch | None:
-        """Answer a request of which other hosts keep samples."""
+        """Answer a request whose samples other hosts keep."""
         with gathering:
-            while not gathering.wait() and self._compute.num_queued:
+            while not gathering.wait(is_busy=self._compute.num_queued > 0):
                 if reply.has_left():
                     return None
             task = self._compute.submit(
@@ -383,6 +383,12 @@ class DataServicer:
                 task.cancel()
                 return None
             return wanted.finish(task)
+
+
+def _has_homes(name: str) -> bool:
+    """Return whether each sample of a data set is kept by one of several hosts."""
+    cache = get_factory(name).cache
+    return cache is not None and cache.homes
 
 
 def _wait(task: Task, has_left: Callable[[], bool]) -> bool:

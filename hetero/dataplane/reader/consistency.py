@@ -21,6 +21,7 @@ __all__ = ["ServedDataset"]
 _NUM_SIZES = 128
 _MAX_UNDIVIDED = 3
 _QUICK_S = 0.25
+_UNGATHERED_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class ServedDataset:
         self.descriptions: dict[str, Description] = {}
         """Descriptions by the endpoint's id."""
         self._num_undivided = 0  # successive batches that one endpoint has computed although helpers were named
+        self._num_ungathered = 0  # the same for homes
+        self._gathered_again_s = 0.0
         self.build_s = 0.0
         """Longest time that an endpoint took to prepare, in seconds."""
         self._reference_name = ""
@@ -68,6 +71,20 @@ class ServedDataset:
             self._num_undivided = 0
         else:
             self._num_undivided += _MAX_UNDIVIDED if took_s < _QUICK_S else 1
+
+    def is_gathered(self, now_s: float) -> bool:
+        """Return whether the homes of its samples should be named.
+
+        Not for ten seconds after three successive batches that one endpoint has computed alone.
+        """
+        return now_s >= self._gathered_again_s
+
+    def observe_gathered(self, *, num_parts: int, now_s: float) -> None:
+        """Record how many endpoints have computed a batch for which homes were named."""
+        self._num_ungathered = 0 if num_parts > 1 else self._num_ungathered + 1
+        if self._num_ungathered >= _MAX_UNDIVIDED:
+            self._num_ungathered = 0
+            self._gathered_again_s = now_s + _UNGATHERED_S
 
     def update(self, connections: Sequence[EndpointConnection]) -> None:
         """Choose the reference if an endpoint can give it, and compare the endpoints that have described themselves.

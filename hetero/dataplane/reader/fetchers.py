@@ -137,16 +137,18 @@ class Fetchers:
         attempt = self._window.start(batch, connection, self._fleet.clock())
         request = batch.request
         if (
-            batch.dataset.is_divided
-            and request.work.num_samples > 1
+            request.work.num_samples > 1
             and request.on_sample_error == "raise"  # with one sample that raises, a part would be of no use
             and not batch.poison.is_suspect
             and not batch.doubted
         ):
-            if not request.verify:
+            has_homes = not request.verify and batch.dataset.is_gathered(self._fleet.clock())
+            if has_homes and batch.sequence:  # for the first batch of a pass, all endpoints are free
                 attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
-            if attempt.homes is None:
+            if attempt.homes is None and batch.dataset.is_divided:
                 attempt.helpers = self._router.choose_helpers(request.spec, connection, sequence=batch.sequence)
+            if has_homes and not attempt.helpers:
+                attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
         return attempt
 
     def send(self, attempt: Attempt) -> None:

@@ -67,9 +67,9 @@ class FleetStatistics:
     hedges: int = 0
     """Second attempts, made because the first one was overdue but still in progress."""
     divided: int = 0
-    """Batches of which idle endpoints have computed parts."""
+    """Batches that idle endpoints have helped to compute."""
     gathered: int = 0
-    """Batches of which other hosts have computed the samples that they keep."""
+    """Batches for which other hosts have computed the samples that they keep."""
     hedges_won: int = 0
     """Batches that came from the second attempt."""
 

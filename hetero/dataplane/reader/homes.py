@@ -1,4 +1,4 @@
-"""Which host keeps a sample. Every rank finds the same host, without asking anyone."""
+"""Which host keeps a sample. Every rank with the same directory finds the same host."""
 
 from __future__ import annotations
 

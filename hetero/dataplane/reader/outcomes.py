@@ -6,7 +6,6 @@ An attempt ends with a batch or with an exception. The batch is then delivered, 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 
 from hetero.dataplane.reader.attempts import Attempt, PendingBatch
@@ -116,10 +115,10 @@ class Outcomes:
         is_gathered = attempt.homes is not None
         if fetched.num_parts <= 1 or is_gathered:  # otherwise the time says little about other batches
             self._hedging.observe(request, took_s)
-        if attempt.helpers:
-            attempt.batch.dataset.observe_helped(
-                num_parts=fetched.num_parts, took_s=math.inf if is_gathered else took_s
-            )
+        if is_gathered:
+            attempt.batch.dataset.observe_gathered(num_parts=fetched.num_parts, now_s=now_s)
+        elif attempt.helpers:
+            attempt.batch.dataset.observe_helped(num_parts=fetched.num_parts, took_s=took_s)
         stats.gathered += fetched.num_parts > 1 and is_gathered
         stats.divided += fetched.num_parts > 1 and not is_gathered
         self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
@@ -130,13 +129,14 @@ class Outcomes:
         attempt.batch.dataset.observe_size(fetched.nbytes)
 
     def _won(self, attempt: Attempt, fetched: Fetched) -> None:
-        """Deliver a batch. If it is from a hedge, avoid the endpoint of the first attempt."""
+        """Deliver a batch. If it is from a hedge, avoid the endpoint of the first attempt, unless others had parts."""
         self._fleet.stats.batches += 1
         if attempt.is_hedge:
             self._fleet.stats.hedges_won += 1
             now_s = self._fleet.clock()
             for other in attempt.batch.attempts:
-                self._router.avoid(other.connection, kept_s=now_s - other.since_s)
+                if other.homes is None:
+                    self._router.avoid(other.connection, kept_s=now_s - other.since_s)
         self.deliver(attempt.batch, Arrived(fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes))
 
     def _is_final(self, attempt: Attempt, error: Exception) -> bool:

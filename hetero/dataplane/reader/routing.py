@@ -28,7 +28,11 @@ _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
 _WITHHELD_S = 10.0
 _MAX_DIVIDED = 16
-"""Endpoints that compute one batch together."""
+"""Largest number of endpoints that compute one batch together."""
+_MAX_GATHERED = 2**16
+"""Largest number of samples for which homes are looked up. They take a millisecond per host."""
+_MIN_PER_HOME = 2
+"""Smallest mean number of samples in a part."""
 
 
 class ConnectionTable:
@@ -274,9 +278,11 @@ class Router:
         """Return endpoints of the hosts that keep the samples of a batch, and which of them keeps each sample.
 
         Nothing if the data set has no cache, or only one host has its endpoints. A sample whose host has no endpoint
-        that can take it now counts as one of ``lead``.
+        that can take it now counts as one of ``lead``. Endpoints that the job added while it ran keep what they
+        compute, because their number changes.
 
-        Each endpoint asks the same endpoint of another host each time, if it can, so that there are few connections.
+        If hosts have equally many endpoints, each endpoint asks the same endpoint of another host each time, so that
+        there are few connections.
 
         Args:
             request: The request.
@@ -284,27 +290,33 @@ class Router:
         """
         spec, work = request.spec, request.work
         description = lead.descriptions.get(spec)
-        if description is None or not description.keeps_samples or not isinstance(work, IndexedWork):
+        if description is None or not description.keeps_samples or lead.record.is_optional:
             return (), None
-        if not isinstance(work.indices, np.ndarray):  # only positions are kept
+        if not isinstance(work, IndexedWork) or not isinstance(work.indices, np.ndarray):  # only positions are kept
             return (), None
+        # All ranks count all endpoints, so that they find the same homes.
         num_endpoints = Counter(
             connection.record.host
-            for connection in self.used
-            if connection.serves(spec) and connection.descriptions[spec].environment == description.environment
+            for connection in self._table
+            if connection.state is not ConnectionState.FOREIGN and not connection.record.is_optional
         )
-        if not 1 < len(num_endpoints) <= MAX_HELPERS + 1:
+        num_hosts = len(num_endpoints)
+        if not 1 < num_hosts <= MAX_HELPERS + 1 or not num_hosts * _MIN_PER_HOME <= work.num_samples <= _MAX_GATHERED:
             return (), None
         available: dict[str, list[EndpointConnection]] = {}
         for connection in self._available(spec, self._clock(), besides=lead):
-            available.setdefault(connection.record.host, []).append(connection)
+            found = connection.descriptions[spec]
+            if found.keeps_samples and found.environment == description.environment:
+                available.setdefault(connection.record.host, []).append(connection)
+        # Endpoints of a host with fewer endpoints ask all those of the other one by turns.
+        turn = _index_on_host(lead) + request.step * num_endpoints[lead.record.host]
         homes = homes_of(work.indices, num_endpoints)
         helpers: list[EndpointConnection] = []
         numbers = np.zeros(len(num_endpoints), np.uint8)
         for number, host in enumerate(num_endpoints):
             candidates = sorted(available.get(host, ()), key=_index_on_host)
             if host != lead.record.host and candidates and (homes == number).any():
-                helpers.append(candidates[_index_on_host(lead) % len(candidates)])
+                helpers.append(candidates[turn % len(candidates)])
                 numbers[number] = len(helpers)
         return (tuple(helpers), numbers[homes]) if helpers else ((), None)
 

@@ -181,3 +181,14 @@ def test_endpoint_without_which_the_job_was_planned_gives_the_reference_if_it_is
     answer(first)
     dataset.update([first])
     assert first.serves(SPEC)
+
+
+def test_homes_are_not_named_for_ten_seconds_after_three_batches_that_nobody_helped_with() -> None:
+    dataset = ServedDataset(DatasetSpec("numbers"))
+    for num_parts in (1, 1, 2, 1, 1):
+        dataset.observe_gathered(num_parts=num_parts, now_s=100.0)
+        assert dataset.is_gathered(100.0)
+    dataset.observe_gathered(num_parts=1, now_s=100.0)
+    assert not dataset.is_gathered(109.9)
+    assert dataset.is_gathered(110.0)
+    assert dataset.is_divided

@@ -1,0 +1,240 @@
+"""How an endpoint gathers the samples that other hosts keep, and its links. The others answer as the test wants."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from parts_links import HELPERS, Link, Slow
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import fetch
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import BatchRequest, Cancelled, Helper
+from hetero.dataplane.endpoint.gathering import Gathering
+from hetero.dataplane.endpoint.parts import Links
+from hetero.errors import DatasetError
+from hetero.spec import DatasetSpec
+from hetero.wire.faults import CallFailedError, Fault
+from hetero.wire.framing import BatchDecoder
+from hetero.wire.limits import Limits
+
+HOMES = np.array([0, 1, 2, 1, 0, 2, 1, 1], np.uint8)
+
+
+class Gathered:
+    """A batch of eight samples with two other homes."""
+
+    def __init__(self, answer: Callable[[Link, list[int]], Any] | None = None, *, homes: Any = HOMES) -> None:
+        self.data = Slow(0.0)
+        self.built = BuiltDataset.from_object(self.data, collate_fn=list)
+        self.answer = answer or (lambda link, indices: [self.data.sample(index) for index in indices])
+        self.opened: list[Link] = []
+        self.now_s = 0.0
+        self.num_refused = 0
+        self.is_cancelled = False
+        self.links = Links(self.connect, clock=lambda: self.now_s)
+        work = IndexedWork(np.arange(len(homes)))
+        self.request = BatchRequest(
+            spec=DatasetSpec("slow"), work=work, seed=1, epoch=0, position=0, helpers=HELPERS, homes=homes
+        )
+
+    def connect(self, helper: Helper) -> Any:
+        link = Link(lambda indices: self.answer(link, indices))
+        self.opened.append(link)
+        return link
+
+    def refuse(self) -> None:
+        self.num_refused += 1
+
+    def gathering(self, sample_s: float | None = 0.01) -> Gathering:
+        return Gathering(
+            self.request,
+            limits=Limits(),
+            links=self.links,
+            on_refused=self.refuse,
+            sample_s=sample_s,
+            clock=lambda: self.now_s,
+        )
+
+    def compute(self, gathering: Gathering) -> Any:
+        def is_cancelled() -> bool:
+            return self.is_cancelled
+
+        positions = functools.partial(gathering.positions, is_cancelled=is_cancelled)
+        return fetch(self.built, self.request, cancelled=is_cancelled, positions=positions)
+
+    def run(self, tools: Any) -> Any:
+        with self.gathering() as gathering:
+            tools.wait_for(lambda: gathering.wait(is_busy=True))
+            return self.compute(gathering)
+
+    def check(self, batch: Any) -> None:
+        assert [sample["text"] for sample in batch] == [str(index) for index in range(len(self.request.work.labels))]
+
+
+def test_each_home_is_asked_for_its_samples(tools: Any) -> None:
+    gathered = Gathered()
+    gathered.check(gathered.run(tools))
+    assert gathered.data.computed == [0, 4]
+    asked = sorted(list(request.work.labels) for link in gathered.opened for request in link.requests)
+    assert asked == [[1, 3, 6, 7], [2, 5]]
+
+
+def test_links_stay_open_for_the_next_batch(tools: Any) -> None:
+    gathered = Gathered()
+    for _ in range(3):
+        gathered.run(tools)
+    assert len(gathered.opened) == 2
+    assert not any(link.is_closed for link in gathered.opened)
+
+
+def test_large_part_is_asked_for_in_pieces(tools: Any) -> None:
+    gathered = Gathered(homes=np.ones(300, np.uint8))
+    gathered.check(gathered.run(tools))
+    assert sorted(request.work.num_samples for link in gathered.opened for request in link.requests) == [44, 128, 128]
+    assert gathered.data.computed == []
+
+
+@pytest.mark.parametrize(
+    "error", [CallFailedError(Fault.UNREACHABLE, "gone"), CallFailedError(Fault.BUSY, "later"), ValueError("odd")]
+)
+def test_samples_that_a_home_does_not_give_are_computed_here(error: Exception, tools: Any) -> None:
+    def answer(_link: Link, indices: list[int]) -> Any:
+        raise error
+
+    gathered = Gathered(answer)
+    gathered.check(gathered.run(tools))
+    assert sorted(gathered.data.computed) == list(range(8))
+
+
+def test_only_a_lost_endpoint_gets_a_new_link(tools: Any) -> None:
+    faults = [Fault.BUSY, Fault.UNREACHABLE]
+
+    def answer(link: Link, indices: list[int]) -> Any:
+        raise CallFailedError(faults[0], "no")
+
+    gathered = Gathered(answer, homes=np.array([0, 1], np.uint8))
+    gathered.run(tools)
+    gathered.run(tools)
+    assert len(gathered.opened) == 1
+    faults.pop(0)
+    gathered.run(tools)
+    assert gathered.opened[0].is_closed
+    gathered.run(tools)
+    assert len(gathered.opened) == 2
+
+
+class Silent:
+    """An answer that does not come before the test allows it."""
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Event()
+        self.data = Slow(0.0)
+
+    def __call__(self, link: Link, indices: list[int]) -> Any:
+        while not self.may_answer.wait(0.01):
+            if link.cancelled.is_set():
+                raise CallFailedError(Fault.CANCELLED, "")
+        return [self.data.sample(index) for index in indices]
+
+
+@pytest.mark.parametrize(("sample_s", "patience_s"), [(None, 5.0), (0.001, 0.5), (1.0, 12.0)])
+def test_endpoint_with_nothing_else_to_do_waits_three_times_as_long_as_a_part_takes(
+    sample_s: float | None, patience_s: float
+) -> None:
+    gathered = Gathered(Silent())
+    with gathered.gathering(sample_s) as gathering:
+        gathered.now_s = 1.0
+        assert not gathering.wait(is_busy=True)
+        gathered.now_s = 1.0 + patience_s - 0.01
+        assert not gathering.wait(is_busy=False)
+        assert not any(map(gathered.links.is_avoided, HELPERS))
+        gathered.now_s = 1.0 + patience_s + 0.01
+        assert gathering.wait(is_busy=False)
+        gathered.check(gathered.compute(gathering))
+    assert all(map(gathered.links.is_avoided, HELPERS))
+    with gathered.gathering() as gathering:
+        assert gathering.wait(is_busy=False)  # nobody was asked
+        gathered.check(gathered.compute(gathering))
+    gathered.now_s += Links.AVOIDED_S
+    assert not any(map(gathered.links.is_avoided, HELPERS))
+
+
+def test_busy_endpoint_does_not_wait_for_ever() -> None:
+    gathered = Gathered(Silent())
+    with gathered.gathering() as gathering:
+        gathered.now_s = 29.0
+        assert not gathering.wait(is_busy=True)
+        gathered.now_s = 31.0
+        assert gathering.wait(is_busy=True)
+
+
+def test_batch_that_is_cancelled_while_samples_are_missing_is_not_collated() -> None:
+    gathered = Gathered(Silent())
+    with gathered.gathering() as gathering:
+        gathered.now_s = 100.0
+        assert gathering.wait(is_busy=False)
+    # The reader has left, so the parts are given up while the compute thread begins.
+    gathered.is_cancelled = True
+    gathered.built.collate_fn = lambda samples: pytest.fail("it collates")
+    with pytest.raises(Cancelled):
+        gathered.compute(gathering)
+
+
+def test_second_computation_takes_nothing_of_the_first(tools: Any) -> None:
+    gathered = Gathered()
+    with gathered.gathering() as gathering:
+        tools.wait_for(lambda: gathering.wait(is_busy=True))
+        gathered.compute(gathering)
+        assert gathering.num_parts == 3
+        gathered.data.computed.clear()
+        gathered.check(gathered.compute(gathering))
+        assert gathering.num_parts == 1
+    assert gathered.data.computed == list(range(8))
+
+
+def test_sample_that_raises_at_home_is_named_here(tools: Any) -> None:
+    def answer(_link: Link, indices: list[int]) -> Any:
+        raise CallFailedError(Fault.BROKEN, "whatever")
+
+    gathered = Gathered(answer)
+    gathered.data.fails_at = 6
+    with pytest.raises(DatasetError, match="at sample 6:"):
+        gathered.run(tools)
+
+
+def helpers(count: int) -> list[Helper]:
+    return [
+        Helper(endpoint_id=f"algo-{number}/0", host="algo-1", address="127.0.0.1:9", incarnation="a")
+        for number in range(count)
+    ]
+
+
+def ask(links: Links, helper: Helper) -> None:
+    message = Link.message([1])
+    links.fetch(helper, message, BatchDecoder(Limits(), request=message), on_call=lambda call: None)
+
+
+def test_links_that_were_used_longest_ago_are_closed_but_none_in_use() -> None:
+    gathered = Gathered(lambda link, indices: [0] * len(indices))
+    asked = helpers(Links.MAX_IDLE + 2)
+    with gathered.links._attended(asked[0]) as used:
+        for helper in asked[1:]:
+            ask(gathered.links, helper)
+        assert not used.is_closed  # type: ignore[attr-defined]
+        assert [link.is_closed for link in gathered.opened].index(True) == 1
+    assert sum(link.is_closed for link in gathered.opened) == 2
+
+
+def test_link_that_ended_while_it_was_idle_is_opened_anew() -> None:
+    gathered = Gathered(lambda link, indices: [0] * len(indices))
+    (helper,) = helpers(1)
+    ask(gathered.links, helper)
+    gathered.opened[0].has_ended = True
+    ask(gathered.links, helper)
+    assert [link.is_closed for link in gathered.opened] == [True, False]
