@@ -99,16 +99,18 @@ def targets(rows: Sequence[harness.Row]) -> list[str]:
     config = rows[0].trial.config
     if config["num_endpoints"] != 1:
         return []
-    if config["nbytes"] == 10_000:
-        return [harness.target("batches/s x torch", harness.ratio(rows, "hetero", "torch", "batches_per_s"), 0.7)]
     if config["nbytes"] < 10_000_000:
-        return []
+        bounds = {"torch": 2.0, "tf.data-service": 1.0}
+        return [
+            harness.target(f"batches/s x {peer}", harness.ratio(rows, "hetero", peer, "batches_per_s"), bound)
+            for peer, bound in bounds.items()
+        ]
     own = next((row for row in rows if row.trial.competitor == "hetero" and row.runs), None)
     cpu = own.median("trainer_cpu_s_per_gb") if own else float("nan")
     return [
         harness.target("GB/s x grpc-raw", harness.ratio(rows, "hetero", "grpc-raw", "gb_per_s"), 0.9),
         harness.target("GB/s x tf.data-service", harness.ratio(rows, "hetero", "tf.data-service", "gb_per_s"), 1.8),
-        harness.target("trainer CPU-s per GB", cpu, 0.45, at_most=True),
+        harness.target("trainer CPU-s per GB", cpu, 0.25 if config["nbytes"] == 10_000_000 else 0.45, at_most=True),
     ]
 
 
