@@ -73,7 +73,7 @@ def test_transport_figures_at_10_mb(load: Load) -> None:
     probe, service, cpu = load("bench_transport").targets(rows)
     assert "0.910, at least 0.9 wanted: met" in probe
     assert "1.517, at least 1.8 wanted: **MISSED**" in service
-    assert "0.400, at most 0.45 wanted: met" in cpu
+    assert "0.400, at most 0.25 wanted: **MISSED**" in cpu
 
 
 def test_transport_asks_for_nothing_with_two_endpoints(load: Load) -> None:
@@ -88,7 +88,22 @@ def test_pipelines_count_those_ahead_of_every_remote_peer(load: Load) -> None:
         rows += [make_row(load, "hetero", group, 100), make_row(load, "torch", group, 105)]
         rows += [make_row(load, "rpc", group, 50), make_row(load, "ray", group, 99 + 2 * (number == 0))]
     assert "ahead of every remote peer: 5.000, at least 5 wanted: met" in pipelines.report(rows)
-    assert pipelines.report(rows).count("**MISSED**") == 2  # 0.95 of torch and 0.99 of Ray Data for jpeg; 0.9 elsewhere
+    # torch and Ray Data for jpeg, torch for text and tabular; elsewhere 0.9 of torch is wanted.
+    assert pipelines.report(rows).count("**MISSED**") == 4
+
+
+def test_pipelines_overhead_is_what_remains_of_the_cpu_time_beside_computing(load: Load) -> None:
+    rows = [
+        make_row(load, name, "jpeg", 100, trainer_cpu_s_per_gb=0.4, supply_cpu_s_per_gb=supply)
+        for name, supply in (("hetero", 6.0), ("torch", 6.5), ("rpc", 7.0), ("tf", 6.1), ("alone", 5.2))
+    ]
+    pipelines = load("bench_pipelines")
+    assert {name: round(value, 3) for name, value in pipelines.overheads(rows).items()} == {
+        "hetero": 0.8,
+        "torch": 1.3,
+        "rpc": 1.8,
+    }
+    assert "best peer: 0.615, at most 0.7 wanted: met" in pipelines.figures(rows)[-1]
 
 
 def test_pipeline_in_which_a_remote_peer_has_failed_does_not_count_as_ahead(load: Load) -> None:
