@@ -181,6 +181,11 @@ class Fetchers:
             self._wake_one()  # delivery frees bytes, and the batch that is next now may exceed the byte limit
         return outcome
 
+    def come_back(self) -> None:
+        """Note that the consumer wants the next batch, so the one before counts no more."""
+        self._window.come_back()
+        self._wake_one()
+
     def wait(self, timeout_s: float) -> None:
         """Wait until the consumer may go on. Hedge the batch that it waits for if that batch is overdue."""
         timeout_s = min(timeout_s, self.hedge_if_overdue())

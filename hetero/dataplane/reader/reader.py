@@ -204,6 +204,9 @@ class Reader(Iterator[Any]):
         """Note that the consumer wants a batch."""
         self._came_back_s = self._fleet.clock()
         if self._left_s is not None:
+            if self._window.is_taken:
+                with self._fleet.lock:
+                    self._fetchers.come_back()
             away_s = self._came_back_s - self._left_s
             self._away_share += (1.0 - self._away_share) * min(1.0, away_s / _RECENT_S)
 

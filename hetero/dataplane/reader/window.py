@@ -106,6 +106,7 @@ class Window:
         self._all_bytes = all_bytes
         self._num_added = 0
         self._held_bytes = 0
+        self._taken_bytes = 0
         self._growth = WindowGrowth()
 
     @property
@@ -173,7 +174,21 @@ class Window:
         self._growth.delivered()
         if isinstance(outcome, Arrived):
             self._held_bytes -= outcome.nbytes
+            self._taken_bytes = outcome.nbytes if outcome.nbytes > WindowGrowth.MAX_BYTES else 0
         return outcome
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the latest batch still counts, because the consumer has not come back."""
+        return self._taken_bytes > 0
+
+    def come_back(self) -> None:
+        """Note that the consumer wants the next batch.
+
+        A loop drops a batch when it gets the next one. For a moment it has both. Without this, two more could be in
+        flight then. Only batches that are larger than the room of `WindowGrowth` count.
+        """
+        self._taken_bytes = 0
 
     def has_room(self, batch: PendingBatch) -> bool:
         """Return whether the bytes of a missing batch fit. The next batch to deliver always fits."""
@@ -182,7 +197,7 @@ class Window:
         batch_bytes = batch.dataset.batch_bytes
         is_ahead = self.request is not None and batch.request.epoch != self.request.epoch
         bound = min(self._own_max_bytes(is_ahead=is_ahead), self._planned() * batch_bytes + WindowGrowth.MAX_BYTES)
-        return self._held_bytes + (len(self.attempts) + 1) * batch_bytes <= bound
+        return self._taken_bytes + self._held_bytes + (len(self.attempts) + 1) * batch_bytes <= bound
 
     def is_over_bound(self, dataset: ServedDataset) -> bool:
         """Return whether the window will exceed its byte limit when all attempts in progress have arrived."""
@@ -238,4 +253,4 @@ class Window:
         """Forget everything except the attempts in progress."""
         self.missing.clear()
         self.outcomes.clear()
-        self._held_bytes = 0
+        self._held_bytes = self._taken_bytes = 0

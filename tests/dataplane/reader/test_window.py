@@ -74,6 +74,26 @@ def test_window_has_room_for_its_bytes_and_always_for_the_next_batch(
     assert window.is_over_bound(first.dataset)
 
 
+@pytest.mark.parametrize(("nbytes", "is_counted"), [(40_000_000, True), (10_000_000, False)])
+def test_large_batch_counts_until_the_loop_comes_back(
+    tools: Any, connection: EndpointConnection, nbytes: int, is_counted: bool
+) -> None:
+    window = filled_window(tools, 4, max_bytes=2**30, batch_bytes=nbytes)
+    window._planned = lambda: 2
+    first, second, *_ = tuple(window.missing)
+    attempts = [window.start(batch, connection, 0.0) for batch in (first, second)]
+    for attempt in attempts:
+        window.end(attempt)
+        window.put(attempt.batch.sequence, Arrived(None, nbytes))
+    window.pop()
+    window.start(window.missing[0], connection, 0.0)  # the next but one
+    window.pop()
+    assert window.is_taken == is_counted
+    assert window.has_room(window.missing[0]) != is_counted
+    window.come_back()
+    assert window.has_room(window.missing[0])
+
+
 def test_window_has_a_place_until_its_size_is_in_flight(tools: Any) -> None:
     window = filled_window(tools, 3, max_bytes=1000, batch_bytes=10)
     assert window.has_place
