@@ -8,7 +8,7 @@ import pytest
 from harness import CHAIN, DNN, StartJob, data
 
 
-@pytest.mark.parametrize("groups", [[DNN], [data(1), DNN]], ids=["homogeneous", "heterogeneous"])
+@pytest.mark.parametrize("groups", [[DNN], [data(2), DNN]], ids=["homogeneous", "heterogeneous"])
 def test_batches_are_those_of_a_job_without_a_cache(start_job: StartJob, tmp_path: Path, groups: list[str]) -> None:
     digests = {}
     for kind in ("plain", "kept"):
@@ -22,6 +22,7 @@ def test_batches_are_those_of_a_job_without_a_cache(start_job: StartJob, tmp_pat
             assert "samples taken from the cache" not in events
         else:
             loaded, taken = events["samples loaded for the cache"], events["samples taken from the cache"]
-            assert 100 <= loaded <= 110  # two endpoints share it; both may load a sample at the same time
+            assert 100 <= loaded <= 120  # all endpoints share the memory here; two may load a sample at the same time
             assert taken >= 50
+            assert events["gathered"] >= 10  # of 39 batches
     assert digests["plain"] == digests["kept"]
