@@ -120,7 +120,7 @@ class Endpoint:
         # Each request in progress holds a batch in memory. All ranks together have about two requests per slot in
         # flight, and with a cache each other host as many for parts. Further requests are refused as `Fault.BUSY`,
         # because readers would not see that they are queued.
-        max_requests = 256 + 4 * options.num_slots
+        max_requests = 96 + 4 * options.num_slots
         self._options = options
         self._token = token
         self._tls = tls
