@@ -22,7 +22,7 @@ JOBS_ELSEWHERE = ("tests/examples", "tests/ray", "tests/sagemaker/rehearsal", "t
 SECOND_PART = (
     "tests/chaos",
     *(f"tests/integration/test_{name}.py" for name in ("entry_points", "mpirun", "rehearsals", "slurm", "tf_service")),
-    *(f"tests/integration/test_{name}.py" for name in ("auto_endpoints", "planning_example", "profile", "tf_profile")),
+    *(f"tests/integration/test_{name}.py" for name in ("auto_endpoints", "planning_example", "tf_profile")),
 )
 """Of the jobs: about half of their time."""
 _APART = (
