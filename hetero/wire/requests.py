@@ -256,7 +256,7 @@ def _helpers_from_proto(
     """Return the helpers in a request, and the homes of its samples.
 
     Raises:
-        ProtocolError: If there are too many, one has no valid address, or a home is none of them.
+        ProtocolError: If there are too many helpers, a helper has no valid address, or a home is not one of them.
     """
     if len(message.items) > MAX_HELPERS:
         raise ProtocolError(f"a request names {len(message.items)} helpers, at most {MAX_HELPERS} are allowed")

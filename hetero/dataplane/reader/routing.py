@@ -275,11 +275,11 @@ class Router:
     def choose_homes(
         self, request: BatchRequest, lead: EndpointConnection
     ) -> tuple[tuple[EndpointConnection, ...], npt.NDArray[np.uint8] | None]:
-        """Return endpoints of the hosts that keep the samples of a batch, and which of them keeps each sample.
+        """Return one endpoint of each host that keeps samples of a batch, and the number of the endpoint per sample.
 
-        Nothing if the data set has no cache, or only one host has its endpoints. A sample whose host has no endpoint
-        that can take it now counts as one of ``lead``. Endpoints that the job added while it ran keep what they
-        compute, because their number changes.
+        The numbers are those of `BatchRequest.homes`. If a host has no endpoint that can take its samples now, ``lead``
+        computes them. No endpoints are returned if the data set has no cache, or if only one host has endpoints.
+        Endpoints that the job added while it ran keep what they compute, because their number changes.
 
         If hosts have equally many endpoints, each endpoint asks the same endpoint of another host each time, so that
         there are few connections.
