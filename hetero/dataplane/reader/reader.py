@@ -18,6 +18,7 @@ from hetero.batches.skips import Skips
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.fetchers import Fetchers
 from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.pace import ConsumerPace
 from hetero.dataplane.reader.window import Arrived, Window
 from hetero.errors import ConfigError, DatasetError
 from hetero.spec import DatasetSpec
@@ -29,8 +30,6 @@ _PREFETCH_FACTOR = 2
 _MAX_WINDOW_BYTES = 2**30
 _POLL_S = 0.5
 _LOG_AFTER_S = 10.0
-_HURRIED_SHARE = 0.25
-_RECENT_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +97,7 @@ class Reader(Iterator[Any]):
         self._on_received = on_received
         self._on_wait = on_wait
         self._is_exhausted = False
-        self._left_s: float | None = None  # when `next` last returned a batch
-        self._came_back_s = 0.0  # when it was last called
-        self._away_share = 1.0  # the part of its recent time that the consumer does not spend in `next`
+        self._pace = ConsumerPace()
         self._dataset: ServedDataset | None = None  # data set of the last request
         self._sampler_failure: Exception | None = None
         self._data_timeout_s = fleet.data_timeout_s if data_timeout_s is None else data_timeout_s
@@ -129,7 +126,10 @@ class Reader(Iterator[Any]):
             DataPlaneError: See `hetero.errors`.
         """
         self._fleet.check_process()
-        self._come_back()
+        self._pace.come_back(self._fleet.clock())
+        if self._window.is_taken:
+            with self._fleet.lock:
+                self._fetchers.come_back()
         try:
             self._fill()
             outcome = self._wait()
@@ -139,7 +139,7 @@ class Reader(Iterator[Any]):
                 if self._on_received is not None:
                     self._on_received(outcome.nbytes, outcome.saved_bytes)
                 self._fill()
-                self._leave()
+                self._pace.leave(self._fleet.clock())
                 return outcome.batch
             if not isinstance(outcome, DatasetError) or outcome is self._sampler_failure:
                 self.close()
@@ -196,24 +196,9 @@ class Reader(Iterator[Any]):
                 return
             with self._fleet.lock:
                 self._dataset = self._fleet.prepare(request.spec)
-                attempt = self._fetchers.add(request, self._dataset, is_hurried=self._away_share < _HURRIED_SHARE)
+                attempt = self._fetchers.add(request, self._dataset, is_hurried=self._pace.is_hurried)
             if attempt is not None:
                 self._fetchers.send(attempt)
-
-    def _come_back(self) -> None:
-        """Note that the consumer wants a batch."""
-        self._came_back_s = self._fleet.clock()
-        if self._left_s is not None:
-            if self._window.is_taken:
-                with self._fleet.lock:
-                    self._fetchers.come_back()
-            away_s = self._came_back_s - self._left_s
-            self._away_share += (1.0 - self._away_share) * min(1.0, away_s / _RECENT_S)
-
-    def _leave(self) -> None:
-        """Note that the consumer gets a batch."""
-        self._left_s = self._fleet.clock()
-        self._away_share -= self._away_share * min(1.0, (self._left_s - self._came_back_s) / _RECENT_S)
 
     def _wait(self) -> Arrived | BaseException:
         """Block until the next outcome has arrived. Return the batch, or the exception to raise."""

@@ -96,7 +96,7 @@ def test_consumer_with_a_step_leaves_medium_batches_to_fetchers(
     job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
     """They do not fit into the buffers of a socket. Fetchers receive them while the consumer computes."""
-    monkeypatch.setattr("hetero.dataplane.reader.reader._RECENT_S", 0.01)
+    monkeypatch.setattr("hetero.dataplane.reader.pace._RECENT_S", 0.01)
     job.pool()
     wanted = tools.requests(tools.spec(width=LARGE_WIDTH), num_batches=20)
     found = []
