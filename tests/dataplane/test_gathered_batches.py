@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from job_certificates import folder as certificates
+from job_certificates import tls
 
 from hetero.dataplane.reader.homes import homes_of
 from hetero.dataplane.reader.reader import Reader
@@ -30,12 +32,17 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def start(job: Any, spec: Any, hosts: list[str] = HOSTS) -> Any:
+def start(job: Any, spec: Any, hosts: list[str] = HOSTS, *, tls: Any = None) -> Any:
     for host in hosts:
-        job.pool(host, num_endpoints=2)
-    fleet = job.fleet()
+        job.pool(host, num_endpoints=2, **({"tls_dir": str(certificates("job"))} if tls else {}))
+    fleet = job.fleet(tls=tls)
     fleet.describe(spec)
     return fleet
+
+
+def read(fleet: Any, wanted: list[Any]) -> list[Any]:
+    with Reader(fleet, iter(wanted)) as reader:
+        return list(reader)
 
 
 def test_samples_are_loaded_by_the_hosts_that_keep_them(job: Any, tools: Any, folder: Path) -> None:
@@ -107,3 +114,36 @@ def test_two_ranks_find_the_same_homes(job: Any, tools: Any, folder: Path) -> No
         with Reader(fleet, iter(part)) as reader:
             assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, part))
         assert fleet.stats.gathered >= 2
+
+
+def test_hosts_under_tls_compute_for_each_other(job: Any, tools: Any, folder: Path) -> None:
+    spec = tools.spec("kept", folder=str(folder))
+    wanted = tools.requests(spec, num_batches=6, batch_size=10)
+    fleet = start(job, spec, ["algo-1", "algo-2"], tls=tls(host="trainer"))
+    assert tools.digest(read(fleet, wanted)) == tools.digest(tools.local(job.script, wanted))
+    assert fleet.stats.gathered
+
+
+def test_host_that_is_lost_and_comes_back_keeps_its_samples_again(job: Any, tools: Any, folder: Path) -> None:
+    spec = tools.spec("kept", folder=str(folder))
+    wanted = tools.requests(spec, num_batches=10, batch_size=10)
+    local = tools.digest(tools.local(job.script, wanted))
+    fleet = start(job, spec, HOSTS[:2])
+    assert tools.digest(read(fleet, wanted)) == local
+    gathered = [fleet.stats.gathered]
+    job.pools[1].stop(0.0)
+    assert tools.digest(read(fleet, wanted)) == local
+    gathered.append(fleet.stats.gathered)
+    job.pool(HOSTS[1], num_endpoints=2)
+    fleet.describe(spec)
+    tools.wait_for(lambda: _num_serving(fleet, spec) == 4)
+    assert tools.digest(read(fleet, wanted)) == local
+    gathered.append(fleet.stats.gathered)
+    assert gathered[0] > 0
+    assert gathered[1] == gathered[0]  # a single host asks nobody
+    assert gathered[2] > gathered[1]
+
+
+def _num_serving(fleet: Any, spec: Any) -> int:
+    with fleet.lock:
+        return sum(connection.serves(spec) for connection in fleet.router.used)
