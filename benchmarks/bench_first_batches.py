@@ -123,7 +123,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     plan = harness.plan("first_batches", parser, args)
     trials = [
-        Trial(competitor=name, group=f"loop: {loop}", config={"loop": loop}, start_s=6.0, warmup_s=18.0)
+        Trial(
+            competitor=name,
+            group=f"loop: {loop}",
+            config={"loop": loop},
+            basis="simulated",
+            start_s=6.0,
+            warmup_s=18.0,
+        )
         for loop in STEPS_S
         for name in plan.choose(args.only, full=list(COMPETITORS), short=list(COMPETITORS))
     ]

@@ -197,7 +197,7 @@ def overheads(rows: Sequence[Row]) -> dict[str, float]:
     alone = next(row for row in rows if row.trial.competitor == "alone")
     found = {}
     for row in rows:
-        if row.trial.competitor in ("alone", "tf") or len(row.runs) != len(alone.runs):
+        if row.trial.competitor in ("alone", "tf") or not alone.runs or len(row.runs) != len(alone.runs):
             continue
         metrics = ("trainer_cpu_s_per_gb", "supply_cpu_s_per_gb")
         whole, least = (map(sum, zip(*map(each.values, metrics), strict=True)) for each in (row, alone))
@@ -220,7 +220,10 @@ def figures(rows: Sequence[Row]) -> list[str]:
     if "alone" in present:
         found = overheads(rows)
         others = [value for name, value in found.items() if name != "hetero"]
-        ratio = found["hetero"] / min(others) if others and "hetero" in found else float("nan")
+        # An overhead that is not positive is noise, so it can be compared with nothing.
+        is_known = "hetero" in found and others and min(found.values()) > 0
+        ratio = found["hetero"] / min(others) if is_known else float("nan")
+        lines += [f"- CPU-s/GB beside computing, {name}: {value:.3f}" for name, value in found.items()]
         lines.append(
             harness.target("CPU beside computing x that of the best peer", ratio, OVERHEAD_BOUND, at_most=True)
         )

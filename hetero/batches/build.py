@@ -53,7 +53,7 @@ class BuiltDataset:
         dataset: The user's object. For a Keras data set that changes between epochs, its copy for the current epoch.
             For a data set with a cache, its `SplitDataset`.
         split: That `SplitDataset`. None for data sets without a cache.
-        is_loading_anew: Whether that takes no sample from a cache now.
+        is_loading_anew: Whether `split` takes no sample from a cache now.
         makes_batches: Whether each item is a batch. True for a Keras data set that a factory built.
         collate_fn: The user's function, or None for torch's ``default_collate``.
         fingerprint: The factory's ``fingerprint=``.

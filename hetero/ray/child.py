@@ -24,7 +24,7 @@ __all__ = ["Child"]
 _MAX_LINES = 20
 _LAST_OUTPUT_S = 2.0
 _NOT_FOR_CHILDREN = ("HETERO_PLATFORM", "HETERO_RAY_GROUPS", RECONNECT_VARIABLE)
-"""Variables that ask for a job on Ray, for which a child would start another job, and one that is for this process."""
+"""Two variables that ask for a job on Ray: a child with them would start another job. The last is for this process."""
 _THREADS = "OMP_NUM_THREADS"
 _AT_START = Path("/proc/self/environ")
 """The environment that this process had at its start."""

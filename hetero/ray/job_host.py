@@ -36,8 +36,8 @@ _KILLED_S = 2.0
 _ANSWER_S = 2.0
 """Time for the driver to get the exit code of a launcher whose node was lost."""
 ACTOR_VARIABLES = {RECONNECT_VARIABLE: "600"}
-"""Environment variables of the actor's process. Without them Ray could end it before the launcher has stopped: after a
-minute without an answer of a lost head, with whatever runs."""
+"""Environment variables of the actor's process. Without them, Ray ends an actor and the methods that it runs after a
+minute without an answer from the head. The launcher may need longer to stop."""
 _MAX_FILE_BYTES = 64 << 20
 LEDGERS = ("ledger-rank-*.jsonl",)
 """Patterns of the files that every trainer writes with ``--audit``."""
@@ -125,7 +125,8 @@ class JobHost:
     def guard(self) -> None:
         """Stop the launcher, remove the files of this host and end this process if Ray ends on its node.
 
-        Ray ends this process with its node only after the methods that run. It would then wait for a lost head.
+        Ray ends this process with its node only after the methods that run. If the head was lost, it would first wait
+        for an answer from the head.
         """
         while not self._is_closed.wait(_CHECK_S):
             if os.getppid() != self._node_pid:

@@ -118,8 +118,9 @@ class Endpoint:
         token = token_from_environment(os.environ)
         tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
         # Each request in progress holds a batch in memory. All ranks together have about two requests per slot in
-        # flight, and with a cache each other host as many for parts. Further requests are refused as `Fault.BUSY`,
-        # because readers would not see that they are queued.
+        # flight, and with a cache each other host as many for parts, which this bound allows for 48 hosts. Further
+        # requests are refused as `Fault.BUSY`, because readers would not see that they are queued. The endpoints whose
+        # parts are refused compute these samples themselves.
         max_requests = 96 + 4 * options.num_slots
         self._options = options
         self._token = token

@@ -24,15 +24,14 @@ from hetero.wire.limits import Limits
 __all__ = ["Gathering"]
 
 _POLL_S = 0.05
-_MIN_PATIENCE_S = 0.5
-_FIRST_PATIENCE_S = 5.0
-"""The same where it is not known how long a part takes."""
 _PATIENCE = 3.0
 """How long to wait for parts with nothing else to do, as a multiple of the time that a part takes here."""
+_MIN_PATIENCE_S = 0.5
+"""The least such time."""
+_FIRST_PATIENCE_S = 5.0
+"""Such a time while it is not known how long a part takes here."""
 _MAX_WAIT_S = 30.0
 """How long to wait for parts in any case."""
-_MAX_PART = 128
-"""Samples of one part. The answer to a request has at most 1,024 arrays."""
 
 
 class Gathering:
@@ -77,9 +76,8 @@ class Gathering:
 
     def __enter__(self) -> Gathering:
         for number, helper in enumerate(self._helpers, 1):
-            positions = np.flatnonzero(self._homes == number).tolist()
-            for begin in range(0, 0 if self._links.is_avoided(helper) else len(positions), _MAX_PART):
-                self._parts.ask(helper, positions[begin : begin + _MAX_PART], is_anew=False)
+            if not self._links.is_avoided(helper):
+                self._parts.ask(helper, np.flatnonzero(self._homes == number).tolist(), is_anew=False)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,11 +95,12 @@ class Gathering:
         if is_busy:
             self._busy_s = now_s
         waited_s = now_s - self._begin_s
+        late = [part.helper for part in self._parts.missing if not part.has_ended]
+        if all(map(self._links.is_avoided, late)):  # another batch has waited for them already
+            return True
         is_over = now_s - self._busy_s > self._patience_s or waited_s > max(_MAX_WAIT_S, self._patience_s)
-        if is_over:
-            for part in self._parts.missing:
-                if not part.has_ended:
-                    self._links.avoid(part.helper)
+        for helper in late if is_over else ():
+            self._links.avoid(helper)
         return is_over
 
     def positions(self, samples: list[Any], *, is_cancelled: Callable[[], bool]) -> Iterator[int]:

@@ -28,6 +28,10 @@ __all__ = ["Links", "Part", "Parts"]
 _FETCH_TIMEOUT_S = 600.0
 _POLL_S = 0.1
 _SPARE_BYTES = 2**20
+_SMALL_PART = 128
+"""Samples of one part. The answer to a request has at most 1,024 arrays."""
+_MAX_PER_HELPER = 8
+"""Parts of one helper. If a batch needs more, they are larger."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +45,9 @@ class Links:
     """
 
     MAX_IDLE = 64
-    """Links without a part in progress. Of more, those are closed that were used longest ago."""
+    """Links without a part in progress. If there are more, the least recently used are closed."""
     AVOIDED_S = 10.0
+    """How long an endpoint is not asked after it was late."""
 
     def __init__(
         self, connect: Callable[[Helper], EndpointLink], *, clock: Callable[[], float] = time.monotonic
@@ -53,12 +58,13 @@ class Links:
         self._links: dict[Helper, EndpointLink] = {}
         self._num_users: Counter[EndpointLink] = Counter()
         self._late_until_s: dict[Helper, float] = {}
+        self._named: set[Helper] = set()
 
     def fetch(self, helper: Helper, message: bytes, decoder: BatchDecoder, *, on_call: Callable[[Call], None]) -> None:
         """Ask an endpoint for a part and receive it into ``decoder``. Blocks.
 
         Raises:
-            DatasetError, ProtocolError, CallFailedError: As in `EndpointLink.fetch`.
+            DatasetError, ProtocolError, CallFailedError, AuthenticationError: As in `EndpointLink`.
         """
         with self._attended(helper) as link:
             try:
@@ -69,9 +75,17 @@ class Links:
                 raise
 
     def avoid(self, helper: Helper) -> None:
-        """Note that a part of an endpoint was late."""
+        """Note that a part of an endpoint was late. The first time it is logged."""
         with self._lock:
             self._late_until_s[helper] = self._clock() + self.AVOIDED_S
+            is_new = helper not in self._named
+            self._named.add(helper)
+        if is_new:
+            logger.warning(
+                "samples from %s did not come in time. They are computed here, and it is not asked for %g s",
+                helper.endpoint_id,
+                self.AVOIDED_S,
+            )
 
     def is_avoided(self, helper: Helper) -> bool:
         """Return whether a part of an endpoint was late in the last ten seconds."""
@@ -170,7 +184,9 @@ class Part:
 
 
 class Parts:
-    """The parts of one batch. Each has a thread that waits for it. The methods are for one thread at a time.
+    """The parts of one batch. Each has a thread that waits for it.
+
+    The methods are for one thread at a time, except `give_up`.
 
     Args:
         request: The batch.
@@ -206,22 +222,24 @@ class Parts:
         return [part for part in self._parts if part.missing]
 
     def ask(self, helper: Helper, positions: Sequence[int], *, is_anew: bool) -> None:
-        """Ask an endpoint for the samples at some positions. Does not block.
+        """Ask an endpoint for the samples at some positions, in one or several parts. Does not block.
 
         Args:
             helper: The endpoint.
             positions: The positions, which no other part has.
             is_anew: Whether no sample may be taken from a cache.
         """
-        part = Part(helper, positions)
-        self._parts.append(part)
-        thread = threading.Thread(
-            target=self._fetch, args=(part, is_anew), name=f"part-{helper.endpoint_id}", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError as error:  # the host runs out of threads
-            part.conclude(str(error))
+        size = max(_SMALL_PART, -(-len(positions) // _MAX_PER_HELPER))
+        for begin in range(0, len(positions), size):
+            part = Part(helper, positions[begin : begin + size])
+            self._parts.append(part)
+            thread = threading.Thread(
+                target=self._fetch, args=(part, is_anew), name=f"part-{helper.endpoint_id}", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the host runs out of threads
+                part.conclude(str(error))
 
     def wait(self, timeout_s: float, *, for_all: bool = False) -> bool:
         """Block until one of the missing parts has ended, or all. Return False if the time was over first."""

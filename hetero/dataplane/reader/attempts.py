@@ -233,7 +233,8 @@ class Attempt:
     def is_lowest_of(self, batches: Iterable[PendingBatch]) -> bool:
         """Return whether no earlier request of ``batches`` is on this attempt's endpoint, or was lost with it.
 
-        If so, the endpoint was probably computing this request, because it computes lower steps first.
+        If so, the endpoint was probably computing this request, because it computes lower steps first. An earlier
+        request may instead have been waiting for samples from other hosts.
         """
         connection = self.connection
         earlier = [batch for batch in batches if batch.sequence < self.batch.sequence]

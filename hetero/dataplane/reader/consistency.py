@@ -21,7 +21,7 @@ __all__ = ["ServedDataset"]
 _NUM_SIZES = 128
 _MAX_UNDIVIDED = 3
 _QUICK_S = 0.25
-_UNGATHERED_S = 10.0
+_MIN_UNGATHERED_S, _MAX_UNGATHERED_S = 10.0, 300.0
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class ServedDataset:
         self._num_undivided = 0  # successive batches that one endpoint has computed although helpers were named
         self._num_ungathered = 0  # the same for homes
         self._gathered_again_s = 0.0
+        self._ungathered_s = _MIN_UNGATHERED_S
         self.build_s = 0.0
         """Longest time that an endpoint took to prepare, in seconds."""
         self._reference_name = ""
@@ -75,16 +76,21 @@ class ServedDataset:
     def is_gathered(self, now_s: float) -> bool:
         """Return whether the homes of its samples should be named.
 
-        Not for ten seconds after three successive batches that one endpoint has computed alone.
+        Not for ten seconds after three successive batches that one endpoint has computed alone. If it happens again,
+        the time doubles, up to five minutes.
         """
         return now_s >= self._gathered_again_s
 
     def observe_gathered(self, *, num_parts: int, now_s: float) -> None:
         """Record how many endpoints have computed a batch for which homes were named."""
-        self._num_ungathered = 0 if num_parts > 1 else self._num_ungathered + 1
+        if num_parts > 1:
+            self._num_ungathered, self._ungathered_s = 0, _MIN_UNGATHERED_S
+            return
+        self._num_ungathered += 1
         if self._num_ungathered >= _MAX_UNDIVIDED:
             self._num_ungathered = 0
-            self._gathered_again_s = now_s + _UNGATHERED_S
+            self._gathered_again_s = now_s + self._ungathered_s
+            self._ungathered_s = min(2 * self._ungathered_s, _MAX_UNGATHERED_S)
 
     def update(self, connections: Sequence[EndpointConnection]) -> None:
         """Choose the reference if an endpoint can give it, and compare the endpoints that have described themselves.

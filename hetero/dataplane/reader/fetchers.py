@@ -99,7 +99,7 @@ class Fetchers:
         Args:
             request: The request.
             dataset: Its data set.
-            is_hurried: Whether the consumer hardly does anything but to wait. Otherwise a medium batch could arrive
+            is_hurried: Whether the consumer waits for a good part of its time. Otherwise a medium batch could arrive
                 while it does something else.
 
         Returns:
@@ -139,7 +139,7 @@ class Fetchers:
         if (
             request.work.num_samples > 1
             and request.on_sample_error == "raise"  # with one sample that raises, a part would be of no use
-            and not batch.poison.is_suspect
+            and not batch.poison.num_calls  # it may kill endpoints, and one at a time is enough
             and not batch.doubted
         ):
             has_homes = not request.verify and batch.dataset.is_gathered(self._fleet.clock())

@@ -129,13 +129,16 @@ class Outcomes:
         attempt.batch.dataset.observe_size(fetched.nbytes)
 
     def _won(self, attempt: Attempt, fetched: Fetched) -> None:
-        """Deliver a batch. If it is from a hedge, avoid the endpoint of the first attempt, unless others had parts."""
+        """Deliver a batch. If it is from a hedge, avoid the endpoint of the first attempt.
+
+        If other hosts had parts, they may be to blame. Then it is avoided only if it has answered nothing meanwhile.
+        """
         self._fleet.stats.batches += 1
         if attempt.is_hedge:
             self._fleet.stats.hedges_won += 1
             now_s = self._fleet.clock()
             for other in attempt.batch.attempts:
-                if other.homes is None:
+                if other.homes is None or other.connection.load_at_s < other.issued_s:
                     self._router.avoid(other.connection, kept_s=now_s - other.since_s)
         self.deliver(attempt.batch, Arrived(fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes))
 

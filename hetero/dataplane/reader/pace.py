@@ -1,6 +1,6 @@
 """Whether a consumer should receive medium batches itself.
 
-A consumer that hardly does anything but to wait should: to wake a fetcher and the consumer for each batch takes longer
+A consumer that waits for a good part of its time should: to wake a fetcher and the consumer for each batch takes longer
 than to transfer it. For another consumer, fetchers should receive them meanwhile.
 
 While fetchers receive, they and the consumer take turns to run Python, so the same consumer is away for a larger part
@@ -8,6 +8,8 @@ of its time. Therefore there are two limits. With one limit, a reader that once 
 """
 
 from __future__ import annotations
+
+import math
 
 __all__ = ["ConsumerPace"]
 
@@ -29,6 +31,7 @@ class ConsumerPace:
         self._away_share = 1.0
         self._left_s: float | None = None
         self._came_back_s = 0.0
+        self._changed_s = -math.inf
 
     def come_back(self, now_s: float) -> None:
         """Note that the consumer wants a batch, at this monotonic time."""
@@ -40,4 +43,8 @@ class ConsumerPace:
         """Note that the consumer gets a batch, at this monotonic time."""
         self._left_s = now_s
         self._away_share -= self._away_share * min(1.0, (now_s - self._came_back_s) / _RECENT_S)
-        self.is_hurried = self._away_share < (_ENDS_ABOVE if self.is_hurried else _BEGINS_BELOW)
+        if now_s >= self._changed_s + _RECENT_S:  # between the limits it would change with each batch
+            was_hurried = self.is_hurried
+            self.is_hurried = self._away_share < (_ENDS_ABOVE if was_hurried else _BEGINS_BELOW)
+            if self.is_hurried is not was_hurried:
+                self._changed_s = now_s

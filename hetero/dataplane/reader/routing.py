@@ -279,7 +279,8 @@ class Router:
 
         The numbers are those of `BatchRequest.homes`. If a host has no endpoint that can take its samples now, ``lead``
         computes them. No endpoints are returned if the data set has no cache, or if only one host has endpoints.
-        Endpoints that the job added while it ran keep what they compute, because their number changes.
+        Endpoints that the job added while it ran keep what they compute, because their number changes. Ranks of a large
+        job use only some of the hosts. Then a sample has one home among the hosts of each rank, often the same one.
 
         If hosts have equally many endpoints, each endpoint asks the same endpoint of another host each time, so that
         there are few connections.
@@ -294,11 +295,14 @@ class Router:
             return (), None
         if not isinstance(work, IndexedWork) or not isinstance(work.indices, np.ndarray):  # only positions are kept
             return (), None
-        # All ranks count all endpoints, so that they find the same homes.
+        # All ranks count all endpoints of a host, so that they find the same homes.
+        hosts = {connection.record.host for connection in self.used}
         num_endpoints = Counter(
             connection.record.host
             for connection in self._table
-            if connection.state is not ConnectionState.FOREIGN and not connection.record.is_optional
+            if connection.record.host in hosts
+            and connection.state is not ConnectionState.FOREIGN
+            and not connection.record.is_optional
         )
         num_hosts = len(num_endpoints)
         if not 1 < num_hosts <= MAX_HELPERS + 1 or not num_hosts * _MIN_PER_HOME <= work.num_samples <= _MAX_GATHERED:

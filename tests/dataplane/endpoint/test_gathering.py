@@ -165,6 +165,32 @@ def test_endpoint_with_nothing_else_to_do_waits_three_times_as_long_as_a_part_ta
     assert not any(map(gathered.links.is_avoided, HELPERS))
 
 
+def test_host_that_one_batch_has_waited_for_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    gathered = Gathered(Silent())
+    with gathered.gathering() as first, gathered.gathering() as second:
+        gathered.now_s = 31.0
+        assert first.wait(is_busy=True)
+        gathered.check(gathered.compute(first))
+        gathered.now_s = 31.1
+        assert second.wait(is_busy=True)
+        gathered.check(gathered.compute(second))
+    assert [record.levelname for record in caplog.records if "did not come in time" in record.message] == [
+        "WARNING",
+        "WARNING",
+    ]  # one for each of the two hosts
+    gathered.now_s += Links.AVOIDED_S
+    with gathered.gathering() as third:
+        gathered.now_s += 31.0
+        assert third.wait(is_busy=True)
+    assert len([record for record in caplog.records if "did not come in time" in record.message]) == 2
+
+
+def test_helper_gets_at_most_eight_requests_for_one_batch(tools: Any) -> None:
+    gathered = Gathered(homes=np.ones(3_000, np.uint8))
+    gathered.check(gathered.run(tools))
+    assert sorted(request.work.num_samples for link in gathered.opened for request in link.requests) == [375] * 8
+
+
 def test_busy_endpoint_does_not_wait_for_ever() -> None:
     gathered = Gathered(Silent())
     with gathered.gathering() as gathering:

@@ -192,3 +192,20 @@ def test_homes_are_not_named_for_ten_seconds_after_three_batches_that_nobody_hel
     assert not dataset.is_gathered(109.9)
     assert dataset.is_gathered(110.0)
     assert dataset.is_divided
+
+
+def test_homes_are_not_named_for_longer_the_more_often_nobody_helps() -> None:
+    dataset = ServedDataset(DatasetSpec("numbers"))
+    now_s, waits_s = 0.0, []
+    for _ in range(7):
+        for _ in range(3):
+            dataset.observe_gathered(num_parts=1, now_s=now_s)
+        begin_s = now_s
+        while not dataset.is_gathered(now_s):
+            now_s += 5.0
+        waits_s.append(now_s - begin_s)
+    assert waits_s == [10, 20, 40, 80, 160, 300, 300]
+    dataset.observe_gathered(num_parts=2, now_s=now_s)
+    for _ in range(3):
+        dataset.observe_gathered(num_parts=1, now_s=now_s)
+    assert dataset.is_gathered(now_s + 10.0)

@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from staging import NBYTES, Call, Stage
 
@@ -308,6 +309,25 @@ def test_overtaken_endpoint_gets_its_next_request_only_after_a_while(stage: Stag
     answer(6)
     assert newest() is slow
     assert counters(reader) == {"hedges": 2, "hedges_won": 2}
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_overtaken_endpoint_whose_samples_come_from_other_hosts_is_avoided_if_it_is_silent(
+    stage: Stage, tools: Any, has_answered: bool
+) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=4), num_endpoints=2)
+    (slow,) = (call.connection for call in stage.pending(0))
+    later = sorted((stage.pending(number)[0] for number in (1, 2, 3)), key=lambda call: call.connection is slow)
+    for attempt in reader._window.attempts:
+        attempt.homes = np.zeros(4, np.uint8)
+    stage.now_s += 0.1
+    for call in later if has_answered else later[:2]:  # the last one is of the slow endpoint
+        call.answer()
+        tools.wait_for(lambda position=call.request.position: position in reader._window.outcomes)
+    stage.hedge(reader)
+    next(call for call in stage.pending(0, 2) if call.connection is not slow).answer()
+    next(reader)
+    assert (slow in reader._fleet.router._stragglers.avoided(stage.now_s)) is not has_answered
 
 
 def test_many_overdue_batches_stay_within_the_budget(stage: Stage, tools: Any) -> None:

@@ -110,6 +110,14 @@ def test_nobody_is_named_where_that_would_be_of_no_use(tools: Any, change: Any) 
     assert routed.homes() == ([], None)
 
 
+def test_rank_that_uses_some_of_the_hosts_finds_homes_among_these(tools: Any) -> None:
+    routed = Kept(tools.spec(), 4)
+    routed.router.used = [each for each in routed.router.used if each.record.host != "algo-3"]
+    names, homes = routed.homes()
+    assert names == ["algo-1/0", "algo-2/0"]
+    assert (homes == homes_of(INDICES, {f"algo-{number}": 2 for number in range(3)})).all()
+
+
 def test_samples_with_keys_have_no_home(tools: Any) -> None:
     assert Kept(tools.spec()).homes(("a", "b")) == ([], None)
 

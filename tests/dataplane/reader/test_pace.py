@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hetero.dataplane.reader.pace import ConsumerPace
 
 
@@ -46,9 +48,14 @@ def test_consumer_is_hurried_again_after_a_pause() -> None:
     assert consumer.loop(waits_s=0.0004, away_s=0.0002)
 
 
-def test_limits_differ_by_mode() -> None:
+def test_share_decides() -> None:
     consumer = Consumer()
     assert not consumer.loop(waits_s=0.0002, away_s=0.0008)
     assert consumer.loop(waits_s=0.0005, away_s=0.0005)
-    assert not consumer.loop(waits_s=0.0004, away_s=0.0006)
     assert not consumer.loop(waits_s=0.00025, away_s=0.00075)
+
+
+def test_consumer_between_the_limits_does_not_change_with_each_batch() -> None:
+    consumer = Consumer()
+    found = [consumer.loop(waits_s=0.0004, away_s=0.0006, seconds=0.0005) for _ in range(1000)]
+    assert 2 <= sum(one is not other for one, other in pairwise(found)) <= 4

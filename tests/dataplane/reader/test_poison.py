@@ -103,6 +103,23 @@ def test_batch_that_three_endpoints_died_with_fails_by_its_indices(stage: Stage,
     assert f"died 3 times ({names}) while it computed the batch with the indices {indices}. " in str(caught.value)
 
 
+def test_batch_that_was_lost_is_not_shared_again(stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its samples may kill endpoints. If another endpoint computes a part of it, two can die at once."""
+    monkeypatch.setattr("hetero.dataplane.reader.consistency.ServedDataset.is_gathered", lambda *_: True)
+    named: list[int] = []
+    monkeypatch.setattr(
+        "hetero.dataplane.reader.routing.Router.choose_homes",
+        lambda _, request, lead: named.append(request.position) or ((), None),
+    )
+    stage.read(tools.requests(tools.spec(), num_batches=2), num_endpoints=4)
+    (call,) = stage.pending(1)
+    assert 1 in named
+    del named[:]
+    call.end(CallFailedError(Fault.UNREACHABLE, "lost"))
+    tools.wait_for(lambda: len([each for each in stage.calls if each.request.position == 1]) == 2)
+    assert 1 not in named
+
+
 @pytest.mark.fault("F3")
 def test_batch_that_is_lost_with_host_after_host_fails_in_time_by_its_first_indices(stage: Stage, tools: Any) -> None:
     wanted = tools.requests(tools.spec(), num_batches=1, batch_size=20)
