@@ -20,12 +20,16 @@ from hetero.dataplane.endpoint.compute import Compute, Task
 from hetero.dataplane.endpoint.division import Division
 from hetero.dataplane.endpoint.gathering import Gathering
 from hetero.dataplane.endpoint.parts import Links
+from hetero.dataplane.endpoint.replies import AT_ONCE_BYTES
 from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.wire.compression import is_installed
 from hetero.wire.framing import EncodedBatch
 from hetero.wire.limits import Limits
 
 __all__ = ["Experience", "RequestedBatch"]
+
+_MEDIUM_BYTES = 512 * 2**10
+_QUICK_S = 0.0005
 
 
 class Experience:
@@ -36,12 +40,23 @@ class Experience:
         """Largest number of samples in a computed batch. Batches of up to this size need no check in advance."""
         self.latest_bytes = math.inf
         """Bytes of the payload of the latest batch. Infinite before the first."""
+        self.latest_s = math.inf
+        """Seconds that the compute thread took for it."""
         self.is_plain = True
         """Whether no sample was found that cannot be sent without collation."""
         self.num_parts = 0
         """Parts that were computed for other endpoints."""
         self.sample_s: float | None = None
         """Mean seconds per sample of the latest parts. None before the first."""
+
+    @property
+    def is_sent_at_once(self) -> bool:
+        """Whether the compute thread should send the next batch itself.
+
+        It should if the batch is small, or of medium size and ready-made. To send a batch of medium size takes a while.
+        If the compute thread has something to compute, another thread can send meanwhile.
+        """
+        return self.latest_bytes <= (AT_ONCE_BYTES if self.latest_s < _QUICK_S else _MEDIUM_BYTES)
 
     def computed_part(self, num_samples: int, took_s: float) -> None:
         """Record that a part was computed."""
@@ -140,6 +155,7 @@ class RequestedBatch:
 
     def _compute_batch(self, task: Task, gathering: Gathering | None) -> EncodedBatch | tuple[Any, Skips | None, int]:
         request, built = self.request, self.built
+        begin_s = time.monotonic()
         skipped: list[Skips] = []
         # Refuse a batch over the limit before all of it is computed. Batches of the same or a smaller number of samples
         # are not checked again here, to save time.
@@ -161,9 +177,10 @@ class RequestedBatch:
         skips = skipped[0] if skipped else None
         # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise it
         # may be in a buffer that the user's code fills again for the next batch.
-        if built.makes_new_memory(collate=request.collate):
-            return batch, skips, num_parts
-        return self._encode(batch, skips, num_parts, copy=True)
+        is_new = built.makes_new_memory(collate=request.collate)
+        encoded = None if is_new else self._encode(batch, skips, num_parts, copy=True)
+        self.experience.latest_s = time.monotonic() - begin_s
+        return encoded or (batch, skips, num_parts)
 
     def _division(self, task: Task) -> AbstractContextManager[Division | None]:
         """Return how other endpoints help with the batch, None if none does."""

@@ -1,8 +1,9 @@
 """The answer to one request. The connection's thread sends it, or another thread does so later.
 
 A connection's thread that waits for a batch is woken twice: when the batch is ready, and when the next request arrives.
-Therefore the thread that computed a small batch sends it. With ready batches of 1 MB this doubled the rate. Meanwhile
-the connection's thread waits for the next request, and notices if the reader leaves.
+Therefore the thread that computed a small batch sends it, and a batch of up to 2 MiB that was ready. With ready batches
+of 1 MB this doubled the rate. Meanwhile the connection's thread waits for the next request, and notices if the reader
+leaves.
 """
 
 from __future__ import annotations

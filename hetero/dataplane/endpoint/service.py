@@ -30,7 +30,7 @@ from hetero.dataplane.endpoint.failures import Failures, UnpreparedError, record
 from hetero.dataplane.endpoint.gathering import Gathering
 from hetero.dataplane.endpoint.parts import Links
 from hetero.dataplane.endpoint.prebuilt import Prebuilt
-from hetero.dataplane.endpoint.replies import AT_ONCE_BYTES, LATER, Answer, Later, Reply
+from hetero.dataplane.endpoint.replies import LATER, Answer, Later, Reply
 from hetero.dataplane.endpoint_link import EndpointLink
 from hetero.datasets import get_factory, prebuild, registered
 from hetero.errors import DatasetError, ProtocolError
@@ -343,8 +343,7 @@ class DataServicer:
         if gathering is not None:
             return self._gather(wanted, gathering, reply)
         # Compression takes longer than sending, and a handler thread can do it while the next batch is computed.
-        is_small = served.experience.latest_bytes <= AT_ONCE_BYTES and request.compression is None
-        is_small = is_small and not request.is_part
+        is_small = served.experience.is_sent_at_once and request.compression is None and not request.is_part
 
         def send(task: Task) -> None:
             answer: Answer = None
