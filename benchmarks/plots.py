@@ -129,8 +129,11 @@ def draw_transport(rows: Sequence[Row]) -> Figure:
 
 
 def draw_pipelines(rows: Sequence[Row]) -> Figure:
-    """Draw samples per second over those of the local loader, a group of bars per pipeline."""
-    found = relative(rows, "torch", "samples_per_s")
+    """Draw samples per second over those of the local loader, a group of bars per pipeline.
+
+    ``alone`` is left out, because its batches reach no trainer.
+    """
+    found = relative([row for row in rows if row.trial.competitor != "alone"], "torch", "samples_per_s")
     groups = list(dict.fromkeys(group for group, _ in found))
     names = [name for name in by_competitor(rows) if any((group, name) in found for group in groups)]
     names.sort(key=lambda name: name != "hetero")
