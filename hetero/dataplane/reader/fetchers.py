@@ -143,7 +143,8 @@ class Fetchers:
             and not batch.doubted
         ):
             has_homes = not request.verify and batch.dataset.is_gathered(self._fleet.clock())
-            if has_homes and batch.sequence:  # for the first batch of a pass, all endpoints are free
+            # In the first epoch nothing is kept, and for the first batch of a pass all endpoints are free.
+            if has_homes and (batch.sequence or request.epoch):
                 attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
             if attempt.homes is None and batch.dataset.is_divided:
                 attempt.helpers = self._router.choose_helpers(request.spec, connection, sequence=batch.sequence)

@@ -51,8 +51,8 @@ class OwnFetches:
         self._settle = settle
         self._hand_over = hand_over
         self._sent: dict[int, tuple[Attempt, SentBatch]] = {}  # by descriptor
-        self._poll = select.poll()
-        self._wake_descriptor: int | None = None  # an eventfd
+        self._poll: select.epoll | None = None  # not select.poll: a window may have hundreds of descriptors
+        self._wake_descriptor = -1  # an eventfd
         self._is_waiting = False
         self._last_receive_s = 0.0
         self._next_check_s = 0.0
@@ -63,12 +63,13 @@ class OwnFetches:
 
     def add(self, attempt: Attempt, sent: SentBatch) -> None:
         """Add a fetch. The caller holds `lock`."""
-        if self._wake_descriptor is None:
+        if self._poll is None:
+            self._poll = select.epoll()
             self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._poll.register(self._wake_descriptor, select.POLLIN)
+            self._poll.register(self._wake_descriptor, select.EPOLLIN)
         descriptor = sent.fileno()
         self._sent[descriptor] = attempt, sent
-        self._poll.register(descriptor, select.POLLIN)
+        self._watch(descriptor)
 
     def prepare_to_receive(self) -> None:
         """Let `wake` end the next `receive`. Called by the consumer with the fleet's lock."""
@@ -92,11 +93,10 @@ class OwnFetches:
         if self._sent and self.lock.acquire(blocking=False):  # otherwise the consumer waits for them
             try:
                 requested_before_s = self._clock() - _ABSENT_S
-                old = [
-                    descriptor
-                    for descriptor in self._readable(0.0)
-                    if descriptor in self._sent and self._sent[descriptor][0].issued_s < requested_before_s
-                ]
+                readable = [descriptor for descriptor in self._readable(0.0) if descriptor in self._sent]
+                old = [each for each in readable if self._sent[each][0].issued_s < requested_before_s]
+                for descriptor in set(readable).difference(old):
+                    self._watch(descriptor)
                 self._receive(old, self._last_receive_s)
                 self._receive(self._late(), None)
             finally:
@@ -104,22 +104,24 @@ class OwnFetches:
 
     def wake(self) -> None:
         """End the consumer's `receive`, if it waits there. Called with the fleet's lock, and not with `lock`."""
-        if self._is_waiting and self._wake_descriptor is not None:
+        if self._is_waiting and self._poll is not None:
             os.eventfd_write(self._wake_descriptor, 1)
 
     def close(self) -> None:
         """Close the connections of all fetches. Idempotent. The caller holds `lock` and the fleet's lock."""
-        for descriptor, (_, sent) in list(self._sent.items()):
-            self._remove(descriptor)
-            sent.give_up()
-        if self._wake_descriptor is not None:
-            self._poll.unregister(self._wake_descriptor)
+        sent = [fetch for _, fetch in self._sent.values()]
+        self._sent.clear()
+        for fetch in sent:
+            fetch.give_up()
+        if self._poll is not None:
+            self._poll = None  # closes it, unless `_readable` waits for it below this signal handler
             os.close(self._wake_descriptor)
-            self._wake_descriptor = None
 
     def _readable(self, timeout_s: float) -> list[int]:
         """Return the descriptors where something has arrived, after at most ``timeout_s`` seconds."""
-        readable = [descriptor for descriptor, _ in self._poll.poll(timeout_s * 1e3)]
+        if self._poll is None:  # a signal handler has closed the reader
+            return []
+        readable = [descriptor for descriptor, _ in self._poll.poll(timeout_s)]
         if self._wake_descriptor in readable:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_descriptor)
@@ -150,14 +152,23 @@ class OwnFetches:
             except Exception as error:  # noqa: BLE001 - the outcome of the attempt
                 outcome = error
             if outcome is None:
+                self._watch(descriptor)
                 continue
-            self._remove(descriptor)
+            self._sent.pop(descriptor, None)
             if isinstance(outcome, ConnectionResetError | BrokenPipeError):
                 self._hand_over(attempt)
                 continue
             answered_s = None if arrived_s is None else max(attempt.issued_s, arrived_s)
             self._settle(attempt, outcome, answered_s=answered_s)
 
-    def _remove(self, descriptor: int) -> None:
-        if self._sent.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
+    def _watch(self, descriptor: int) -> None:
+        """Let `_readable` return the descriptor once, when something arrives.
+
+        Only once, because the kernel forgets a descriptor only when no process has it open, so also no forked one.
+        """
+        if self._poll is None:  # a signal handler has closed the reader
+            return
+        try:
+            self._poll.modify(descriptor, select.EPOLLIN | select.EPOLLONESHOT)  # its connection was used before
+        except FileNotFoundError:
+            self._poll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)

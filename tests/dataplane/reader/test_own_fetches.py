@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +44,10 @@ def outstanding(reader: Reader) -> int:
 
 def has_arrived(reader: Reader, tools: Any, num: int) -> None:
     """Wait until so many of the consumer's answers can be received."""
-    tools.wait_for(lambda: len(own(reader)._poll.poll(0)) == num)
+    poll = select.poll()
+    for descriptor in own(reader)._sent:
+        poll.register(descriptor, select.POLLIN)
+    tools.wait_for(lambda: len(poll.poll(0)) == num)
 
 
 @pytest.fixture
@@ -121,6 +127,40 @@ def test_answers_of_a_consumer_that_is_away_are_received_by_another_thread(
     assert {thread.name for thread in counted} == {"hetero-fleet"}
     found += reader
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+
+
+def test_answers_that_have_just_arrived_are_left_to_the_consumer(job: Any, tools: Any) -> None:
+    job.pool()
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    reader = Reader(job.fleet(), iter(wanted))
+    found = [next(reader) for _ in range(20)]
+    sent = sent_of(reader)
+    has_arrived(reader, tools, sent)
+    own(reader).receive_for_absent()
+    assert sent_of(reader) == sent
+    found += reader
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+
+
+def test_connection_that_a_forked_process_keeps_open_is_not_polled_for_ever() -> None:
+    ours, theirs = socket.socketpair()
+    settled: list[Any] = []
+    fetches = OwnFetches(time.monotonic, settle=lambda *given, **_: settled.append(given), hand_over=settled.append)
+
+    def receive() -> CallFailedError:
+        ours.close()
+        return CallFailedError(Fault.BUSY, "on purpose")
+
+    descriptor = ours.fileno()
+    attempt: Any = SimpleNamespace(issued_s=0.0)
+    fetch: Any = SimpleNamespace(fileno=ours.fileno, receive=receive, is_late=False)
+    with fetches.lock:
+        fetches.add(attempt, fetch)
+    with ours.dup(), theirs:  # a copy, as a fork makes it
+        theirs.send(b"answer")
+        fetches.receive(10.0)
+        assert len(settled) == 1
+        assert descriptor not in fetches._readable(0.0)
 
 
 def test_consumer_that_is_away_while_an_endpoint_ends_loses_nothing(job: Any, tools: Any, asked: list[Asked]) -> None:
@@ -358,8 +398,8 @@ def test_collection_of_a_reader_in_the_middle_of_anything_does_not_block(job: An
     assert len(fetchers._own)
     with link._lock, fetchers._own.lock, fleet.lock:
         dropped._finalizer()
-    tools.wait_for(lambda: fetchers.is_closed and not len(fetchers._own))
-    assert connection.num_outstanding == 0
+    tools.wait_for(lambda: fetchers.is_closed and connection.num_outstanding == 0)
+    assert not len(fetchers._own)
     assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(job.script, wanted))
 
 
