@@ -47,6 +47,8 @@ class ServedDataset:
         """Whether a caller has already waited for the other endpoints. Later callers need not wait again."""
         self.descriptions: dict[str, Description] = {}
         """Descriptions by the endpoint's id."""
+        self.first_epoch: int | None = None
+        """The epoch that this process first requested. In a later one, a cache probably has the samples."""
         self._num_undivided = 0  # successive batches that one endpoint has computed although helpers were named
         self._num_ungathered = 0  # the same for homes
         self._gathered_again_s = 0.0

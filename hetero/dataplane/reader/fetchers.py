@@ -106,6 +106,8 @@ class Fetchers:
             The attempt of a missing batch whose request the consumer has to `send` itself, or None.
         """
         self._hedging.budget.earn()  # once per request, however often it is sent
+        if dataset.first_epoch is None:
+            dataset.first_epoch = request.epoch
         self._window.add(request, dataset)
         attempt = self._start_own(is_hurried=is_hurried)
         if self._window.missing:
@@ -143,8 +145,8 @@ class Fetchers:
             and not batch.doubted
         ):
             has_homes = not request.verify and batch.dataset.is_gathered(self._fleet.clock())
-            # In the first epoch nothing is kept, and for the first batch of a pass all endpoints are free.
-            if has_homes and (batch.sequence or request.epoch):
+            # In the first epoch little is kept, and for the first batch of a pass all endpoints are free.
+            if has_homes and (batch.sequence or request.epoch != batch.dataset.first_epoch):
                 attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
             if attempt.homes is None and batch.dataset.is_divided:
                 attempt.helpers = self._router.choose_helpers(request.spec, connection, sequence=batch.sequence)

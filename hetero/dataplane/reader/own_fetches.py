@@ -53,6 +53,7 @@ class OwnFetches:
         self._sent: dict[int, tuple[Attempt, SentBatch]] = {}  # by descriptor
         self._poll: select.epoll | None = None  # not select.poll: a window may have hundreds of descriptors
         self._wake_descriptor = -1  # an eventfd
+        self._is_closed = False
         self._is_waiting = False
         self._last_receive_s = 0.0
         self._next_check_s = 0.0
@@ -63,6 +64,9 @@ class OwnFetches:
 
     def add(self, attempt: Attempt, sent: SentBatch) -> None:
         """Add a fetch. The caller holds `lock`."""
+        if self._is_closed:  # by a signal handler
+            sent.give_up()
+            return
         if self._poll is None:
             self._poll = select.epoll()
             self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -84,6 +88,9 @@ class OwnFetches:
             if not readable:
                 readable = self._readable(timeout_s)
             self._is_waiting = False
+            if self._wake_descriptor in readable:
+                with contextlib.suppress(OSError):  # a signal handler has closed it
+                    os.eventfd_read(self._wake_descriptor)
             self._receive(readable, arrived_s)
             self._receive(self._late(), None)
             self._last_receive_s = self._clock()
@@ -109,23 +116,29 @@ class OwnFetches:
 
     def close(self) -> None:
         """Close the connections of all fetches. Idempotent. The caller holds `lock` and the fleet's lock."""
+        self._is_closed = True
         sent = [fetch for _, fetch in self._sent.values()]
         self._sent.clear()
         for fetch in sent:
             fetch.give_up()
-        if self._poll is not None:
-            self._poll = None  # closes it, unless `_readable` waits for it below this signal handler
-            os.close(self._wake_descriptor)
+        poll, self._poll = self._poll, None
+        if poll is not None:
+            poll.close()  # if this is a signal handler, and `_readable` waits below, the wait fails at once
+        wake_descriptor, self._wake_descriptor = self._wake_descriptor, -1
+        if wake_descriptor >= 0:
+            os.close(wake_descriptor)
 
     def _readable(self, timeout_s: float) -> list[int]:
         """Return the descriptors where something has arrived, after at most ``timeout_s`` seconds."""
-        if self._poll is None:  # a signal handler has closed the reader
+        poll = self._poll
+        if poll is None:
             return []
-        readable = [descriptor for descriptor, _ in self._poll.poll(timeout_s)]
-        if self._wake_descriptor in readable:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake_descriptor)
-        return readable
+        try:
+            return [descriptor for descriptor, _ in poll.poll(timeout_s)]
+        except (OSError, ValueError):
+            if not self._is_closed:
+                raise
+            return []  # a signal handler has closed the reader
 
     def _late(self) -> list[int]:
         """Return the descriptors of fetches whose time is over. Looks for them at most twice a second."""
@@ -133,7 +146,7 @@ class OwnFetches:
         if now_s < self._next_check_s:
             return []
         self._next_check_s = now_s + _CHECK_INTERVAL_S
-        return [descriptor for descriptor, (_, sent) in self._sent.items() if sent.is_late]
+        return [descriptor for descriptor, (_, sent) in list(self._sent.items()) if sent.is_late]
 
     def _receive(self, descriptors: Iterable[int], arrived_s: float | None) -> None:
         """Receive what has arrived. Settle the attempts that have an outcome.

@@ -6,10 +6,8 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -140,27 +138,6 @@ def test_answers_that_have_just_arrived_are_left_to_the_consumer(job: Any, tools
     assert sent_of(reader) == sent
     found += reader
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
-
-
-def test_connection_that_a_forked_process_keeps_open_is_not_polled_for_ever() -> None:
-    ours, theirs = socket.socketpair()
-    settled: list[Any] = []
-    fetches = OwnFetches(time.monotonic, settle=lambda *given, **_: settled.append(given), hand_over=settled.append)
-
-    def receive() -> CallFailedError:
-        ours.close()
-        return CallFailedError(Fault.BUSY, "on purpose")
-
-    descriptor = ours.fileno()
-    attempt: Any = SimpleNamespace(issued_s=0.0)
-    fetch: Any = SimpleNamespace(fileno=ours.fileno, receive=receive, is_late=False)
-    with fetches.lock:
-        fetches.add(attempt, fetch)
-    with ours.dup(), theirs:  # a copy, as a fork makes it
-        theirs.send(b"answer")
-        fetches.receive(10.0)
-        assert len(settled) == 1
-        assert descriptor not in fetches._readable(0.0)
 
 
 def test_consumer_that_is_away_while_an_endpoint_ends_loses_nothing(job: Any, tools: Any, asked: list[Asked]) -> None:
