@@ -227,7 +227,7 @@ class BatchDecoder:
         self._blocks: BlockReader | None = None
         self._has_header = False
         self._tree: Tree = None
-        self._shapes: list[LeafShape] = []
+        self._shapes: Sequence[LeafShape] = ()
         self._buffers: list[memoryview] = []
         self._leaf_index = -1  # index of the leaf that is being filled; its buffer is the last one
         self._filled = 0  # bytes of that leaf that have arrived

@@ -226,7 +226,9 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         raise ProtocolError(f"a request has the unknown policy {message.on_sample_error} for samples that raise")
     if message.on_sample_error == pb.SKIP and not message.collate:
         raise ProtocolError("a request without collation cannot skip: no other sample can be the substitute")
-    helpers, homes = _helpers_from_proto(message.helpers, work.num_samples)
+    helpers, homes = (
+        _helpers_from_proto(message.helpers, work.num_samples) if message.HasField("helpers") else ((), None)
+    )
     is_part = message.HasField("part")
     if is_part and (helpers or message.verify or message.on_sample_error == pb.SKIP):
         raise ProtocolError("a request for a part of a batch has options that are for whole batches")
@@ -246,7 +248,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         helpers=helpers,
         homes=homes,
         is_part=is_part,
-        is_anew=message.part.anew,
+        is_anew=is_part and message.part.anew,
     )
 
 

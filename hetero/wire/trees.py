@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ _DTYPE_NAMES = {code: name for name, code in _DTYPE_CODES.items()}
 _CONTAINER_CODES = {name.lower(): cast(pb.Container, code) for name, code in pb.Container.items()[1:]}
 _CONTAINER_NAMES = {code: name for name, code in _CONTAINER_CODES.items()}
 _CONTAINER_KINDS = ("list", "tuple", "set", "frozen_set", "mapping", "record")
+_MAX_KEPT_BYTES = 4096
 _VALUE_KINDS = {bool: "boolean", int: "integer", float: "real", str: "text", bytes: "binary"}
 
 
@@ -96,8 +98,10 @@ def _children(node: pb.Node, tree: ListTree | TupleTree | SetTree) -> pb.Childre
     return node.list if isinstance(tree, ListTree) else node.tuple
 
 
-def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, list[LeafShape]]:
+def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, tuple[LeafShape, ...]]:
     """Return a tree and the shapes of its leaves from a serialised ``Structure``.
+
+    The results for the latest short structures are kept, because most batches have the structure of the one before.
 
     Args:
         data: The untrusted bytes.
@@ -106,10 +110,14 @@ def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, list[LeafShape]
     Raises:
         ProtocolError: If `encode_structure` could not have made the bytes.
     """
+    return _decode_kept(data, limits) if len(data) <= _MAX_KEPT_BYTES else _decode(data, limits)
+
+
+def _decode(data: bytes, limits: Limits) -> tuple[Tree, tuple[LeafShape, ...]]:
     message = parse(pb.Structure, data)
     if len(message.leaves) > limits.max_leaves:
         raise ProtocolError(f"a batch has {len(message.leaves)} leaves, at most {limits.max_leaves} are allowed")
-    leaves = [_leaf_shape(leaf) for leaf in message.leaves]
+    leaves = tuple([_leaf_shape(leaf) for leaf in message.leaves])
     for leaf in leaves:
         leaf.check(max_bytes=limits.max_batch_bytes, max_ndim=limits.max_ndim, max_list_items=limits.max_list_items)
     list_items = sum(leaf.shape[0] for leaf in leaves if leaf.container == "list")
@@ -120,6 +128,9 @@ def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, list[LeafShape]
     if reader.num_leaves != len(leaves):
         raise ProtocolError(f"a batch mentions {reader.num_leaves} of its {len(leaves)} leaves")
     return tree, leaves
+
+
+_decode_kept = functools.lru_cache(maxsize=16)(_decode)
 
 
 def _leaf_shape(message: pb.Leaf) -> LeafShape:

@@ -47,34 +47,37 @@ class Task:
         self.emulated_s = emulated_s
         self._is_abandoned = is_abandoned
         self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S  # the requester has only just sent the task
-        self._cancelled = threading.Event()
-        self._finished = threading.Event()
+        self.was_cancelled = False
+        """Whether the task is known to be cancelled. Unlike `is_cancelled`, this does not call ``is_abandoned``."""
+        self._cancelled = threading.Event() if emulated_s > 0 else None
+        self._finished = threading.Lock()  # an event, but cheaper: locked until the task is done
+        self._finished.acquire()
         self._value: Any = None
         self._error: BaseException | None = None
 
     def cancel(self) -> None:
         """Cancel the task. If it runs, it stops at its next call of `is_cancelled`. Idempotent."""
-        self._cancelled.set()
+        self.was_cancelled = True
+        if self._cancelled is not None:
+            self._cancelled.set()
         self._work = None  # otherwise it would stay in memory until its turn
 
     def is_cancelled(self) -> bool:
         """Return whether the task was cancelled or abandoned. Cheap enough to be called for every sample."""
-        if self._is_abandoned is not None and not self._cancelled.is_set():
+        if self._is_abandoned is not None and not self.was_cancelled:
             now_s = time.monotonic()
             if now_s >= self._ask_at_s:
                 self._ask_at_s = now_s + _ASK_INTERVAL_S
                 if self._is_abandoned():
-                    self._cancelled.set()
-        return self._cancelled.is_set()
-
-    @property
-    def was_cancelled(self) -> bool:
-        """Whether the task is known to be cancelled. Unlike `is_cancelled`, this does not call ``is_abandoned``."""
-        return self._cancelled.is_set()
+                    self.cancel()
+        return self.was_cancelled
 
     def wait(self, timeout_s: float) -> bool:
         """Block until the task is done, at most ``timeout_s`` seconds. Return whether it is done."""
-        return self._finished.wait(timeout_s)
+        if not self._finished.acquire(timeout=timeout_s):
+            return False
+        self._finished.release()  # for other threads that wait
+        return True
 
     def result(self) -> Any:
         """Return what ``work`` returned, or raise what it raised. Call this only after `wait` has returned True."""
@@ -93,7 +96,7 @@ class Task:
 
     def finish(self) -> None:
         """Mark the task as done, which wakes the threads in `wait`."""
-        self._finished.set()
+        self._finished.release()
         if self._on_finish is not None:
             try:
                 self._on_finish(self)
@@ -101,7 +104,8 @@ class Task:
                 logger.exception("a batch was not sent")
 
     def wait_cancelled(self, timeout_s: float) -> None:
-        """Block until cancelled, at most ``timeout_s`` seconds."""
+        """Block until cancelled, at most ``timeout_s`` seconds. Only for a task with emulated time."""
+        assert self._cancelled is not None
         self._cancelled.wait(timeout_s)
 
 
@@ -118,7 +122,8 @@ class Compute:
         self, num_slots: int = 1, *, is_served_by_caller: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._queue: list[tuple[int, int, Task]] = []
         self._num_submitted = 0
         self._most_queued = _MAX_QUEUED  # with more tasks, the cancelled ones are removed
@@ -152,7 +157,7 @@ class Compute:
             RuntimeError: If closed.
         """
         task = Task(work, emulated_s, is_abandoned, on_finish)
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 raise RuntimeError("compute is closed")
             if len(self._queue) >= self._most_queued:
@@ -171,12 +176,12 @@ class Compute:
     @property
     def num_queued(self) -> int:
         """Tasks that wait or run. Readers get this number as the endpoint's load."""
-        with self._changed:
+        with self._lock:
             return len(self._queue) + len(self._running)
 
     def close(self) -> None:
         """Cancel all tasks, queued or running. The threads end after the sample in progress. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             for task in (*self._running, *(task for _, _, task in self._queue)):
                 task.cancel()
@@ -184,8 +189,10 @@ class Compute:
 
     def serve(self) -> None:
         """Run tasks on the calling thread until this is closed."""
+        took_s = 0.0
         while True:
-            with self._changed:
+            with self._lock:
+                self.busy_s += took_s
                 while not self._queue:
                     if self._is_closed:
                         return
@@ -194,12 +201,11 @@ class Compute:
                 self._running.add(task)
             taken_s = self._clock()
             overran = self._run(task)
-            with self._changed:
+            with self._lock:
                 self._running.discard(task)
                 self.num_overruns += overran
             task.finish()
-            with self._changed:
-                self.busy_s += self._clock() - taken_s
+            took_s = self._clock() - taken_s
             del task  # otherwise its result would stay in memory until this thread takes another task
 
     def _run(self, task: Task) -> bool:

@@ -93,7 +93,8 @@ class Delivery:
     def __init__(self, address: str, answer: Answerer, *, max_requests: int, transport: Transport) -> None:
         self._answer = answer
         self._max_requests = max_requests
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._session_tokens: dict[bytes, set[Connection]] = {}
         self._num_connections = 0
         self._num_busy = 0
@@ -119,19 +120,19 @@ class Delivery:
     def admit(self) -> bytes:
         """Make a session token and return it."""
         session_token = secrets.token_bytes(SESSION_TOKEN_BYTES)
-        with self._changed:
+        with self._lock:
             self._session_tokens[session_token] = set()
         return session_token
 
     @property
     def num_busy(self) -> int:
         """Requests in progress."""
-        with self._changed:
+        with self._lock:
             return self._num_busy
 
     def dismiss(self, session_token: bytes) -> None:
         """Invalidate a session token and close the connections that used it."""
-        with self._changed:
+        with self._lock:
             connections = self._session_tokens.pop(session_token, set())
         for connection in connections:
             connection.shut_down()
@@ -142,7 +143,7 @@ class Delivery:
         Meanwhile new requests are refused as `Fault.BUSY`, on old and new connections. If the connections were closed
         at once, readers would treat the endpoint as dead and give up the answers that they wait for.
         """
-        with self._changed:
+        with self._lock:
             self._is_draining = True
             self._changed.wait_for(lambda: not self._num_busy, grace_s)
             self.is_stopped = True
@@ -232,7 +233,7 @@ class Delivery:
     def _admit(self, peer: UnauthenticatedPeer, hello: _Hello) -> bool:
         """Start a thread for the connection if its session token is valid. Return whether it is."""
         shown = hello.received[len(GREETING) :]
-        with self._changed:
+        with self._lock:
             session_token = next((known for known in self._session_tokens if hmac.compare_digest(known, shown)), None)
             if session_token is None:
                 return False
@@ -267,7 +268,7 @@ class Delivery:
             self._retire(connection, session_token)
 
     def _retire(self, connection: Connection, session_token: bytes) -> None:
-        with self._changed:
+        with self._lock:
             self._num_connections -= 1
             self._session_tokens.get(session_token, set()).discard(connection)
         connection.close()
@@ -305,7 +306,7 @@ class Delivery:
 
     def _why_not(self) -> str:
         """Return why a request is refused. If it is not, count it as in progress, and return nothing."""
-        with self._changed:
+        with self._lock:
             if self._is_draining:
                 return "the endpoint is about to end"
             if self._num_busy >= self._max_requests:
@@ -314,7 +315,7 @@ class Delivery:
             return ""
 
     def _end_request(self, is_batch: bool) -> None:
-        with self._changed:
+        with self._lock:
             self.num_batches += is_batch
             self._num_busy -= 1
             if self._is_draining:

@@ -23,6 +23,8 @@ from hetero.dataplane.reader.connection import Fetched, SentBatch
 __all__ = ["OwnFetches"]
 
 _ABSENT_S = 1.0
+_AT_ONCE_S = 50e-6
+"""Within this time the kernel returns what had arrived before."""
 _CHECK_INTERVAL_S = 0.5
 
 
@@ -82,11 +84,10 @@ class OwnFetches:
     def receive(self, timeout_s: float) -> None:
         """Block until an answer or a part of it has arrived, or until `wake`. Receive it. Called by the consumer."""
         with self.lock:
-            readable = self._readable(0.0)
+            begin_s = self._clock()
+            readable = self._readable(timeout_s)
             # If something had arrived before, it is not known when. The time that the consumer was away does not count.
-            arrived_s = self._last_receive_s if readable else None
-            if not readable:
-                readable = self._readable(timeout_s)
+            arrived_s = self._last_receive_s if self._clock() - begin_s < _AT_ONCE_S else None
             self._is_waiting = False
             if self._wake_descriptor in readable:
                 with contextlib.suppress(OSError):  # a signal handler has closed it

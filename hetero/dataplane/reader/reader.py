@@ -234,6 +234,8 @@ class Reader(Iterator[Any]):
                         fleet.describe_endpoints(),
                     )
                 fetchers.wait(_POLL_S)
+                if window.deliverable() is not None:
+                    continue
             if self._on_wait is not None:
                 self._on_wait(unserved_since_s is not None)
             self._fill()  # the window grows when endpoints join

@@ -196,8 +196,12 @@ class Window:
             return True
         batch_bytes = batch.dataset.batch_bytes
         is_ahead = self.request is not None and batch.request.epoch != self.request.epoch
-        bound = min(self._own_max_bytes(is_ahead=is_ahead), self._planned() * batch_bytes + WindowGrowth.MAX_BYTES)
-        return self._taken_bytes + self._held_bytes + (len(self.attempts) + 1) * batch_bytes <= bound
+        used_bytes = self._taken_bytes + self._held_bytes + (len(self.attempts) + 1) * batch_bytes
+        if used_bytes > self._planned() * batch_bytes + WindowGrowth.MAX_BYTES:
+            return False
+        if used_bytes <= self._max_bytes // 2 and not is_ahead:
+            return True  # whatever the other windows use
+        return used_bytes <= self._own_max_bytes(is_ahead=is_ahead)
 
     def is_over_bound(self, dataset: ServedDataset) -> bool:
         """Return whether the window will exceed its byte limit when all attempts in progress have arrived."""

@@ -96,6 +96,9 @@ class Connection(ABC):
             ProtocolError, OSError: As in `receive_message`, and OSError also if the other side ended the connection.
         """
         if self._arriving is None:
+            message = self._buffered_message(max_bytes)
+            if message is not None:
+                return message
             self._arriving = _ArrivingMessage(max_bytes)
         while not self._arriving.is_complete:
             size = self.receive_now(self._arriving.room)
@@ -106,6 +109,19 @@ class Connection(ABC):
         self._arriving = None
         return message
 
+    def _buffered_message(self, max_bytes: int) -> bytes | None:
+        """Return the next message if all of it fits into the buffer and has arrived. Otherwise leave it there."""
+        if self._begin == self._end:
+            self._begin, self._end = 0, self._received_now(self._buffer)
+        begin = self._begin + _LENGTH.size
+        if begin > self._end:
+            return None
+        end = begin + _size(self._buffer[self._begin : begin], max_bytes)
+        if end > self._end:
+            return None
+        self._begin = end
+        return bytes(self._buffer[begin:end])
+
     def receive_now(self, room: memoryview) -> int:
         """Receive payload that has arrived into ``room``. Return its length, 0 if nothing has arrived. Does not block.
 
@@ -115,19 +131,22 @@ class Connection(ABC):
             OSError: If the connection failed, was shut down, or ended.
         """
         if self._begin == self._end:
-            is_direct = len(room) >= _DIRECT_BYTES
-            size = self._receive_now(room if is_direct else self._buffer)
-            if size is None and self._is_shut_down:
-                raise ConnectionAbortedError("the connection was shut down")
-            if size == 0:
-                raise ConnectionResetError("the connection ended in the middle of an answer")
-            if size is None or is_direct:
-                return size or 0
-            self._begin, self._end = 0, size
+            if len(room) >= _DIRECT_BYTES:
+                return self._received_now(room)
+            self._begin, self._end = 0, self._received_now(self._buffer)
         size = min(len(room), self._end - self._begin)
         room[:size] = self._buffer[self._begin : self._begin + size]
         self._begin += size
         return size
+
+    def _received_now(self, room: memoryview) -> int:
+        """Receive what has arrived. Return its length, 0 if nothing has arrived. Raises as `receive_now` does."""
+        size = self._receive_now(room)
+        if size is None and self._is_shut_down:
+            raise ConnectionAbortedError("the connection was shut down")
+        if size == 0:
+            raise ConnectionResetError("the connection ended in the middle of an answer")
+        return size or 0
 
     @property
     def has_arrived(self) -> bool:
