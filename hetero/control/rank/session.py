@@ -39,6 +39,7 @@ from hetero.errors import ExitCode, HeteroError
 from hetero.metrics.logged import MetricLog
 from hetero.metrics.steps import Timer
 from hetero.system.logs import LoggedErrors
+from hetero.system.memory import keep_freed_memory
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
 
@@ -147,6 +148,8 @@ class RankSession:
         self._measuring = LoggedErrors()
         self._summaries: tuple[bytes, ...] = ()
         self._next_summaries_s = 0.0
+        # A rank of `hetero launch` has done this already. Threads that allocate before it do not use the common memory.
+        keep_freed_memory()
         # Register with the launcher, whose reply has the options of this job.
         self._link = open_link(launcher, token, job_id=job_id, rank=rank, tls=tls)
         reply = self._link.register(pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation))
