@@ -24,7 +24,6 @@ from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.errors import EndpointUnavailableError
 from hetero.metrics.logged import MetricLog
-from hetero.system.memory import keep_freed_memory
 from hetero.wire.tls import Tls
 
 JOB = "benchmark"
@@ -42,7 +41,6 @@ def endpoints(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
         config: Fields of `EndpointOptions` (at least ``script`` and ``num_endpoints``), and ``token_path``. With
             ``spread`` each endpoint is presented as a separate host.
     """
-    keep_freed_memory()  # as a rank does first of all. Threads of a pool in the trainer would be too early.
     chosen = dict(config)
     spread = chosen.pop("spread", False)
     given = {"host": "algo-1", "address": "127.0.0.1", "job_id": JOB, "log_level": "WARNING", **chosen}

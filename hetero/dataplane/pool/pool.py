@@ -26,6 +26,7 @@ from hetero.dataplane.pool.figures import PoolFigures
 from hetero.dataplane.pool.slot import Liveness, RestartBudget, Slot, backoff_s
 from hetero.dataplane.pool.spawn import ForkServer, Outputs, PoolOptions, ProcessStarter, failure_from_event
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError
+from hetero.system.memory import keep_freed_memory
 from hetero.system.process import describe_exit_status, wait_gone
 from hetero.system.text import counted
 from hetero.wire.channels import join_address
@@ -97,6 +98,7 @@ class EndpointPool(PoolFigures):
         """
         if self._thread is not None:
             raise RuntimeError("the pool was started already")
+        keep_freed_memory()  # this process may be the trainer, and its readers would be too late: a thread starts here
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
         self._thread = threading.Thread(target=self._run, name="endpoint-pool", daemon=True)
