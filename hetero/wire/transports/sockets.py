@@ -29,7 +29,7 @@ _MAX_PIECES = 512  # pieces per system call, whose limit is 1,024
 _CONNECT_TIMEOUT_S = 5.0
 _SEND_NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 _PEEK_NOW = socket.MSG_PEEK | socket.MSG_DONTWAIT
-"""Combined here, because to combine flags takes longer than to receive a byte."""
+"""Combined once, because the operator of these enumerations runs in Python."""
 
 
 class SocketConnection(Connection):

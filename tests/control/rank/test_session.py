@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
+from freed_memory import FRESH_MEMORY_FAULTS, needs_glibc, page_faults_of_threads
 from hubs import TOKEN, wait_for
 
 from hetero.control import security
@@ -64,33 +62,18 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub], address: str)
         assert membership.own.decided.first_line == "HET-30 trainer: rank 0: boom"
 
 
-ARRAYS_IN_THREADS = """
-import resource
+SESSION = """
 import sys
-import threading
-import numpy as np
 from hetero.control.rank.session import RankSession
 from hetero.control.security import Token
 session = RankSession(sys.argv[1], Token(sys.argv[2]), job_id="job-a", rank=0, world_size=1)
-def allocate():
-    [np.ones(2**20, np.uint8) for _ in range(100)]  # more than one of the 64 MiB pieces of a thread's own memory
-def page_faults():
-    begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(5):
-        thread = threading.Thread(target=allocate)
-        thread.start()
-        thread.join()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin
-page_faults()
-print(page_faults())
-session.close()
 """
 
 
-@pytest.mark.skipif("glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="only glibc has mallopt")
+@needs_glibc
 def test_threads_use_freed_memory_again_although_the_session_has_threads(hubs: tuple[Hub, Hub]) -> None:
-    arguments = [sys.executable, "-c", ARRAYS_IN_THREADS, f"127.0.0.1:{hubs[0].port}", TOKEN.reveal()]
-    assert int(subprocess.check_output(arguments, text=True)) < 2500  # fresh memory for each array takes 128,000
+    num_faults = page_faults_of_threads(SESSION, f"127.0.0.1:{hubs[0].port}", TOKEN.reveal())
+    assert num_faults < FRESH_MEMORY_FAULTS
 
 
 def test_session_tells_servers_of_tensorflow_from_endpoints(hubs: tuple[Hub, Hub]) -> None:
