@@ -7,7 +7,6 @@ The digest is no protection against someone who may write to the files. The fold
 
 from __future__ import annotations
 
-import functools
 import os
 import struct
 from collections.abc import Sequence
@@ -17,8 +16,7 @@ import numpy as np
 import xxhash
 
 from hetero.batches.structure.conversion import flatten, unflatten
-from hetero.batches.structure.leaves import Leaf, LeafShape
-from hetero.batches.structure.trees import Tree
+from hetero.batches.structure.leaves import Leaf
 from hetero.cache.images import with_images, without_images
 from hetero.errors import ConfigError, ProtocolError
 from hetero.wire.limits import Limits
@@ -32,7 +30,6 @@ _FIRST_BYTES = 4096
 """Bytes of an entry that are read first. Nearly always they hold the structure."""
 _PART_BYTES = 256 * 1024
 """Bytes of a leaf that are read and checked at once."""
-_MAX_REMEMBERED_BYTES = 512
 _LIMITS = Limits()
 
 
@@ -108,7 +105,7 @@ def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: by
     if begin > len(first):
         first += os.pread(descriptor, begin - len(first), offset + len(first))
     structure = first[_HEAD.size : begin]
-    tree, shapes = (_decoded if begin <= _MAX_REMEMBERED_BYTES else decode_structure)(structure, _LIMITS)
+    tree, shapes = decode_structure(structure, _LIMITS)
     if sum([shape.nbytes for shape in shapes]) != payload_bytes:
         raise DamagedEntryError("the leaves do not add up to the payload")
     hasher = _hasher(index, fingerprint, structure)
@@ -134,12 +131,6 @@ def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: by
     if hasher.digest() != digest:
         raise DamagedEntryError("the digest differs")
     return with_images(unflatten(tree, leaves))
-
-
-@functools.lru_cache(maxsize=256)
-def _decoded(structure: bytes, limits: Limits) -> tuple[Tree, Sequence[LeafShape]]:
-    """Return `decode_structure`. Samples of one data set often have the same structure."""
-    return decode_structure(structure, limits)
 
 
 def _leaf(shape: Any, data: memoryview) -> Leaf:

@@ -82,6 +82,21 @@ def test_round_trip_random_batch_is_the_same(batch: Any, step: int, copy: bool) 
     assert compare(batch, decode(EncodedBatch(batch, copy=copy), step=step)) is None
 
 
+@pytest.mark.parametrize("num_keys", [3, 1000])
+def test_batches_of_one_structure_share_no_container(num_keys: int) -> None:
+    batch = {f"key-{number}": [1, {"a": 1.0}, True] for number in range(num_keys)}
+    encoded = EncodedBatch(batch)
+    first = decode(encoded)
+    first["key-0"][1]["a"] = 2.0
+    first["key-1"].append("more")
+    assert compare(batch, decode(EncodedBatch(batch))) is None
+
+
+def test_batches_whose_structures_differ_only_in_the_type_of_a_number_stay_apart() -> None:
+    for number in (1, True, 1.0, 1, 0, False, 0.0, -0.0):
+        assert compare([number], decode(EncodedBatch([number]))) is None
+
+
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 2**18 - 1, 2**18, 2**18 + 1, 5 * 2**20])
 def test_round_trip_around_the_sizes_of_chunks_is_the_same(size: int) -> None:
     batch = [torch.arange(size, dtype=torch.int32).to(torch.uint8), "end"]

@@ -50,8 +50,9 @@ class Task:
         self.was_cancelled = False
         """Whether the task is known to be cancelled. Unlike `is_cancelled`, this does not call ``is_abandoned``."""
         self._cancelled = threading.Event() if emulated_s > 0 else None
-        self._finished = threading.Lock()  # an event, but cheaper: locked until the task is done
-        self._finished.acquire()
+        self._is_finished = False
+        self._unfinished = threading.Lock()  # held until the task is done; cheaper than an event
+        self._unfinished.acquire()
         self._value: Any = None
         self._error: BaseException | None = None
 
@@ -74,10 +75,9 @@ class Task:
 
     def wait(self, timeout_s: float) -> bool:
         """Block until the task is done, at most ``timeout_s`` seconds. Return whether it is done."""
-        if not self._finished.acquire(timeout=timeout_s):
-            return False
-        self._finished.release()  # for other threads that wait
-        return True
+        if not self._is_finished and self._unfinished.acquire(timeout=max(0.0, timeout_s)):
+            self._unfinished.release()  # for other threads that wait
+        return self._is_finished
 
     def result(self) -> Any:
         """Return what ``work`` returned, or raise what it raised. Call this only after `wait` has returned True."""
@@ -95,8 +95,9 @@ class Task:
             self._error = error
 
     def finish(self) -> None:
-        """Mark the task as done, which wakes the threads in `wait`."""
-        self._finished.release()
+        """Mark the task as done, which wakes the threads in `wait`. Called once."""
+        self._is_finished = True
+        self._unfinished.release()
         if self._on_finish is not None:
             try:
                 self._on_finish(self)
@@ -122,7 +123,7 @@ class Compute:
         self, num_slots: int = 1, *, is_served_by_caller: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # not reentrant, so no finalizer or signal handler may need it
         self._changed = threading.Condition(self._lock)
         self._queue: list[tuple[int, int, Task]] = []
         self._num_submitted = 0

@@ -93,7 +93,7 @@ class Delivery:
     def __init__(self, address: str, answer: Answerer, *, max_requests: int, transport: Transport) -> None:
         self._answer = answer
         self._max_requests = max_requests
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # not reentrant, so no finalizer or signal handler may need it
         self._changed = threading.Condition(self._lock)
         self._session_tokens: dict[bytes, set[Connection]] = {}
         self._num_connections = 0

@@ -23,8 +23,8 @@ from hetero.dataplane.reader.connection import Fetched, SentBatch
 __all__ = ["OwnFetches"]
 
 _ABSENT_S = 1.0
-_AT_ONCE_S = 50e-6
-"""Within this time the kernel returns what had arrived before."""
+_SHORT_ABSENCE_S = 1e-3
+"""A consumer that was away for a shorter time does not look for what has arrived meanwhile."""
 _CHECK_INTERVAL_S = 0.5
 
 
@@ -84,10 +84,14 @@ class OwnFetches:
     def receive(self, timeout_s: float) -> None:
         """Block until an answer or a part of it has arrived, or until `wake`. Receive it. Called by the consumer."""
         with self.lock:
-            begin_s = self._clock()
-            readable = self._readable(timeout_s)
-            # If something had arrived before, it is not known when. The time that the consumer was away does not count.
-            arrived_s = self._last_receive_s if self._clock() - begin_s < _AT_ONCE_S else None
+            # Of what arrived while the consumer was away, it is not known when. The absence does not count.
+            arrived_s = None
+            was_away = self._clock() - self._last_receive_s > _SHORT_ABSENCE_S
+            readable = self._readable(0.0) if was_away else []
+            if readable:
+                arrived_s = self._last_receive_s
+            else:
+                readable = self._readable(timeout_s)
             self._is_waiting = False
             if self._wake_descriptor in readable:
                 with contextlib.suppress(OSError):  # a signal handler has closed it

@@ -112,7 +112,7 @@ class Connection(ABC):
     def _buffered_message(self, max_bytes: int) -> bytes | None:
         """Return the next message if all of it fits into the buffer and has arrived. Otherwise leave it there."""
         if self._begin == self._end:
-            self._begin, self._end = 0, self._received_now(self._buffer)
+            self._begin, self._end = 0, self._take_arrived(self._buffer)
         begin = self._begin + _LENGTH.size
         if begin > self._end:
             return None
@@ -132,14 +132,14 @@ class Connection(ABC):
         """
         if self._begin == self._end:
             if len(room) >= _DIRECT_BYTES:
-                return self._received_now(room)
-            self._begin, self._end = 0, self._received_now(self._buffer)
+                return self._take_arrived(room)
+            self._begin, self._end = 0, self._take_arrived(self._buffer)
         size = min(len(room), self._end - self._begin)
         room[:size] = self._buffer[self._begin : self._begin + size]
         self._begin += size
         return size
 
-    def _received_now(self, room: memoryview) -> int:
+    def _take_arrived(self, room: memoryview) -> int:
         """Receive what has arrived. Return its length, 0 if nothing has arrived. Raises as `receive_now` does."""
         size = self._receive_now(room)
         if size is None and self._is_shut_down:

@@ -59,6 +59,23 @@ def test_compute_keeps_what_the_work_raised(compute: Compute) -> None:
     assert after.result() == 7
 
 
+def test_task_that_is_done_is_done_for_every_thread_and_without_waiting(compute: Compute) -> None:
+    release = hold(compute)
+    task = compute.submit(0, lambda _task: None)
+    assert not task.wait(0.0)
+    assert not task.wait(-1.0)
+    release.set()
+    assert task.wait(30)
+    answers: list[bool] = []
+    threads = [threading.Thread(target=lambda: answers.extend(task.wait(0.0) for _ in range(5000))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [True] * 10_000
+    assert task.wait(-1.0)
+
+
 def test_compute_cancelled_task_never_runs(compute: Compute) -> None:
     release = hold(compute)
     ran: list[int] = []

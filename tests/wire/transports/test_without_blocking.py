@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import select
 import struct
 import threading
@@ -98,6 +99,29 @@ def test_message_that_arrives_byte_by_byte_is_returned_with_its_last(pair: tuple
     wait_readable(receiver)
     assert receiver.receive_message_now(100) == b"message"
     assert receiver.receive_message_now(100) is None
+
+
+def test_messages_that_arrive_in_pieces_of_any_size_are_as_they_were_sent(pair: tuple[Connection, Connection]) -> None:
+    """Messages end within the receiver's buffer of 64 KiB, at its end, and beyond."""
+    sender, receiver = pair
+    draws = random.Random(2)
+    sizes = [0, 1, 60, 2**16 - 5, 2**16 - 4, 2**16 - 3, 70_000, 200, 3, 65_000, 500, 100] * 3
+    draws.shuffle(sizes)
+    sent = b"".join([struct.pack("<I", size) + DATA[:size] + DATA[: size // 2] for size in sizes])
+
+    def send() -> None:
+        begin = 0
+        while begin < len(sent):
+            end = begin + draws.choice([1, 3, 4, 5, draws.randrange(1, 70_000)])
+            sender.send_raw(sent[begin:end])
+            begin = end
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    for size in sizes:
+        assert receive_message(receiver) == DATA[:size]
+        assert receive(receiver, size // 2) == DATA[: size // 2]
+    thread.join(30.0)
 
 
 def test_message_that_is_too_long_is_rejected_before_it_is_allocated(pair: tuple[Connection, Connection]) -> None:

@@ -1,11 +1,16 @@
-"""Descriptors of a consumer's own fetches: forked, closed by a signal handler, or not to be had. Without endpoints."""
+"""A consumer's own fetches, without endpoints.
+
+Descriptors are forked, closed by a signal handler, or not to be had. Answers arrive before the consumer waits, or then.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -127,3 +132,58 @@ def test_close_leaves_no_descriptors_after_they_ran_out(
         fetches.add(sent, sent)
     fetches.close()
     assert num_descriptors() == num
+
+
+class Times:
+    """Remembers when each answer counts as arrived."""
+
+    def __init__(self) -> None:
+        self.answered_s: list[float | None] = []
+        self.fetches = OwnFetches(time.monotonic, settle=self.settle, hand_over=lambda _: None)
+
+    def settle(self, *_: Any, answered_s: float | None = None) -> None:
+        self.answered_s.append(answered_s)
+
+
+@pytest.fixture
+def times() -> Iterator[Times]:
+    made = Times()
+    with made.fetches.lock:
+        yield made
+        made.fetches.close()
+
+
+@pytest.mark.parametrize("num_sent", [1, 50])
+def test_answers_that_arrived_while_the_consumer_was_away_count_from_before_although_the_kernel_takes_long(
+    times: Times, num_sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readable = times.fetches._readable
+
+    def slow(timeout_s: float) -> list[int]:
+        time.sleep(0.005)  # many descriptors, or other threads have the interpreter's lock
+        return readable(timeout_s)
+
+    monkeypatch.setattr(times.fetches, "_readable", slow)
+    times.fetches.receive(0.0)
+    came_back_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        for _ in range(num_sent):
+            sent = Sent()
+            stack.enter_context(sent.theirs)
+            times.fetches.add(sent, sent)  # type: ignore[arg-type]
+            sent.theirs.send(b"answer")
+        time.sleep(0.005)
+        times.fetches.receive(HANG_S)
+    assert len(times.answered_s) == num_sent
+    assert all(answered_s is not None and answered_s <= came_back_s for answered_s in times.answered_s)
+
+
+def test_answer_that_arrives_while_the_consumer_waits_counts_from_now(times: Times, sent: Any) -> None:
+    times.fetches.receive(0.0)
+    times.fetches.add(sent, sent)
+    time.sleep(0.005)  # the consumer was away, but nothing has arrived
+    timer = threading.Timer(0.01, sent.theirs.send, (b"answer",))
+    timer.start()
+    times.fetches.receive(HANG_S)
+    timer.join()
+    assert times.answered_s == [None]
