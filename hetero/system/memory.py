@@ -1,7 +1,7 @@
 """The memory of processes: how much they use, and how malloc keeps what they free.
 
-Batches allocate and free the same megabytes again and again. Endpoints, ranks and servers of tf.data.service therefore
-all call `keep_freed_memory`.
+Batches allocate and free the same megabytes again and again. Therefore endpoints, ranks, servers of tf.data.service,
+and all other processes that send or receive batches call `keep_freed_memory`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,19 @@ MALLOC_VARIABLE = "HETERO_MALLOC"
 """Environment variable. ``default`` leaves malloc unchanged."""
 
 _M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+_HEAP_BYTES = 2**26  # the pieces that the arenas of threads are made of
 _THRESHOLD_BYTES = 2**30
-_OLD_THRESHOLD_BYTES = 2**25  # half of malloc's heap size, the highest mmap threshold that glibc before 2.35 accepts
+_OLD_THRESHOLD_BYTES = _HEAP_BYTES // 2  # the highest mmap threshold that glibc before 2.35 accepts
+_SETTINGS = (
+    (_M_MMAP_THRESHOLD, "MALLOC_MMAP_THRESHOLD_", "mmap_threshold", (_THRESHOLD_BYTES, _OLD_THRESHOLD_BYTES)),
+    (_M_TRIM_THRESHOLD, "MALLOC_TRIM_THRESHOLD_", "trim_threshold", (_THRESHOLD_BYTES,)),
+    (_M_TOP_PAD, "MALLOC_TOP_PAD_", "top_pad", (_HEAP_BYTES,)),
+    (_M_ARENA_MAX, "MALLOC_ARENA_MAX", "arena_max", (1,)),
+)
+"""Each setting, its environment variable, its name in ``GLIBC_TUNABLES``, and values to try."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +83,13 @@ def keep_freed_memory() -> bool:
 
     glibc returns large blocks to the kernel when they are freed. The kernel then clears every page of the next block.
     This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do
-    not help threads. Each thread has an arena, made of 64 MiB pieces. An empty piece is returned to the kernel, and no
-    other thread can use the arena's free memory. Therefore this function sets one arena for all threads.
+    not help threads. Each thread has an arena, made of pieces of 64 MiB. No other thread can use its free memory, and
+    an empty piece is returned to the kernel. Therefore this function sets one arena for all threads. Threads that have
+    allocated before keep their arenas, and new threads share those. No
+    empty piece of theirs is returned, because malloc is told to keep as much memory beyond it as a piece has.
 
-    Call it at the start of a process, because threads that have allocated before keep their arenas. It does nothing if
-    the environment has ``HETERO_MALLOC=default``, or without glibc.
+    Call it at the start of a process, because one arena needs the least memory. Settings of malloc that the environment
+    has stay. The function does nothing if the environment has ``HETERO_MALLOC=default``, or without glibc.
 
     Returns:
         Whether malloc keeps memory now.
@@ -90,8 +101,11 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         logger.debug("malloc stays as it is: this C library has no mallopt")
         return False
-    for mmap_bytes in (_THRESHOLD_BYTES, _OLD_THRESHOLD_BYTES):
-        if mallopt(_M_MMAP_THRESHOLD, mmap_bytes) == 1:
-            return bool(mallopt(_M_TRIM_THRESHOLD, _THRESHOLD_BYTES) == 1 and mallopt(_M_ARENA_MAX, 1) == 1)
-    logger.debug("malloc stays as it is: mallopt refuses a threshold of %d bytes", _OLD_THRESHOLD_BYTES)
-    return False
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    for setting, variable, tunable, values in _SETTINGS:
+        if variable in os.environ or f"glibc.malloc.{tunable}=" in tunables:
+            continue  # the user's choice
+        if not any(mallopt(setting, value) == 1 for value in values):
+            logger.debug("malloc stays as it is: mallopt refuses %s=%d", variable, values[-1])
+            return False
+    return True

@@ -2,60 +2,91 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+from freed_memory import LIVE_THREADS, MAX_FAULTS_IF_REUSED, needs_glibc, page_faults_of_threads
 
-from hetero.system.memory import no_garbage_collection, process_memory
+from hetero.system.memory import keep_freed_memory, no_garbage_collection, process_memory
 
-PROGRAM = """
-import resource
-import threading
-import numpy as np
+KEEP = """
 from hetero.system.memory import keep_freed_memory
-keeps = keep_freed_memory()
-def page_faults():
-    begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(50):
-        np.ones(2**20, np.uint8)  # a quarter of the size for which NumPy asks for huge pages
-        thread = threading.Thread(target=np.ones, args=(2**20, np.uint8))
-        thread.start()
-        thread.join()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin
-page_faults()
-print(int(keeps), page_faults())
+assert keep_freed_memory()
 """
+LEAVE = KEEP.replace("assert", "assert not")
 
 
-def run(setting: str, program: str = PROGRAM) -> tuple[bool, int]:
-    environment = {**os.environ, "HETERO_MALLOC": setting}
-    keeps, faults = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).split()
-    return bool(int(keeps)), int(faults)
+@pytest.fixture
+def mallopt(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The settings that malloc got. Malloc itself gets none."""
+    given: dict[int, int] = {}
+
+    def record(setting: int, value: int) -> int:
+        given[setting] = value
+        return 1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=record))
+    for variable in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_", "HETERO_MALLOC"))]:
+        monkeypatch.delenv(variable)
+    return given
 
 
-@pytest.mark.skipif("glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="only glibc has mallopt")
-def test_malloc_freed_memory_is_used_again_by_all_threads() -> None:
-    keeps, faults = run("")
-    assert keeps
-    assert faults < 2500  # fresh memory for each array takes 25,600
+@needs_glibc
+@pytest.mark.parametrize("before", ["", LIVE_THREADS], ids=["at the start", "with threads"])
+def test_freed_memory_is_used_again_by_all_threads(before: str) -> None:
+    assert page_faults_of_threads(before + KEEP) < MAX_FAULTS_IF_REUSED
 
 
-def test_malloc_switched_off_by_the_environment() -> None:
-    assert not run("default")[0]
+@needs_glibc
+def test_malloc_stays_as_it_is_if_the_environment_says_so() -> None:
+    assert page_faults_of_threads(LEAVE, environment={"HETERO_MALLOC": "default"}) > MAX_FAULTS_IF_REUSED
 
 
-def test_malloc_without_mallopt_do_nothing() -> None:
-    program = "import ctypes\nctypes.CDLL = lambda name: object()\n" + PROGRAM
-    assert not run("", program)[0]
+@pytest.mark.parametrize(
+    ("variable", "value", "setting"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "1", -1),
+        ("MALLOC_TOP_PAD_", "1", -2),
+        ("MALLOC_MMAP_THRESHOLD_", "1", -3),
+        ("MALLOC_ARENA_MAX", "4", -8),
+        ("GLIBC_TUNABLES", "glibc.malloc.check=1:glibc.malloc.arena_max=4", -8),
+    ],
+)
+def test_settings_of_the_user_stay(
+    mallopt: dict[int, int], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, setting: int
+) -> None:
+    assert keep_freed_memory()
+    assert mallopt.keys() == {-1, -2, -3, -8}
+    mallopt.clear()
+    monkeypatch.setenv(variable, value)
+    assert keep_freed_memory()
+    assert mallopt.keys() == {-1, -2, -3, -8} - {setting}
 
 
-def test_malloc_that_refuses_stays_as_it_is() -> None:
-    program = "import ctypes, types\nctypes.CDLL = lambda name: types.SimpleNamespace(mallopt=lambda *_: 0)\n" + PROGRAM
-    assert not run("", program)[0]
+def test_without_mallopt_nothing_is_kept(mallopt: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    assert not keep_freed_memory()
+
+
+def test_malloc_that_refuses_stays_as_it_is(mallopt: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=lambda *_: 0))
+    assert not keep_freed_memory()
+
+
+def test_malloc_before_glibc_2_35_gets_a_lower_threshold(
+    mallopt: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ctypes.CDLL(None)
+    refusing = lambda setting, value: 0 if (setting, value) == (-3, 2**30) else library.mallopt(setting, value)  # noqa: E731
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=refusing))
+    assert keep_freed_memory()
+    assert mallopt[-3] == 2**25
 
 
 ALLOCATION = """

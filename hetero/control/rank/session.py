@@ -148,7 +148,7 @@ class RankSession:
         self._measuring = LoggedErrors()
         self._summaries: tuple[bytes, ...] = ()
         self._next_summaries_s = 0.0
-        # A rank of `hetero launch` has done this already. Threads that allocate before it do not use the common memory.
+        # A rank of `hetero launch` has done this at its start, one of Ray has not. The threads below allocate.
         keep_freed_memory()
         # Register with the launcher, whose reply has the options of this job.
         self._link = open_link(launcher, token, job_id=job_id, rank=rank, tls=tls)

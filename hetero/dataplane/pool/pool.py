@@ -98,7 +98,7 @@ class EndpointPool(PoolFigures):
         """
         if self._thread is not None:
             raise RuntimeError("the pool was started already")
-        keep_freed_memory()  # this process may be the trainer, and its readers would be too late: a thread starts here
+        keep_freed_memory()  # This process may be the trainer. Its readers would be later than the thread below.
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
         self._thread = threading.Thread(target=self._run, name="endpoint-pool", daemon=True)

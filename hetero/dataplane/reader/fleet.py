@@ -142,7 +142,7 @@ class Fleet:
         self._changed = threading.Condition(self.lock)
         self._news = True
         self._is_closed = False
-        keep_freed_memory()  # for a process without `hetero.control.rank.session`, which has done this already
+        keep_freed_memory()  # for a process without a `RankSession` and without an `EndpointPool`
         connect = functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits, tls=tls)
         self._table = ConnectionTable(connect)
         self.router = Router(self._table, rank=rank, world_size=world_size, clock=clock, on_free=self._notify)
