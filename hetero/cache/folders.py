@@ -58,6 +58,8 @@ class SharedFolder:
     def __init__(self, base: Path, name: str, key: str) -> None:
         self.parent = base / _root_name() / f"data-{name}"
         self.path = self.parent / key
+        if not base.is_dir():  # hetero does not make it, because it may be the place of a disk that is not mounted
+            raise OSError(f"there is no folder {base}; make it, or mount its disk")
         for _ in range(_ATTEMPTS):
             # Another process may remove the folders at any time, until this one has the lock.
             with contextlib.suppress(FileNotFoundError):

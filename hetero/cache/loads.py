@@ -127,7 +127,7 @@ class _KeptLoads:
         if before != after:
             raise ConfigError(
                 f"load({index!r:.60}) of data set {self._name!r} draws random numbers or seeds a generator, so its "
-                "result must not be kept\n  Draw in augment(sample)."
+                "result must not be kept; draw in augment(sample)"
             )
         return value, True
 
@@ -146,13 +146,13 @@ class _KeptLoads:
         self._is_checked = True
         if seeded is not None:
             raise ConfigError(
-                f"load({index!r:.60}) of data set {self._name!r} returns something else after another seed, so it must "
-                f"not be kept: {seeded}\n  Draw in augment(sample)."
+                f"load({index!r:.60}) of data set {self._name!r} returns something else when it is called again, so it "
+                f"must not be kept; draw in augment(sample): {seeded}"
             )
         if different is not None:
             raise ConfigError(
-                f"data set {self._name!r}: augment(load({index!r:.60})) is not what __getitem__ returns: {different}\n"
-                "  Write __getitem__ as: return self.augment(self.load(index)). Or leave it out."
+                f"data set {self._name!r}: augment(load({index!r:.60})) is not what __getitem__ returns: {different}; "
+                "write __getitem__ as: return self.augment(self.load(index)), or leave it out"
             )
 
     def _compare_whole(self, index: Any) -> Any:

@@ -308,3 +308,9 @@ def test_sweep_removes_what_nobody_uses(memory: Path) -> None:
     sweep_memory()
     assert list(memory.iterdir()) == []
     sweep_memory()
+
+
+def test_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"there is no folder .*/missing; make it"):
+        SharedFolder(tmp_path / "missing", "photos", "key")
+    assert not (tmp_path / "missing").exists()
