@@ -427,8 +427,12 @@ class LaunchedHost:
             with self.hub.membership() as membership:
                 if membership.final_delivered and time.monotonic() >= leave_s:
                     return
-            self.hub.wait(_TICK_S)
-            self.publish()
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait a moment for news, and publish this host's status."""
+        self.hub.wait(_TICK_S)
+        self.publish()
 
     def report(self, cause: Cause | None = None) -> None:
         """Write the metrics of this host. On the first trainer host, write the job's report too.

@@ -79,6 +79,8 @@ def train(host: LaunchedHost) -> None:
     host.farewell()
     if host.pool is not None:
         host.pool.stop(host.timings.abort_grace_s)
+    if host.is_first_trainer:
+        _await_last_figures(host)
     host.report()
 
 
@@ -144,13 +146,22 @@ def _let_workers_end(host: LaunchedHost) -> None:
     Ignore lost hosts, because their workers are lost too.
     """
     deadline_s = time.monotonic() + host.timings.abort_grace_s
-    while time.monotonic() < deadline_s:
-        with host.hub.membership() as membership:
-            others = [status for status in membership.statuses(Role.DATA) if status.host != host.name]
-            in_service = membership.hosts_in_service()
-        if not any(status.host in in_service or status.state is HostState.DRAINING for status in others):
-            return
+    while _is_other_data_host_at_work(host) and time.monotonic() < deadline_s:
         host.tick()
+
+
+def _await_last_figures(host: LaunchedHost) -> None:
+    """Wait a short time until all data hosts are done. Their last statuses have all that their endpoints computed."""
+    deadline_s = time.monotonic() + host.timings.abort_grace_s
+    while _is_other_data_host_at_work(host) and time.monotonic() < deadline_s:
+        host.wait()
+
+
+def _is_other_data_host_at_work(host: LaunchedHost) -> bool:
+    with host.hub.membership() as membership:
+        others = [status for status in membership.statuses(Role.DATA) if status.host != host.name]
+        in_service = membership.hosts_in_service()
+    return any(status.host in in_service or status.state is HostState.DRAINING for status in others)
 
 
 def _words_on_trainers(host: LaunchedHost, membership: Membership) -> str:

@@ -85,8 +85,8 @@ def keep_freed_memory() -> bool:
     This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do
     not help threads. Each thread has an arena, made of pieces of 64 MiB. No other thread can use its free memory, and
     an empty piece is returned to the kernel. Therefore this function sets one arena for all threads. Threads that have
-    allocated before keep their arenas, and new threads share those. No
-    empty piece of theirs is returned, because malloc is told to keep as much memory beyond it as a piece has.
+    allocated before keep their arenas, and new threads share those. No empty piece of theirs is returned, because
+    malloc is told to keep as much memory beyond it as a piece has.
 
     Call it at the start of a process, because one arena needs the least memory. Settings of malloc that the environment
     has stay. The function does nothing if the environment has ``HETERO_MALLOC=default``, or without glibc.

@@ -18,11 +18,12 @@ def test_batches_are_those_of_a_job_without_a_cache(start_job: StartJob, tmp_pat
         assert job.wait() == 0, job.output
         digests[kind] = output.read_text()
         events = job.report()["run"]["events"]
+        assert len(groups) == 1 or events["batches computed"] >= events["batches"]  # also those of the last second
         if kind == "plain" or len(groups) == 1:
             assert "samples taken from the cache" not in events
         else:
             loaded, taken = events["samples loaded for the cache"], events["samples taken from the cache"]
             assert 100 <= loaded <= 120  # all endpoints share the memory here; two may load a sample at the same time
-            assert taken >= 50
+            assert taken >= 180
             assert events["gathered"] >= 10  # of 39 batches
     assert digests["plain"] == digests["kept"]
