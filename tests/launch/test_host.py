@@ -161,6 +161,7 @@ def test_host_that_ends_gives_a_peer_that_does_not_understand_it_the_time_to_cal
     membership = SimpleNamespace(own=SimpleNamespace(decided=decided), final_delivered=True)
     hub = SimpleNamespace(membership=lambda: contextlib.nullcontext(membership), wait=wait)
     host = SimpleNamespace(hub=hub, timings=SimpleNamespace(heartbeat_s=2.0), publish=lambda: None)
+    host.wait = lambda: LaunchedHost.wait(host)  # type: ignore[arg-type]
     monkeypatch.setattr(host_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     LaunchedHost.farewell(host)  # type: ignore[arg-type]
     assert (now_s[0] >= 104.0) is is_patient
