@@ -147,11 +147,11 @@ class _KeptLoads:
         if seeded is not None:
             raise ConfigError(
                 f"load({index!r:.60}) of data set {self._name!r} returns something else when it is called again, so it "
-                f"must not be kept; draw in augment(sample): {seeded}"
+                f"must not be kept ({seeded}); draw in augment(sample)"
             )
         if different is not None:
             raise ConfigError(
-                f"data set {self._name!r}: augment(load({index!r:.60})) is not what __getitem__ returns: {different}; "
+                f"data set {self._name!r}: augment(load({index!r:.60})) is not what __getitem__ returns ({different}); "
                 "write __getitem__ as: return self.augment(self.load(index)), or leave it out"
             )
 
