@@ -119,6 +119,17 @@ class Host:
         with Reader(fleet, iter(wanted), **options) as reader:
             return list(reader)
 
+    def read_from_all(self, spec: DatasetSpec) -> list[np.ndarray[Any, Any]]:
+        """Read until each endpoint has computed a batch. An endpoint that connects late finds none left."""
+        batches: list[np.ndarray[Any, Any]] = []
+
+        def have_all_computed() -> bool:
+            batches[:] = self.read(spec)
+            return len(self.pool.pids) == 3 and set(self.pool.pids) <= {pid for pid, _ in self.lines("samples")}
+
+        self.tools.wait_for(have_all_computed)
+        return batches
+
     def lines(self, what: str) -> list[tuple[int, int]]:
         """Return process ids and those of the parents, of the processes that noted something."""
         path: Path = self.job.path / what
@@ -150,13 +161,11 @@ def host(job: Any, tools: Any) -> Host:
 
 
 def test_data_set_is_built_once_and_the_batches_are_the_same(host: Host) -> None:
-    batches = host.read(rows())
-    host.tools.wait_for(lambda: len({parent for _, parent in host.lines("samples")}) == 1)
+    batches = host.read_from_all(rows())
     ((builder, parent),) = host.lines("builds")
     assert parent == host.fork_server
     assert {parent for _, parent in host.lines("samples")} == {builder}
-    host.tools.wait_for(lambda: set(host.pool.pids) == {pid for pid, _ in host.lines("samples")})
-    assert len(host.pool.pids) == 3
+    assert {pid for pid, _ in host.lines("samples")} == set(host.pool.pids)
     assert host.pool.num_restarts == 0
     own = host.read(rows(name="own_rows"))
     assert [batch.tolist() for batch in own] == [batch.tolist() for batch in batches]
@@ -282,8 +291,7 @@ def test_data_sets_that_are_asked_for_meanwhile_are_built_once_too(host: Host) -
 
 
 def test_endpoint_that_dies_is_forked_again_with_its_data_set(host: Host) -> None:
-    batches = host.read(rows())
-    host.tools.wait_for(lambda: len(set(host.pool.pids) & {pid for pid, _ in host.lines("samples")}) == 3)
+    batches = host.read_from_all(rows())
     victim = host.pool.pids[0]
     os.kill(victim, signal.SIGKILL)
     host.tools.wait_for(lambda: len(host.pool.pids) == 3 and victim not in host.pool.pids)
