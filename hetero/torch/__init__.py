@@ -6,6 +6,7 @@
     sampler_order.py  the order of a user's sampler, drawn batch by batch without changing the script's generators
     passes.py         one pass over the loader
     local.py          batches made in this process or in torch's workers
+    local_dataset.py  the data set that answers the requests there
     kept_batches.py   the batches that a profile run repeats, with tensors
     leaf_copies.py    batches that share no memory with the data set that made them
     pinned.py         memory that an accelerator copies from directly

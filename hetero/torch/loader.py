@@ -25,7 +25,8 @@ from hetero.torch.checks import (
     effective_seed,
     user_collate_fn,
 )
-from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available
+from hetero.torch.local import WorkerOptions, accelerator_is_available
+from hetero.torch.local_dataset import LocalDataset
 from hetero.torch.passes import Pass
 from hetero.torch.pipeline import Pipeline
 from hetero.torch.sampler_order import SamplerOrder

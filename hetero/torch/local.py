@@ -1,190 +1,32 @@
-"""Local fetching: this process or torch's worker processes compute batches, with the same function as endpoints."""
+"""Local fetching: this process or torch's workers compute batches, with the same function as endpoints."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from types import FunctionType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.utils.data
 
-from hetero.batches.build import BuiltDataset
-from hetero.batches.fetch import fetch
-from hetero.batches.purity.globals import GlobalsReader, GlobalValue, check_globals
 from hetero.batches.request import BatchRequest
-from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.skips import Skips
-from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
-from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
-from hetero.system.stop_signals import children_ignore_platform, ignore_platform
-from hetero.torch.leaf_copies import copy_leaves
-from hetero.torch.shared_memory import is_roomy, shared_bytes, used_up, want_of_room
-from hetero.wire.framing import why_unsendable
+from hetero.system.stop_signals import children_ignore_platform
+from hetero.torch.local_dataset import Answer, Failure, LocalDataset, Mismatch, NoRoom
+from hetero.torch.shared_memory import is_roomy, shared_bytes
 
-__all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here"]
 
 _KEPT_SHARE = 4
 """Workers go on between two passes only if their batches fit so often into what is free of the shared memory."""
 
 _Numbered: TypeAlias = tuple[int, BatchRequest]
 """The number of a request in its pass, and the request."""
-
-
-class LocalDataset:
-    """A data set that answers requests on this host. It is sent to torch's workers.
-
-    Args:
-        subject: A spec, which is built in each process that needs it, or the user's own data set object.
-        collate_fn: Replaces the factory's function if not None.
-        worker_init_fn: Replaces the factory's function if not None.
-    """
-
-    def __init__(
-        self,
-        subject: Any,
-        *,
-        collate_fn: Callable[[Any], Any] | None = None,
-        worker_init_fn: Callable[[int], object] | None = None,
-    ) -> None:
-        self.subject = subject
-        self._collate_fn = collate_fn
-        self._worker_init_fn = worker_init_fn
-        self._start_failure: _Failure | _Mismatch | None = None
-        self.globals: dict[str, GlobalValue] = {}
-        """Values of the globals that the data set's code reads, from the process that starts the workers. Set only for
-        workers that import the script anew."""
-        self.num_ahead = 0
-        """Batches that torch's workers keep ready. 0 if a worker need not check whether they fit into shared memory."""
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether workers of the next epoch compute the same batches as those of this one, if no global changes.
-
-        An object, or a function with variables of an enclosing function, may be changed by the script in between.
-        """
-        functions = [each for each in (self._collate_fn, self._worker_init_fn) if each is not None]
-        is_plain = all(isinstance(each, FunctionType) and not each.__closure__ for each in functions)
-        return isinstance(self.subject, DatasetSpec) and is_plain
-
-    def __len__(self) -> int:
-        """Return the length of the data set built here, or else the length that its spec gives.
-
-        Raises:
-            TypeError: If the data set does not have a length.
-        """
-        is_built = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
-        return len(self.built if is_built else self.subject)
-
-    @functools.cached_property
-    def built(self) -> BuiltDataset:
-        """The data set, built on first use in this process."""
-        if not isinstance(self.subject, DatasetSpec):
-            return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
-        built = build(self.subject)
-        built.log_warnings()
-        with suppress(Exception):  # the user's __len__ raises again where the length is needed
-            note_length(self.subject, len(built))
-        if self._collate_fn is not None:
-            built.collate_fn = self._collate_fn
-        return built
-
-    def start_worker(self, worker_index: int) -> None:
-        """Provide worker info to the data set in this worker process of torch, and call ``worker_init_fn``.
-
-        Raises:
-            DatasetError: If the factory or ``worker_init_fn`` raises.
-        """
-        info = torch.utils.data.get_worker_info()
-        assert info is not None
-        self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
-
-    def start_own_worker(self, worker_index: int) -> None:
-        """Compare the globals, and call `start_worker`. If this fails, answer every later request with the failure."""
-        ignore_platform()
-        try:
-            if self.globals:  # compared before the data set's code runs, because that code may fill caches
-                reader, there = self.globals_reader(), f"loader worker {worker_index}"
-                is_spec = isinstance(self.subject, DatasetSpec)
-                name = self.subject.name if is_spec else type_name(type(self.subject))
-                check_globals(reader, self.globals, reader.digests(), dataset=name, there=there)
-            self.start_worker(worker_index)
-        except DatasetError as exc:
-            self._start_failure = _Failure(exc.record)
-        except DatasetMismatchError as exc:
-            self._start_failure = _Mismatch(str(exc))
-
-    def globals_reader(self) -> GlobalsReader:
-        """Return a reader of the globals that the data set's code uses in this process."""
-        root = get_factory(self.subject.name) if isinstance(self.subject, DatasetSpec) else self.subject
-        return GlobalsReader(root, self._collate_fn, self._worker_init_fn)
-
-    def fetch(self, request: BatchRequest, *, on_skips: Callable[[Skips], object] | None = None) -> Any:
-        """Compute a batch, and leave the generators and the thread count of this process as they were.
-
-        The batch does not share memory with the data set, as if it had come from another process. Writing to the batch
-        does not change the data set. The batch does not change when the data set reuses its buffers.
-
-        Raises:
-            DatasetError: If the user's code raises.
-        """
-        with preserved_generators(), single_threaded():
-            return self._fetch_own(request, on_skips)
-
-    def __getitem__(self, numbered: tuple[int, BatchRequest]) -> _Answer:
-        """Answer a numbered request of torch's loader.
-
-        A worker returns a failure instead of raising it, because torch would reduce a raised exception to a string.
-        """
-        number, request = numbered
-        skips: list[Skips] = []
-        info = torch.utils.data.get_worker_info()
-        if info is None:
-            content = self.fetch(request, on_skips=skips.append)
-        else:
-            content = self._answer_in_worker(request, info.num_workers, skips.append)
-        return _Answer(number, content, skips[0] if skips else None)
-
-    def _answer_in_worker(self, request: BatchRequest, num_workers: int, on_skips: Callable[[Skips], object]) -> Any:
-        """Return the batch, or the failure that prevents it."""
-        if self._start_failure is not None:
-            return self._start_failure
-        try:
-            # _fetch_own copies in a worker too: torch sends from another thread, and shares the memory of the tensors.
-            batch = self._fetch_own(request, on_skips)
-        except DatasetError as exc:
-            want = used_up(str(exc))
-            return _Failure(exc.record) if want is None else _NoRoom(want)
-        want = want_of_room(batch, self.num_ahead, num_workers)
-        self.num_ahead = 0  # checking one batch is enough
-        return batch if want is None else _NoRoom(want)
-
-    def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
-        batch = fetch(self.built, request, on_skips=on_skips)
-        if self.built.warnings and not self.built.worker_index:
-            self.built.log_warnings()  # the first batch may have added warnings
-        return batch if self.built.makes_new_memory(collate=request.collate) else copy_leaves(batch)
-
-    def warn_if_only_local(self, batch: Any) -> None:
-        """Log a warning if a data host could not send a batch of this registered data set."""
-        if isinstance(self.subject, DatasetSpec) and (reason := why_unsendable(batch)) is not None:
-            logger.warning("data set %s: its batches cannot come from data hosts: %s", self.subject, reason)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state.pop("built", None)
-        return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +103,7 @@ class LocalFetcher:
             return False
         return self._digests is None or self._dataset.globals_reader().digests() == self._digests
 
-    def unwrap(self, answer: _Answer) -> Any:
+    def unwrap(self, answer: Answer) -> Any:
         """Return the batch in a worker's answer.
 
         Raises:
@@ -270,9 +112,9 @@ class LocalFetcher:
             DatasetMismatchError: If a global has another value in the worker than here.
         """
         batch = answer.content
-        if isinstance(batch, _Mismatch):
+        if isinstance(batch, Mismatch):
             raise DatasetMismatchError(batch.text)
-        if isinstance(batch, _NoRoom):
+        if isinstance(batch, NoRoom):
             raise ResourcesError(batch.text)
         if answer.skips is not None:
             self._on_skips(answer.skips)
@@ -367,7 +209,7 @@ class LocalBatches(Iterator[Any]):
                 is_planned = False
             else:
                 self.request = self._plan.in_flight.pop(answer.number)
-                if not isinstance(answer.content, _Failure):
+                if not isinstance(answer.content, Failure):
                     if self._shared_bytes is None:
                         self._shared_bytes = shared_bytes(answer.content)[0]
                     return self._fetcher.unwrap(answer)
@@ -437,38 +279,6 @@ class _RequestSampler:
 
     def __iter__(self) -> Iterator[_Numbered]:
         return self.requests
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A `DatasetError` on its way from a worker. torch would reduce the exception itself to one string."""
-
-    record: object
-
-
-@dataclass(frozen=True, slots=True)
-class _Mismatch:
-    """A worker's report that its data set differs from the trainer's."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class _NoRoom:
-    """A worker's report that batches do not fit into shared memory."""
-
-    text: str
-
-
-class _Answer(NamedTuple):
-    """The answer to a request. It is a tuple because torch looks for tensors to pin inside tuples."""
-
-    number: int
-    """Number of the request in its pass."""
-    content: Any
-    """The batch, or the failure that prevents it."""
-    skips: Skips | None
-    """The samples of the batch that were replaced by others."""
 
 
 def accelerator_is_available() -> bool:

@@ -26,7 +26,8 @@ from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
 from hetero.torch.kept_batches import KeptBatches
-from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
+from hetero.torch.local import LocalFetcher, WorkerOptions, builds_here
+from hetero.torch.local_dataset import LocalDataset
 from hetero.torch.pinned import allocate_pinned
 from hetero.torch.sampler_order import SamplerOrder, torch_permutation
 

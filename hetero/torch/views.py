@@ -27,7 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
 from hetero.spec import DatasetSpec
-from hetero.torch.local import LocalDataset
+from hetero.torch.local_dataset import LocalDataset
 from hetero.torch.pipeline import Pipeline
 from hetero.torch.view_pass import RequestedBatch, ViewPass
 
