@@ -87,8 +87,8 @@ def dataset(
             needs two methods. ``load(index)`` draws no random numbers, and its result is kept.
             ``augment(sample)`` makes the sample of it. A text such as ``"8 GB"`` is the memory on
             each host, see `hetero.spec.Cache`.
-        fork_built: Whether a data host may build the data set once and then fork its endpoints, which
-            share its memory. With False each endpoint builds its own.
+        fork_built: Whether a process may build the data set and then fork endpoints or torch's workers,
+            which share its memory. With False each of them builds its own.
 
     Returns:
         The registered factory. Calling it returns a `DatasetSpec`.

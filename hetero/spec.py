@@ -197,7 +197,7 @@ class DatasetFactory:
     fingerprint: Callable[[Any], str] | str | None = None
     """Text that identifies the data, or a function that returns this text for a data set. None: samples are hashed."""
     fork_built: bool = True
-    """Whether a data host may build the data set once, in a process that then forks endpoints."""
+    """Whether one process may build the data set, and then fork endpoints or torch's workers with it."""
     cache: Cache | None = None
     """Where the results of the data set's ``load`` are kept. None: nowhere."""
     place: str = field(default="", compare=False)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ __all__ = [
     "kill_all",
     "limit_threads",
     "open_files",
+    "opened_since",
     "reap_adopted",
     "start_child",
     "thread_limits",
@@ -307,21 +308,33 @@ os.register_at_fork(after_in_child=_reset_in_child)
 
 
 def open_files() -> dict[int, str]:
-    """Return the files and connections that this process has open, by descriptor.
+    """Return the names of the files, connections and pipes that this process has open, by descriptor.
 
-    Not those that forked processes may share without harm: files that are only written, terminals, and devices such as
-    ``/dev/null``.
+    Not those that forked processes may share without harm: files that are only written, ends of pipes that are only
+    written, terminals, and devices such as ``/dev/null``.
     """
     found = {}
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError, ValueError):  # the descriptor of this very listing
             descriptor = int(path.name)
             mode = os.fstat(descriptor).st_mode
-            is_file, is_connection = stat.S_ISREG(mode), stat.S_ISSOCK(mode)
             reads = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
-            if is_connection or (is_file and reads):
-                found[descriptor] = str(path.readlink()) if is_file else "a connection"
+            if stat.S_ISSOCK(mode):
+                found[descriptor] = "a connection"
+            elif stat.S_ISFIFO(mode) and reads:
+                found[descriptor] = "a pipe"
+            elif stat.S_ISREG(mode) and reads:
+                found[descriptor] = str(path.readlink())
     return found
+
+
+def opened_since(before: Mapping[int, str]) -> set[str]:
+    """Return the names of the files, connections and pipes that this process has opened and not closed.
+
+    Args:
+        before: What `open_files` returned earlier.
+    """
+    return {name for descriptor, name in open_files().items() if before.get(descriptor) != name}
 
 
 def describe_exit_status(status: int) -> str:

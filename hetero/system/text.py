@@ -12,7 +12,7 @@ megabytes. Each function prevents one of these:
 `html_text`         markup in HTML
 ==================  ====================================================================================
 
-`counted` is for hetero's own texts. It returns a number with its noun.
+`counted` is for hetero's own texts. It returns a number with its noun. `first_names` lists some of many names.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections.abc import Iterable
 
 __all__ = [
     "code_span",
     "counted",
     "escape_line",
+    "first_names",
     "html_text",
     "last_bytes",
     "markdown_text",
@@ -40,6 +42,7 @@ _NO_MARKUP = re.compile(r"[^\W_][\w ,.;:()/%=$+'?-]*")
 _EMPHASIS_OR_LINK = re.compile(r"(^|\W)_|_(\W|$)|://|www\.")
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 _MAX_CODE_CHARS = 200
+_MAX_NAMES = 3
 
 
 def escape_line(text: str) -> str:
@@ -98,6 +101,12 @@ def last_bytes(text: str, max_bytes: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun in the singular or the plural: ``1 endpoint``, ``0 endpoints``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def first_names(names: Iterable[str]) -> str:
+    """Return up to three names in alphabetical order, for a message: ``a, b, c and others``."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:_MAX_NAMES]) + (" and others" if len(ordered) > _MAX_NAMES else "")
 
 
 def code_span(text: str) -> str:

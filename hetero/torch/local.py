@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
@@ -13,6 +14,7 @@ import torch.utils.data
 
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
+from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
@@ -21,6 +23,8 @@ from hetero.torch.local_dataset import Answer, Failure, LocalDataset, Mismatch, 
 from hetero.torch.shared_memory import is_roomy, shared_bytes
 
 __all__ = ["LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here"]
+
+logger = logging.getLogger(__name__)
 
 _KEPT_SHARE = 4
 """Workers go on between two passes only if their batches fit so often into what is free of the shared memory."""
@@ -64,6 +68,7 @@ class LocalFetcher:
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
         self._sampler = _RequestSampler()
         self._is_checked = False
+        self._has_warned = False
         self._digests: dict[str, str] | None = None
         """Digests of the globals that the data set's code reads, when workers were started. None if not compared."""
 
@@ -123,6 +128,22 @@ class LocalFetcher:
             self._dataset.warn_if_only_local(batch)
         return batch
 
+    def _warn_of_own_builds(self) -> None:
+        """Log once why the workers must not share the data set of this process. Those of an object share it anyway."""
+        if self._has_warned or not (why := self._dataset.why_not_shared()):
+            return
+        self._has_warned = True
+        subject = self._dataset.subject
+        if isinstance(subject, DatasetSpec):
+            logger.info("each of torch's workers builds its own data set %s, because %s", subject, why)
+        else:
+            logger.warning(
+                "samples of %s may be wrong, because %s in this process, and torch's workers share it. Return the data "
+                "set from a function decorated with @hetero.dataset. Each worker then builds its own",
+                type_name(type(subject)),
+                why,
+            )
+
     def _look_ahead(self, requests: Iterator[_Numbered]) -> Iterator[_Numbered]:
         """Record how many batches will wait for the trainer at once. Return the same requests."""
         options = self._options
@@ -141,6 +162,7 @@ class LocalFetcher:
             self._digests = self._dataset.globals_reader().digests()
         if options.num_workers and _forks(options):
             _ = self._dataset.built  # built once, and shared with the forked workers
+            self._warn_of_own_builds()
         elif options.num_workers and _compares_globals():
             self._dataset.globals = self._dataset.globals_reader().read()
         return torch.utils.data.DataLoader(

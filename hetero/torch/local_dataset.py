@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -22,7 +22,9 @@ from hetero.batches.structure.conversion import type_name
 from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError
 from hetero.spec import DatasetSpec
+from hetero.system.process import open_files, opened_since
 from hetero.system.stop_signals import ignore_platform
+from hetero.system.text import first_names
 from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
 from hetero.wire.framing import why_unsendable
@@ -55,6 +57,11 @@ class LocalDataset:
         self.globals: dict[str, GlobalValue] = {}
         """Values of the globals that the data set's code reads, from the process that starts the workers. Set only for
         workers that import the script anew."""
+        self._opened: set[str] = set()
+        """What the data set has opened in this process. Processes that are forked must not share it."""
+        self._inherited: BuiltDataset | None = None
+        """The data set of the process that forked this one, if this one has built its own. It is kept, because its end
+        may close connections of that process."""
         self.num_ahead = 0
         """Batches that torch's workers keep ready. 0 if a worker need not check whether they fit into shared memory."""
 
@@ -82,22 +89,44 @@ class LocalDataset:
         """The data set, built on first use in this process."""
         if not isinstance(self.subject, DatasetSpec):
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
-        built = build(self.subject)
-        built.log_warnings()
+        with self.noting_opened():
+            built = build(self.subject)
+        info = torch.utils.data.get_worker_info()
+        if info is None or not info.id:
+            built.log_warnings()
         with suppress(Exception):  # the user's __len__ raises again where the length is needed
             note_length(self.subject, len(built))
         if self._collate_fn is not None:
             built.collate_fn = self._collate_fn
         return built
 
+    @contextmanager
+    def noting_opened(self) -> Iterator[None]:
+        """Return a context in which the data set's code runs. Record the files and connections that it opens."""
+        before = open_files()
+        try:
+            yield
+        finally:
+            self._opened |= opened_since(before)
+
+    def why_not_shared(self) -> str:
+        """Return why forked workers must not use the data set of this process, or an empty text if they may."""
+        if isinstance(self.subject, DatasetSpec) and not get_factory(self.subject.name).fork_built:
+            return "its factory has fork_built=False"
+        return f"its code has opened {first_names(self._opened)}" if self._opened else ""
+
     def start_worker(self, worker_index: int) -> None:
         """Provide worker info to the data set in this worker process of torch, and call ``worker_init_fn``.
+
+        A forked worker uses the data set of the process that forked it. It builds its own if `why_not_shared`.
 
         Raises:
             DatasetError: If the factory or ``worker_init_fn`` raises.
         """
         info = torch.utils.data.get_worker_info()
         assert info is not None
+        if "built" in self.__dict__ and isinstance(self.subject, DatasetSpec) and self.why_not_shared():
+            self._inherited = self.__dict__.pop("built")
         self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
 
     def start_own_worker(self, worker_index: int) -> None:
@@ -174,6 +203,7 @@ class LocalDataset:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("built", None)
+        state["_opened"] = set()
         return state
 
 

@@ -135,7 +135,10 @@ class Pipeline(LoaderPipeline):
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
 
             return remote.fingerprint(self.subject)
-        return describe(self.local.built).fingerprint if "built" in self.local.__dict__ else None
+        if "built" not in self.local.__dict__:
+            return None
+        with self.local.noting_opened():
+            return describe(self.local.built).fingerprint
 
     def num_batches(self) -> int:
         """Return the number of batches of an epoch on this rank."""
@@ -298,7 +301,7 @@ class Pipeline(LoaderPipeline):
             session,
             KeptBatches(max_kept_bytes()),
             num_processes=0 if session.remote else self.workers.num_workers,
-            measure=lambda requests: measure_here(lambda: self.local.built, requests),
+            measure=self.local.noting_opened()(lambda requests: measure_here(lambda: self.local.built, requests)),
         )
 
     def _open_source(self, requests: Iterator[BatchRequest]) -> Batches:

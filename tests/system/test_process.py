@@ -18,6 +18,7 @@ from hetero.system.process import (
     die_with_parent,
     limit_threads,
     open_files,
+    opened_since,
     thread_limits,
 )
 
@@ -28,7 +29,7 @@ from hetero.system.process import (
         (0, "ended normally"),
         (1, "exited with 1"),
         (2, "exited with 2"),
-        (34, "exited with 34 (HET-34): The data set's code failed on a data host."),
+        (34, "exited with 34 (HET-34): The data set's code failed."),
         (-signal.SIGTERM, "killed by SIGTERM"),
         (-signal.SIGKILL, "killed by SIGKILL, likely out of memory"),
         (-signal.SIGSEGV, "killed by SIGSEGV: a crash in native code"),
@@ -261,7 +262,12 @@ def test_open_files_are_those_that_processes_must_not_share(tmp_path: Path) -> N
     path = tmp_path / "data"
     path.write_text("data")
     before = open_files()
+    reads, writes = os.pipe()
     with path.open() as read, (tmp_path / "log").open("a"), Path("/dev/null").open(), socket.socket() as connection:
         found = {descriptor: name for descriptor, name in open_files().items() if descriptor not in before}
-        assert found == {read.fileno(): str(path), connection.fileno(): "a connection"}
+        assert found == {read.fileno(): str(path), connection.fileno(): "a connection", reads: "a pipe"}
+        assert opened_since(before) == {str(path), "a connection", "a pipe"}
+    for descriptor in (reads, writes):
+        os.close(descriptor)
     assert open_files() == before
+    assert not opened_since(before)

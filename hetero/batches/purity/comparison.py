@@ -19,7 +19,8 @@ __all__ = ["IMPURITY_ADVICE", "Difference", "Frozen", "compare", "digest", "free
 IMPURITY_ADVICE = (
     "A sample may depend on its index and on the global generators of random, NumPy and torch only. Typical causes: "
     "a generator of the data set's own (seed it in a method on_seed(self, key)), os.urandom or uuid4, the time, "
-    "the order of a set, a counter or cache that changes what a sample is, threads that share a generator."
+    "the order of a set, a counter or cache that changes what a sample is, threads that share a generator, a file that "
+    "processes share because one opened it before it forked the others."
 )
 """Advice for a batch that differs when it is computed twice."""
 

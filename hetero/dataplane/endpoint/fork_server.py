@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from hetero.dataplane.endpoint.endpoint import (
     configure_process,
@@ -37,8 +37,9 @@ from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.shared_builds import HostBuilds
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
-from hetero.system.process import SignalWaiter, die_with_parent, open_files, wait_gone
+from hetero.system.process import SignalWaiter, die_with_parent, open_files, opened_since, wait_gone
 from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
+from hetero.system.text import first_names
 
 __all__ = ["main"]
 
@@ -60,7 +61,7 @@ class _ForkServer:
     """
 
     def __init__(
-        self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter, opened: Sequence[str]
+        self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter, opened: Collection[str]
     ) -> None:
         self._pool = pool
         self._base = base
@@ -68,8 +69,7 @@ class _ForkServer:
         self._children: list[EndpointProcess] = []
         self._reason = why_not_fork()
         if opened and not self._reason:
-            names = f"{', '.join(opened[:3])}{' and others' if len(opened) > 3 else ''}"
-            self._reason = f"importing the script opened {names}, and processes must not share the position in a file"
+            self._reason = f"importing the script opened {first_names(opened)}, which processes must not share"
         self._builds = HostBuilds(base, pool, signals)
         if self._reason:
             logger.info("endpoints start as fresh processes: %s", self._reason)
@@ -232,8 +232,8 @@ def main() -> None:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
         # Do this again, because the script may have set up logging or signals.
         configure_process(base.log_level)
+        opened = opened_since(before)
         with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:
-            opened = [name for descriptor, name in open_files().items() if before.get(descriptor) != name]
             status = _ForkServer(pool, base, signals, opened).serve()
     except HeteroError as error:
         report_failure(pool, error)

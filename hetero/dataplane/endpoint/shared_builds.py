@@ -9,8 +9,8 @@ Forked processes share the memory of a data set that they only read. Objects of 
 read, because their counters of references lie beside them. Large arrays stay shared.
 
 A data set that opens files or connections while it is built, or starts threads, does not survive a fork: the processes
-would share the position in a file. Then each endpoint builds its own, as it does if the zygote fails. A zygote builds
-one data set, so what one of them does to its process does not affect the others.
+would share the position in a file, for example. Then each endpoint builds its own, as it does if the zygote fails. A
+zygote builds one data set, so what one of them does to its process does not affect the others.
 """
 
 from __future__ import annotations
@@ -370,8 +370,8 @@ class HostBuilds:
     def _refuse(self, spec: DatasetSpec, why: str) -> None:
         self._refused[spec] = why
         logger.info(
-            "each endpoint builds its own data set %s, because %s. @hetero.dataset(fork_built=False) does not try to "
-            "build it once",
+            "each endpoint builds its own data set %s, because %s. To skip the attempt to build it once, write "
+            "@hetero.dataset(fork_built=False)",
             spec,
             why,
         )

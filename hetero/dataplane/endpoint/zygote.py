@@ -28,13 +28,13 @@ from hetero.dataplane.endpoint.processes import run_forked, why_not_fork
 from hetero.datasets import get_factory, prebuild
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.spec import DatasetSpec
-from hetero.system.process import SignalWaiter, limit_threads, open_files
+from hetero.system.process import SignalWaiter, limit_threads, open_files, opened_since
 from hetero.system.stop_signals import children_ignore_platform, ignore_platform
+from hetero.system.text import first_names
 
 __all__ = ["ZygoteProcess"]
 
 _IDLE_S = 5.0
-_MAX_NAMES = 3
 
 logger = logging.getLogger(__name__)
 
@@ -99,11 +99,8 @@ class ZygoteProcess:
             return why
         if _num_threads() > num_threads:
             return "building it started threads"
-        opened = sorted({name for descriptor, name in open_files().items() if files.get(descriptor) != name})
-        opened += sorted(_shared_maps() - maps)
-        if opened:
-            others = " and others" if len(opened) > _MAX_NAMES else ""
-            return f"building it opened {', '.join(opened[:_MAX_NAMES])}{others}"
+        if opened := opened_since(files) | (_shared_maps() - maps):
+            return f"building it opened {first_names(opened)}"
         gc.collect()
         gc.freeze()  # so the children's garbage collector does not touch inherited memory, which stays shared
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
