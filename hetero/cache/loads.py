@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.batches.build import BuiltDataset
-from hetero.batches.purity.comparison import compare, freeze
+from hetero.batches.purity.comparison import Difference, compare, freeze
 from hetero.batches.seeds import BUILD_KEY, generator_states, preserved_generators
 from hetero.cache.entries import EncodedSample
 from hetero.cache.fingerprint import Fingerprint
@@ -67,7 +67,7 @@ class _KeptLoads:
         self._key = b""
         self._tiers: Tiers | None = None
         self._is_checked = False
-        self._has_warned = False
+        self._warned: set[str] = set()
 
     def begin(self, index: Any) -> None:
         """Check the data set, and open the files, unless this is done.
@@ -100,7 +100,11 @@ class _KeptLoads:
             COUNTS.num_loaded += 1
             return self._without_draws(index)[0]
         found = tiers.get(number)
-        COUNTS.num_damaged += tiers.take_num_damaged()
+        if num_damaged := tiers.take_num_damaged():
+            COUNTS.num_damaged += num_damaged
+            self._warn(
+                "a kept sample was damaged, and is loaded again. The report counts such samples", subject="damage"
+            )
         if found is not ABSENT:
             COUNTS.num_kept += 1
             return found
@@ -147,15 +151,16 @@ class _KeptLoads:
         if seeded is not None:
             raise ConfigError(
                 f"load({index!r:.60}) of data set {self._name!r} returns something else when it is called again, so it "
-                f"must not be kept ({seeded}); draw in augment(sample)"
+                f"must not be kept ({seeded.within('result')}); draw in augment(sample)"
             )
         if different is not None:
+            what = different.within("sample")
             raise ConfigError(
-                f"data set {self._name!r}: augment(load({index!r:.60})) is not what __getitem__ returns ({different}); "
+                f"data set {self._name!r}: augment(load({index!r:.60})) is not what __getitem__ returns ({what}); "
                 "write __getitem__ as: return self.augment(self.load(index)), or leave it out"
             )
 
-    def _compare_whole(self, index: Any) -> Any:
+    def _compare_whole(self, index: Any) -> Difference | None:
         """Return how a sample differs from what ``__getitem__`` returns.
 
         The result is None if they are equal, or if the data set has no ``__getitem__``.
@@ -170,9 +175,10 @@ class _KeptLoads:
         self._built.seed(BUILD_KEY)
         return compare(whole, split.inner.augment(split.load_anew(split.inner_index(index))))
 
-    def _warn(self, text: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
+    def _warn(self, text: str, *, subject: str = "") -> None:
+        """Log a warning. Each subject is logged once."""
+        if subject not in self._warned:
+            self._warned.add(subject)
             logger.warning("data set %r: %s", self._name, text)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import logging
 import os
@@ -78,6 +79,12 @@ def process_memory(process: Path = Path("/proc/self")) -> ProcessMemory | None:
     return ProcessMemory(private_bytes=private, shared_bytes=max(0, sizes["Rss"] - private))
 
 
+@functools.cache
+def _warn_of(choice: str) -> None:
+    """Log once that ``HETERO_MALLOC`` has a value without a meaning."""
+    logger.warning("%s=%.40r has no meaning, expected 'default' or no value", MALLOC_VARIABLE, choice)
+
+
 def keep_freed_memory() -> bool:
     """Let malloc keep up to 1 GiB of freed memory for the next allocations of any thread. Idempotent.
 
@@ -94,8 +101,11 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether malloc keeps memory now.
     """
-    if os.environ.get(MALLOC_VARIABLE) == "default":
+    choice = os.environ.get(MALLOC_VARIABLE, "")
+    if choice == "default":
         return False
+    if choice:
+        _warn_of(choice)
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -92,6 +92,19 @@ def test_later_job_finds_what_an_earlier_one_kept_on_disk(tmp_path: Path) -> Non
     assert (COUNTS.num_kept, COUNTS.num_loaded) == (3, 3)
 
 
+def test_damaged_sample_is_loaded_again_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, kept = both(cache=Cache(disk="10 MB", folder=str(tmp_path)))
+    first = freeze(fetch(build(kept), request(kept, [1, 2, 3])))
+    (data,) = tmp_path.glob("hetero-cache-*/data-kept/*/data-0")
+    data.write_bytes(bytes(data.stat().st_size))
+    assert compare(first, fetch(build(kept), request(kept, [1, 2, 3]))) is None
+    assert (COUNTS.num_damaged, COUNTS.num_loaded) == (3, 6)
+    told = [message for message in caplog.messages if "damaged" in message]
+    assert told == [
+        "data set 'kept': a kept sample was damaged, and is loaded again. The report counts such samples",
+    ]
+
+
 def test_folder_may_name_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     _, kept = both(cache=Cache(disk="10 MB", folder="$SCRATCH"))

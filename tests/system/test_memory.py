@@ -69,6 +69,16 @@ def test_settings_of_the_user_stay(
     assert mallopt.keys() == {-1, -2, -3, -8} - {setting}
 
 
+def test_choice_without_a_meaning_is_logged_once(
+    mallopt: dict[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HETERO_MALLOC", "off")
+    for _ in range(2):
+        assert keep_freed_memory()
+    assert mallopt
+    assert caplog.messages == ["HETERO_MALLOC='off' has no meaning, expected 'default' or no value"]
+
+
 def test_without_mallopt_nothing_is_kept(mallopt: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     assert not keep_freed_memory()

@@ -40,7 +40,11 @@ class Difference:
     """Short description of the two parts at this path."""
 
     def __str__(self) -> str:
-        return f"batch{self.path}: {self.what}"
+        return self.within("batch")
+
+    def within(self, name: str) -> str:
+        """Return the difference with the name of the values, for example ``load(7)['image']: ...``."""
+        return f"{name}{self.path}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,8 @@ def compare(first: object, second: object) -> Difference | None:
             return Difference(path, f"{head} against {other_head}")
         one, other = _content(body), _content(other_body)
         if one != other:
-            return Difference(path, f"{head}, {_describe_change(one, other)}")
+            dtype = None if isinstance(other_body, bytes) else other_body.dtype
+            return Difference(path, f"{head}, {_describe_change(one, other, dtype)}")
     return None
 
 
@@ -307,12 +312,29 @@ def _as_bytes(array: np.ndarray[Any, Any]) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
 
 
-def _describe_change(first: bytes, second: bytes) -> str:
-    """Return a description of how two parts of one type differ."""
-    if len(first) != len(second) or len(first) <= 16:
+def _describe_change(first: bytes, second: bytes, dtype: np.dtype[Any] | None) -> str:
+    """Return a description of how two parts of one type differ.
+
+    Args:
+        first: The content of one part.
+        second: The content of the other, not equal to ``first``.
+        dtype: Their type of element. None if they are no arrays.
+    """
+    is_numeric = dtype is not None and dtype.kind in "biufc"
+    if len(first) != len(second) or (len(first) <= 16 and not is_numeric):
         return f"{first[:40]!r} against {second[:40]!r}"
+    if dtype is None or not is_numeric:
+        dtype = np.dtype(np.uint8)
+    # Bytes are compared, because NaN is not equal to itself, and 0.0 is equal to -0.0.
     changed = np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8)
-    return f"{np.count_nonzero(changed)} of {changed.size} bytes differ, the first at {int(changed.argmax())}"
+    elements = changed.reshape(-1, dtype.itemsize).any(axis=1)
+    position = int(elements.argmax())
+    one, other = (np.frombuffer(part, dtype)[position].item() for part in (first, second))
+    if elements.size == 1:
+        return f"{one!r} against {other!r}"
+    unit = "bytes" if dtype.itemsize == 1 else "elements"
+    where = f"the first at {position}: {one!r} against {other!r}"
+    return f"{np.count_nonzero(elements)} of {elements.size} {unit} differ, {where}"
 
 
 def _coarse(array: np.ndarray[Any, Any]) -> bytes:

@@ -127,10 +127,54 @@ def test_compare_of_cyclic_values_ends() -> None:
     assert compare(cycle, cycle) is None
 
 
-def test_difference_of_arrays_counts_bytes() -> None:
-    difference = compare(np.zeros(100, np.uint8), np.arange(100, dtype=np.uint8))
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        (
+            np.zeros(100, np.uint8),
+            np.arange(100, dtype=np.uint8),
+            "ndarray |u1[100], 99 of 100 bytes differ, the first at 1: 0 against 1",
+        ),
+        (
+            np.array([[0.5, 1.0], [2.0, -0.0]]),
+            np.array([[0.5, 1.5], [2.0, 0.0]]),
+            "ndarray <f8[2, 2], 2 of 4 elements differ, the first at 1: 1.0 against 1.5",
+        ),
+        (
+            torch.tensor([1, 2]),
+            torch.tensor([1, 3]),
+            "Tensor int64[2], 1 of 2 elements differ, the first at 1: 2 against 3",
+        ),
+        (0.25, 0.5, "float, 0.25 against 0.5"),
+        (torch.tensor(True), torch.tensor(False), "Tensor bool[], True against False"),
+        (nan(7), nan(8), "ndarray <f4[1], nan against nan"),
+        ("cat", "dog", "str, b'cat' against b'dog'"),
+        (
+            np.array(["ab"] * 9),
+            np.array(["ab"] * 8 + ["ac"]),
+            "ndarray <U2[9], 1 of 72 bytes differ, the first at 68: 98 against 99",
+        ),
+        (
+            torch.zeros(20, dtype=torch.bfloat16),
+            torch.ones(20, dtype=torch.bfloat16),
+            "Tensor bfloat16[20], 40 of 40 bytes differ, the first at 0: 0 against 128",
+        ),
+    ],
+)
+def test_difference_names_the_values(first: Any, second: Any, what: str) -> None:
+    difference = compare(first, second)
     assert difference is not None
-    assert difference.what == "ndarray |u1[100], 99 of 100 bytes differ, the first at 1"
+    assert difference.what == what
+    frozen = compare(freeze(first), second)
+    assert frozen is not None
+    assert frozen.what == what
+
+
+def test_difference_has_the_name_of_the_values() -> None:
+    difference = compare({"a": [1.0]}, {"a": [2.0]})
+    assert difference is not None
+    assert str(difference) == "batch['a'][0]: float, 1.0 against 2.0"
+    assert difference.within("result") == "result['a'][0]: float, 1.0 against 2.0"
 
 
 def test_difference_of_strides_names_them() -> None:
