@@ -88,9 +88,11 @@ KNOWN_BAD = (
         at_least="7",
         below="8",
         level=Level.WARNING,
-        why="hetero is tested with protobuf 4, 5 and 6, and the SageMaker SDK 2 and its toolkit exclude 7",
+        why="the SageMaker SDK excludes protobuf 7",
         to_do="pip install 'protobuf<7'",
         source="https://github.com/aws/sagemaker-python-sdk",
+        with_package="sagemaker",
+        with_at_least="2.257",
     ),
     KnownBad(
         package="torch",

@@ -48,6 +48,13 @@ def test_known_bad_version_is_found_and_its_neighbours_are_not(rule: KnownBad) -
     assert list(judge({**GOOD, **beside, rule.package: rule.below})) == []
 
 
+def test_protobuf_7_is_fine_without_the_sdk() -> None:
+    assert (
+        list(judge({name: version for name, version in {**GOOD, "protobuf": "7.36.2"}.items() if name != "sagemaker"}))
+        == []
+    )
+
+
 def test_torch_of_numpy_1_is_fine_beside_numpy_1() -> None:
     assert list(judge({**GOOD, "torch": "2.2.2", "numpy": "1.26.4"})) == []
 

@@ -1,4 +1,4 @@
-"""The committed messages under protobuf 4, 5 and 6, each in an environment of its own."""
+"""The committed messages under protobuf 4 to 7, each in an environment of its own."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ print(google.protobuf.__version__, api_implementation.Type())
         ("protobuf>=4.25,<5", "4.25."),
         ("protobuf>=5,<6", "5."),
         ("protobuf>=6,<7", "6."),
+        ("protobuf>=7,<8", "7."),
     ],
 )
 def test_messages_round_trip_under_protobuf(
