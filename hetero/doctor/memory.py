@@ -26,8 +26,8 @@ def examine(_snapshot: Snapshot) -> list[Diagnosis]:
         private, shared = sum(each.private_bytes for each in memories), max(each.shared_bytes for each in memories)
         most = max(each.private_bytes for each in memories)
         found = (
-            f"endpoints{f' of the job {job}' if job else ''}: {bytes_text(private)} of their own in "
-            f"{len(memories)} of their processes, at most {bytes_text(most)} in one, and {bytes_text(shared)} shared"
+            f"endpoints{f' of the job {job}' if job else ''}: {len(memories)} processes have {bytes_text(private)} of "
+            f"private memory, at most {bytes_text(most)} in one of them, and share {bytes_text(shared)}"
         )
         diagnoses.append(ok(found, private_bytes=private, largest_private_bytes=most, shared_bytes=shared))
     if kept := kept_in_memory():

@@ -31,8 +31,8 @@ def test_processes_of_endpoints_are_added_up_for_each_job(tmp_path: Path, monkey
     finally:
         for process in processes:
             process.communicate()
-    assert found.found.startswith("endpoints of the job doctor-memory-test: 1")
-    assert " MB of their own in 2 of their processes, at most " in found.found
+    assert found.found.startswith("endpoints of the job doctor-memory-test: 2 processes have 1")
+    assert " MB of private memory, at most " in found.found
     assert 100e6 < found.details["private_bytes"] < 200e6
     assert 50e6 < found.details["largest_private_bytes"] < 100e6
 
