@@ -102,9 +102,7 @@ class _KeptLoads:
         found = tiers.get(number)
         if num_damaged := tiers.take_num_damaged():
             COUNTS.num_damaged += num_damaged
-            self._warn(
-                "a kept sample was damaged, and is loaded again. The report counts such samples", subject="damage"
-            )
+            self._warn("a kept sample was damaged, and is loaded again", subject="damage")
         if found is not ABSENT:
             COUNTS.num_kept += 1
             return found

@@ -167,6 +167,16 @@ class Roster:
             status.host for status in self._in_service() if status.endpoints or status.state is not HostState.INIT
         )
 
+    def at_work(self, role: Role) -> list[str]:
+        """Return the other hosts of ``role`` that live, have begun their work, and have not ended it."""
+        in_service = self.hosts_in_service()
+        others = (host for host in self.hosts(role) if host != self.own.host)
+        return [
+            host
+            for host in others
+            if host in in_service or (self._state(host) is HostState.DRAINING and self._lives(host))
+        ]
+
     def has(self, host: str) -> bool:
         """Return whether a host belongs to the job."""
         return host in self._members

@@ -79,7 +79,7 @@ def train(host: LaunchedHost) -> None:
     host.farewell()
     if host.pool is not None:
         host.pool.stop(host.timings.abort_grace_s)
-    if host.is_first_trainer:
+    if host.is_first_trainer and profile is None:  # a profile run has no report
         _await_last_figures(host)
     host.report()
 
@@ -151,17 +151,18 @@ def _let_workers_end(host: LaunchedHost) -> None:
 
 
 def _await_last_figures(host: LaunchedHost) -> None:
-    """Wait a short time until all data hosts are done. Their last statuses have all that their endpoints computed."""
-    deadline_s = time.monotonic() + host.timings.abort_grace_s
+    """Wait a short time until all data hosts are done. Their last statuses have all that their endpoints computed.
+
+    Data hosts give their endpoints the grace to end, and then send the status.
+    """
+    deadline_s = time.monotonic() + host.timings.abort_grace_s + 2 * host.timings.heartbeat_s
     while _is_other_data_host_at_work(host) and time.monotonic() < deadline_s:
         host.wait()
 
 
 def _is_other_data_host_at_work(host: LaunchedHost) -> bool:
     with host.hub.membership() as membership:
-        others = [status for status in membership.statuses(Role.DATA) if status.host != host.name]
-        in_service = membership.hosts_in_service()
-    return any(status.host in in_service or status.state is HostState.DRAINING for status in others)
+        return bool(membership.at_work(Role.DATA))
 
 
 def _words_on_trainers(host: LaunchedHost, membership: Membership) -> str:

@@ -88,6 +88,8 @@ def _warn_of(choice: str) -> None:
 def keep_freed_memory() -> bool:
     """Let malloc keep up to 1 GiB of freed memory for the next allocations of any thread. Idempotent.
 
+    The bound of 1 GiB is for the arena of the main thread. Arenas that other threads have already keep all they free.
+
     glibc returns large blocks to the kernel when they are freed. The kernel then clears every page of the next block.
     This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do
     not help threads. Each thread has an arena, made of pieces of 64 MiB. No other thread can use its free memory, and

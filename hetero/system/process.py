@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ __all__ = [
     "is_resource_tracker",
     "kill_all",
     "limit_threads",
+    "mapped_files",
     "open_files",
     "opened_since",
     "reap_adopted",
@@ -310,9 +311,11 @@ os.register_at_fork(after_in_child=_reset_in_child)
 def open_files() -> dict[int, str]:
     """Return the names of the files, connections and pipes that this process has open, by descriptor.
 
-    Not those that forked processes may share without harm: files that are only written, ends of pipes that are only
-    written, terminals, and devices such as ``/dev/null``.
+    The result leaves out what forked processes can share without harm: files that are mapped into memory, because they
+    are read without a position, files and ends of pipes that are only written, terminals, and devices such as
+    ``/dev/null``.
     """
+    mapped = {name for name, _ in mapped_files()}
     found = {}
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError, ValueError):  # the descriptor of this very listing
@@ -323,9 +326,23 @@ def open_files() -> dict[int, str]:
                 found[descriptor] = "a connection"
             elif stat.S_ISFIFO(mode) and reads:
                 found[descriptor] = "a pipe"
-            elif stat.S_ISREG(mode) and reads:
-                found[descriptor] = str(path.readlink())
+            elif stat.S_ISREG(mode) and reads and (name := str(path.readlink())) not in mapped:
+                found[descriptor] = name
     return found
+
+
+def mapped_files() -> Iterator[tuple[str, bool]]:
+    """Yield the name of each file that this process has mapped into memory.
+
+    The second value says whether this process can write to it, and others see what it writes. Shared memory without a
+    file has the name ``anonymous``.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+            _, rights, _, _, inode, *name = line.split(maxsplit=5)
+            is_shared = rights.startswith("rw") and rights.endswith("s")
+            if is_shared or inode != "0":
+                yield name[0] if name else "anonymous", is_shared
 
 
 def opened_since(before: Mapping[int, str]) -> set[str]:

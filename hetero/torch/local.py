@@ -19,6 +19,7 @@ from hetero.control.rank import session as control
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
 from hetero.system.stop_signals import children_ignore_platform
+from hetero.system.text import first_names
 from hetero.torch.local_dataset import Answer, Failure, LocalDataset, Mismatch, NoRoom
 from hetero.torch.shared_memory import is_roomy, shared_bytes
 
@@ -68,7 +69,7 @@ class LocalFetcher:
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
         self._sampler = _RequestSampler()
         self._is_checked = False
-        self._has_warned = False
+        self._has_logged = False
         self._digests: dict[str, str] | None = None
         """Digests of the globals that the data set's code reads, when workers were started. None if not compared."""
 
@@ -128,20 +129,24 @@ class LocalFetcher:
             self._dataset.warn_if_only_local(batch)
         return batch
 
-    def _warn_of_own_builds(self) -> None:
-        """Log once why the workers must not share the data set of this process. Those of an object share it anyway."""
-        if self._has_warned or not (why := self._dataset.why_not_shared()):
+    def _log_own_builds(self) -> None:
+        """Log once why each forked worker builds the data set, or if workers share what they must not share."""
+        if self._has_logged or not self._dataset.opened:
             return
-        self._has_warned = True
-        subject = self._dataset.subject
+        self._has_logged = True
+        subject, names = self._dataset.subject, first_names(self._dataset.opened)
         if isinstance(subject, DatasetSpec):
-            logger.info("each of torch's workers builds its own data set %s, because %s", subject, why)
+            logger.info(
+                "each of torch's workers builds its own data set %s, because %s was opened while its code ran here",
+                subject,
+                names,
+            )
         else:
             logger.warning(
-                "samples of %s may be wrong, because %s in this process, and torch's workers share it. Return the data "
-                "set from a function decorated with @hetero.dataset. Each worker then builds its own",
+                "samples of %s may be wrong: %s was opened while its code ran here, and torch's workers share it. "
+                "Return the data set from a function decorated with @hetero.dataset. Each worker then builds its own",
                 type_name(type(subject)),
-                why,
+                names,
             )
 
     def _look_ahead(self, requests: Iterator[_Numbered]) -> Iterator[_Numbered]:
@@ -161,8 +166,9 @@ class LocalFetcher:
         if options.num_workers and _compares_globals() and is_spec:
             self._digests = self._dataset.globals_reader().digests()
         if options.num_workers and _forks(options):
-            _ = self._dataset.built  # built once, and shared with the forked workers
-            self._warn_of_own_builds()
+            if self._dataset.may_be_shared:
+                _ = self._dataset.built  # built once, and shared with the forked workers
+            self._log_own_builds()
         elif options.num_workers and _compares_globals():
             self._dataset.globals = self._dataset.globals_reader().read()
         return torch.utils.data.DataLoader(
@@ -309,9 +315,9 @@ def accelerator_is_available() -> bool:
     return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())
 
 
-def builds_here(options: WorkerOptions) -> bool:
+def builds_here(dataset: LocalDataset, options: WorkerOptions) -> bool:
     """Return whether this process builds the data set, to fetch from it or to fork workers with it."""
-    return not options.num_workers or _forks(options)
+    return not options.num_workers or (_forks(options) and dataset.may_be_shared)
 
 
 def _compares_globals() -> bool:

@@ -57,8 +57,10 @@ class LocalDataset:
         self.globals: dict[str, GlobalValue] = {}
         """Values of the globals that the data set's code reads, from the process that starts the workers. Set only for
         workers that import the script anew."""
-        self._opened: set[str] = set()
-        """What the data set has opened in this process. Processes that are forked must not share it."""
+        self._opened_by_build: set[str] = set()
+        self._opened_by_samples: set[str] = set()
+        """What was opened in this process while the data set was built, and while samples of it were computed. Forked
+        processes must not share it."""
         self._inherited: BuiltDataset | None = None
         """The data set of the process that forked this one, if this one has built its own. It is kept, because its end
         may close connections of that process."""
@@ -89,11 +91,13 @@ class LocalDataset:
         """The data set, built on first use in this process."""
         if not isinstance(self.subject, DatasetSpec):
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
-        with self.noting_opened():
-            built = build(self.subject)
-        info = torch.utils.data.get_worker_info()
-        if info is None or not info.id:
+        before = open_files()
+        built = build(self.subject)
+        self._opened_by_build = opened_since(before)
+        if self._inherited is None:
             built.log_warnings()
+        else:
+            built.warnings = ()  # the process that forked this one has logged them
         with suppress(Exception):  # the user's __len__ raises again where the length is needed
             note_length(self.subject, len(built))
         if self._collate_fn is not None:
@@ -101,33 +105,52 @@ class LocalDataset:
         return built
 
     @contextmanager
-    def noting_opened(self) -> Iterator[None]:
-        """Return a context in which the data set's code runs. Record the files and connections that it opens."""
+    def computing_samples(self) -> Iterator[None]:
+        """Return a context in which this process computes samples for itself. Record what is opened meanwhile."""
         before = open_files()
-        try:
-            yield
-        finally:
-            self._opened |= opened_since(before)
+        yield
+        self._opened_by_samples |= opened_since(before)
 
-    def why_not_shared(self) -> str:
-        """Return why forked workers must not use the data set of this process, or an empty text if they may."""
-        if isinstance(self.subject, DatasetSpec) and not get_factory(self.subject.name).fork_built:
-            return "its factory has fork_built=False"
-        return f"its code has opened {first_names(self._opened)}" if self._opened else ""
+    @property
+    def opened(self) -> set[str]:
+        """Names of what the data set may have opened in this process, and forked workers must not share."""
+        return self._opened_by_build | self._opened_by_samples
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether this process may build the data set before it forks workers."""
+        return not isinstance(self.subject, DatasetSpec) or get_factory(self.subject.name).fork_built
 
     def start_worker(self, worker_index: int) -> None:
         """Provide worker info to the data set in this worker process of torch, and call ``worker_init_fn``.
 
-        A forked worker uses the data set of the process that forked it. It builds its own if `why_not_shared`.
+        A forked worker uses the data set of the process that forked it, unless that has `opened` something or must not
+        be shared.
 
         Raises:
             DatasetError: If the factory or ``worker_init_fn`` raises.
         """
         info = torch.utils.data.get_worker_info()
         assert info is not None
-        if "built" in self.__dict__ and isinstance(self.subject, DatasetSpec) and self.why_not_shared():
-            self._inherited = self.__dict__.pop("built")
+        is_forked_with_it = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
+        if is_forked_with_it and (self.opened or not self.may_be_shared):
+            self._build_again(is_first=not worker_index)
         self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
+
+    def _build_again(self, *, is_first: bool) -> None:
+        """Build the data set in a forked worker.
+
+        Log a warning if this opens nothing, unlike the build before the fork.
+        """
+        self._inherited, before = self.__dict__.pop("built"), self._opened_by_build
+        _ = self.built
+        if before and not self._opened_by_build and is_first:
+            logger.warning(
+                "samples of data set %s may be wrong: when it was built before the fork, %s was opened, and no worker "
+                "has opened it again, so workers may share it. Open files in __getitem__ or in a worker_init_fn",
+                self.subject,
+                first_names(before),
+            )
 
     def start_own_worker(self, worker_index: int) -> None:
         """Compare the globals, and call `start_worker`. If this fails, answer every later request with the failure."""
@@ -203,7 +226,7 @@ class LocalDataset:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("built", None)
-        state["_opened"] = set()
+        state["_opened_by_build"] = state["_opened_by_samples"] = set()
         return state
 
 

@@ -124,7 +124,7 @@ class Pipeline(LoaderPipeline):
 
     def dataset_samples(self) -> int:
         """Return the length of the data set, taken from the built object itself if this process builds it."""
-        if is_remote() or not builds_here(self.workers):
+        if is_remote() or not builds_here(self.local, self.workers):
             return len(self.subject)
         _ = self.local.built
         return len(self.local)
@@ -137,7 +137,7 @@ class Pipeline(LoaderPipeline):
             return remote.fingerprint(self.subject)
         if "built" not in self.local.__dict__:
             return None
-        with self.local.noting_opened():
+        with self.local.computing_samples():
             return describe(self.local.built).fingerprint
 
     def num_batches(self) -> int:
@@ -301,7 +301,7 @@ class Pipeline(LoaderPipeline):
             session,
             KeptBatches(max_kept_bytes()),
             num_processes=0 if session.remote else self.workers.num_workers,
-            measure=self.local.noting_opened()(lambda requests: measure_here(lambda: self.local.built, requests)),
+            measure=self.local.computing_samples()(lambda requests: measure_here(lambda: self.local.built, requests)),
         )
 
     def _open_source(self, requests: Iterator[BatchRequest]) -> Batches:

@@ -84,6 +84,17 @@ def test_host_that_is_silent_for_a_lease_is_in_service_no_more(clock: Clock) -> 
     assert membership.local_news != before  # ranks are told at once
 
 
+@pytest.mark.parametrize(
+    ("state", "is_at_work"), [(HostState.SERVING, True), (HostState.DRAINING, True), (HostState.DONE, False)]
+)
+def test_host_is_at_work_until_it_has_ended_or_is_lost(clock: Clock, state: HostState, is_at_work: bool) -> None:
+    membership = view(clock)
+    membership.observe(status("algo-1", state, revision=5))
+    assert membership.at_work(Role.DATA) == ["algo-1"] * is_at_work
+    clock.now_s += Timings().lease_s + 1
+    assert membership.at_work(Role.DATA) == []
+
+
 @pytest.mark.fault("F11")
 @pytest.mark.parametrize("max_restarts", [0, 2])
 def test_broken_connection_to_a_silent_host_is_no_cause_before_the_lease_ends_nor_after(

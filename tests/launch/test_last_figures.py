@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hetero.config import Timings
 from hetero.control.status import HostState
 from hetero.launch import roles
 
@@ -17,7 +18,7 @@ from hetero.launch import roles
     [
         ([HostState.DONE], 0.0),
         ([HostState.SERVING, HostState.DRAINING, HostState.DRAINING, HostState.DONE], 3.0),
-        ([HostState.DRAINING], 8.0),  # it does not end
+        ([HostState.DRAINING], 12.0),  # it does not end
     ],
 )
 def test_trainer_host_waits_for_data_hosts_at_work_but_not_for_ever(
@@ -31,12 +32,9 @@ def test_trainer_host_waits_for_data_hosts_at_work_but_not_for_ever(
     def wait() -> None:
         now_s[0] += 1.0
 
-    membership: Any = SimpleNamespace(
-        statuses=lambda _role: [SimpleNamespace(host="algo-1", state=state())],
-        hosts_in_service=lambda: ("algo-1",) if state() is HostState.SERVING else (),
-    )
+    membership: Any = SimpleNamespace(at_work=lambda _role: ["algo-1"] if state() is not HostState.DONE else [])
     hub = SimpleNamespace(membership=lambda: contextlib.nullcontext(membership))
-    host: Any = SimpleNamespace(name="algo-2", hub=hub, timings=SimpleNamespace(abort_grace_s=8.0), wait=wait)
+    host: Any = SimpleNamespace(name="algo-2", hub=hub, timings=Timings(abort_grace_s=8.0), wait=wait)
     monkeypatch.setattr(roles, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     roles._await_last_figures(host)
     assert now_s[0] == waits_s

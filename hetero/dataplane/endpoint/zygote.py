@@ -28,7 +28,7 @@ from hetero.dataplane.endpoint.processes import run_forked, why_not_fork
 from hetero.datasets import get_factory, prebuild
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.spec import DatasetSpec
-from hetero.system.process import SignalWaiter, limit_threads, open_files, opened_since
+from hetero.system.process import SignalWaiter, limit_threads, mapped_files, open_files, opened_since
 from hetero.system.stop_signals import children_ignore_platform, ignore_platform
 from hetero.system.text import first_names
 
@@ -157,13 +157,7 @@ class ZygoteProcess:
 
 def _shared_maps() -> set[str]:
     """Return the memory of this process that it can write to and that forked processes would share."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-            parts = line.split(maxsplit=5)
-            if parts[1].startswith("rw") and parts[1].endswith("s"):
-                found.add(f"shared memory ({parts[5] if len(parts) > 5 else 'anonymous'})")
-    return found
+    return {f"shared memory ({name})" for name, is_shared in mapped_files() if is_shared}
 
 
 def _num_threads() -> int:

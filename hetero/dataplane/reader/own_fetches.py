@@ -84,7 +84,7 @@ class OwnFetches:
     def receive(self, timeout_s: float) -> None:
         """Block until an answer or a part of it has arrived, or until `wake`. Receive it. Called by the consumer."""
         with self.lock:
-            # Of what arrived while the consumer was away, it is not known when. The absence does not count.
+            # An answer may have arrived while the consumer was away, at an unknown time. The absence does not count.
             arrived_s = None
             was_away = self._clock() - self._last_receive_s > _SHORT_ABSENCE_S
             readable = self._readable(0.0) if was_away else []

@@ -10,7 +10,6 @@ import errno
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -178,12 +177,19 @@ def test_answers_that_arrived_while_the_consumer_was_away_count_from_before_alth
     assert all(answered_s is not None and answered_s <= came_back_s for answered_s in times.answered_s)
 
 
-def test_answer_that_arrives_while_the_consumer_waits_counts_from_now(times: Times, sent: Any) -> None:
+def test_answer_that_arrives_while_the_consumer_waits_counts_from_now(
+    times: Times, sent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readable = times.fetches._readable
+
+    def look(timeout_s: float) -> list[int]:
+        if timeout_s:  # the first look does not wait
+            sent.theirs.send(b"answer")
+        return readable(timeout_s)
+
     times.fetches.receive(0.0)
     times.fetches.add(sent, sent)
     time.sleep(0.005)  # the consumer was away, but nothing has arrived
-    timer = threading.Timer(0.01, sent.theirs.send, (b"answer",))
-    timer.start()
+    monkeypatch.setattr(times.fetches, "_readable", look)
     times.fetches.receive(HANG_S)
-    timer.join()
     assert times.answered_s == [None]
