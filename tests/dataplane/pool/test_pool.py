@@ -242,7 +242,7 @@ def test_files_that_the_import_opens_are_not_shared_by_endpoints(job: Any, tools
     wanted = tools.requests(DatasetSpec("numbers_in_a_file"), num_batches=50)
     with Reader(job.fleet(), iter(wanted)) as reader:
         assert [batch.tolist() for batch in reader] == [request.work.indices.tolist() for request in wanted]
-    reason = f"endpoints start as fresh processes: importing the script opened {data}, and processes must not share"
+    reason = f"endpoints start as fresh processes: importing the script opened {data}, which processes must not share"
     assert any(reason in line for line in job.lines)
 
 
