@@ -17,7 +17,7 @@ import torch
 
 import hetero
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
-from hetero.torch import DataLoader
+from hetero.torch import DataLoader, local_dataset
 
 NUM_RECORDS = 2000
 
@@ -96,12 +96,15 @@ def module_wide(path: str) -> Any:
 
 
 class FileOfModule(Records):
-    """Has a file that its module keeps open."""
+    """Has a file that its module keeps open. No sample reads it, because what workers would read is left to chance."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.file.close()
         self.file = module_wide(path)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, self.builder == os.getpid()])
 
     def __del__(self) -> None:
         pass
@@ -201,18 +204,18 @@ def test_each_forked_worker_builds_a_data_set_that_its_factory_does_not_share(
     assert "workers" not in caplog.text
 
 
-def test_file_that_workers_share_although_each_builds_its_data_set_is_warned_of(
-    path: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    logging.getLogger("hetero").addHandler(handler := logging.StreamHandler())  # workers print to the same file
+def test_file_that_workers_share_although_each_builds_its_data_set_is_warned_of(path: str, tmp_path: Path) -> None:
+    handler = logging.FileHandler(tmp_path / "log")  # the workers write to it too
+    local_dataset.logger.addHandler(handler)
     try:
         _, is_own = read(of_module(path))
     finally:
-        logging.getLogger("hetero").removeHandler(handler)
+        local_dataset.logger.removeHandler(handler)
+        handler.close()
         module_wide(path).close()
         module_wide.cache_clear()
     assert is_own
-    said = capfd.readouterr().err
+    said = (tmp_path / "log").read_text()
     assert said.count("samples of data set shared_files_of_module") == 1
     assert f"when it was built before the fork, {path} was opened, and no worker has opened it again" in said
 
@@ -233,6 +236,8 @@ def test_workers_that_share_the_file_of_an_object_are_warned_of(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledger"))
-    read(Lazy(path), num_epochs=2)
+    loader = DataLoader(Lazy(path), batch_size=10, num_workers=1, multiprocessing_context="fork")
+    for _ in range(2):
+        list(loader)
     (told,) = [line for line in caplog.messages if "may be wrong" in line]
     assert f"Lazy may be wrong: {path} was opened while its code ran here" in told
