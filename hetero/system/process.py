@@ -311,11 +311,11 @@ os.register_at_fork(after_in_child=_reset_in_child)
 def open_files() -> dict[int, str]:
     """Return the names of the files, connections and pipes that this process has open, by descriptor.
 
-    The result leaves out what forked processes can share without harm: files that are mapped into memory, because they
-    are read without a position, files and ends of pipes that are only written, terminals, and devices such as
+    The result leaves out what forked processes can share without harm: files that are mapped into memory to be read,
+    because this needs no position, files and ends of pipes that are only written, terminals, and devices such as
     ``/dev/null``.
     """
-    mapped = {name for name, _ in mapped_files()}
+    mapped = dict(sorted(mapped_files()))  # of several maps of a file, one that is shared comes last
     found = {}
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError, ValueError):  # the descriptor of this very listing
@@ -326,7 +326,7 @@ def open_files() -> dict[int, str]:
                 found[descriptor] = "a connection"
             elif stat.S_ISFIFO(mode) and reads:
                 found[descriptor] = "a pipe"
-            elif stat.S_ISREG(mode) and reads and (name := str(path.readlink())) not in mapped:
+            elif stat.S_ISREG(mode) and reads and mapped.get(name := str(path.readlink()), True):
                 found[descriptor] = name
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType
@@ -93,7 +93,7 @@ class LocalDataset:
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
         before = open_files()
         built = build(self.subject)
-        self._opened_by_build = opened_since(before)
+        self._opened_by_build = _opened_since(before)
         if self._inherited is None:
             built.log_warnings()
         else:
@@ -109,7 +109,7 @@ class LocalDataset:
         """Return a context in which this process computes samples for itself. Record what is opened meanwhile."""
         before = open_files()
         yield
-        self._opened_by_samples |= opened_since(before)
+        self._opened_by_samples |= _opened_since(before)
 
     @property
     def opened(self) -> set[str]:
@@ -228,6 +228,11 @@ class LocalDataset:
         state.pop("built", None)
         state["_opened_by_build"] = state["_opened_by_samples"] = set()
         return state
+
+
+def _opened_since(before: Mapping[int, str]) -> set[str]:
+    """Return what was opened and forked workers must not share. ``multiprocessing.Array`` and the like do not count."""
+    return {name for name in opened_since(before) if not name.startswith(("/dev/shm/", "/memfd:"))}
 
 
 @dataclass(frozen=True, slots=True)

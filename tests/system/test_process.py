@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import socket
@@ -256,6 +257,17 @@ def test_process_that_is_forked_while_signals_are_waited_for_has_the_default_act
         assert waiter.wait(0.0) == set()  # it was none of this process
         os.kill(os.getpid(), signal.SIGTERM)
         assert waiter.wait(5.0) == {signal.SIGTERM}
+
+
+@pytest.mark.parametrize(("access", "is_open"), [(mmap.ACCESS_READ, False), (mmap.ACCESS_WRITE, True)])
+def test_mapped_file_counts_as_open_if_the_mapping_can_be_written_to(
+    tmp_path: Path, access: int, is_open: bool
+) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(10))
+    before = open_files()
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=access):
+        assert opened_since(before) == ({str(path)} if is_open else set())
 
 
 def test_open_files_are_those_that_processes_must_not_share(tmp_path: Path) -> None:

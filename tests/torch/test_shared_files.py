@@ -166,6 +166,16 @@ def path(tmp_path: Path) -> Iterator[str]:
     close_current()
 
 
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """What data sets log here and in forked workers."""
+    handler = logging.FileHandler(tmp_path / "log")
+    local_dataset.logger.addHandler(handler)
+    yield tmp_path / "log"
+    local_dataset.logger.removeHandler(handler)
+    handler.close()
+
+
 def read(dataset: Any, num_epochs: int = 1) -> tuple[list[int], bool]:
     """Return the numbers that two forked workers deliver, and whether the worker itself has built each sample's data
     set."""
@@ -204,24 +214,20 @@ def test_each_forked_worker_builds_a_data_set_that_its_factory_does_not_share(
     assert "workers" not in caplog.text
 
 
-def test_file_that_workers_share_although_each_builds_its_data_set_is_warned_of(path: str, tmp_path: Path) -> None:
-    handler = logging.FileHandler(tmp_path / "log")  # the workers write to it too
-    local_dataset.logger.addHandler(handler)
+def test_file_that_workers_share_although_each_builds_its_data_set_is_warned_of(path: str, log: Path) -> None:
     try:
         _, is_own = read(of_module(path))
     finally:
-        local_dataset.logger.removeHandler(handler)
-        handler.close()
         module_wide(path).close()
         module_wide.cache_clear()
     assert is_own
-    said = (tmp_path / "log").read_text()
+    said = log.read_text()
     assert said.count("samples of data set shared_files_of_module") == 1
     assert f"when it was built before the fork, {path} was opened, and no worker has opened it again" in said
 
 
 def test_samples_that_were_computed_before_the_fork_leave_no_file_to_the_workers(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path
 ) -> None:
     """The ledger has a fingerprint of the data set, for which the process of the script computes samples."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledger"))
@@ -230,6 +236,7 @@ def test_samples_that_were_computed_before_the_fork_leave_no_file_to_the_workers
     rows = torch.cat(list(loader))
     assert rows[:, 0].tolist() == [*range(NUM_RECORDS)]
     assert rows[:, 1].all()
+    assert "may be wrong" not in log.read_text()
 
 
 def test_workers_that_share_the_file_of_an_object_are_warned_of(
