@@ -33,6 +33,9 @@ __all__ = ["Answer", "Failure", "LocalDataset", "Mismatch", "NoRoom"]
 
 logger = logging.getLogger(__name__)
 
+_MADE_TO_BE_SHARED = ("/dev/shm/torch_", "/dev/shm/pym-", "/dev/shm/psm_", "/memfd:")
+"""How the names of memory begin that torch and `multiprocessing` share. Data may be in other files of ``/dev/shm``."""
+
 
 class LocalDataset:
     """A data set that answers requests on this host. It is sent to torch's workers.
@@ -232,7 +235,7 @@ class LocalDataset:
 
 def _opened_since(before: Mapping[int, str]) -> set[str]:
     """Return what was opened and forked workers must not share. ``multiprocessing.Array`` and the like do not count."""
-    return {name for name in opened_since(before) if not name.startswith(("/dev/shm/", "/memfd:"))}
+    return {name for name in opened_since(before) if not name.startswith(_MADE_TO_BE_SHARED)}
 
 
 @dataclass(frozen=True, slots=True)
