@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents and "address" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.integration)
             item.add_marker(pytest.mark.filterwarnings("ignore"))  # Ray's own
-            item.add_marker(pytest.mark.timeout(300))  # Ray starts dozens of processes, and other tests run beside
+            item.add_marker(pytest.mark.timeout(600))  # Ray starts dozens of processes, and other tests run beside
 
 
 @contextlib.contextmanager

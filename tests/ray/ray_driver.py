@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from ray_harness import wait_until
+from ray_harness import PATIENCE_S, wait_until
 
 CHAIN = Path(__file__).parents[1] / "integration" / "scripts" / "chain.py"
 OPTIONS = ["--endpoints-per-host", "1", "--trainer-endpoints", "0", "--nproc-per-node", "1"]
@@ -38,12 +38,12 @@ class Driver:
 
     def wait(self) -> int:
         try:
-            return self.process.wait(150)
+            return self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
 
-    def wait_for(self, text: str, timeout_s: float = 100.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
+    def wait_for(self, text: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
         while text not in self.output:
             assert time.monotonic() < deadline_s, self.output[-5000:]
             assert self.process.poll() is None, self.output[-5000:]

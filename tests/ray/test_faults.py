@@ -35,7 +35,7 @@ def test_killed_data_hosts_cost_no_batch_and_the_killed_hub_fails_the_training(
         training.wait_step(5)
         for host, process, names in (("0", LAUNCHER, {"data-0-start2", "data-1"}), ("1", ACTOR, TWICE)):
             os.kill(service.call("processes")[host][process], signal.SIGKILL)
-            wait_until(lambda names=names: set(service.serving()) == names, f"{names} serve", timeout_s=100)
+            wait_until(lambda names=names: set(service.serving()) == names, f"{names} serve")
         training.wait_step(training.steps() + 50)
         wait_s = longest_wait_s(training.folder)
         print(f"the longest wait of a rank is {wait_s} s")

@@ -154,7 +154,7 @@ def test_lost_head_ends_the_driver_of_ray_train_and_the_data_service(own_cluster
     of_others = [process for node in own_cluster.worker_nodes for process in processes_of(node)]
     try:
         processes = json.loads(next(line for line in driver.stdout if line.startswith("{")))
-        wait_until(lambda: len(batches_in(tmp_path, 0)) >= 10, "10 batches", timeout_s=100)
+        wait_until(lambda: len(batches_in(tmp_path, 0)) >= 10, "10 batches")
         of_others = [process for node in own_cluster.worker_nodes for process in processes_of(node)]
         kill(processes_of(own_cluster.head_node))
         assert driver.wait(60) != 0

@@ -22,7 +22,7 @@ def test_lost_data_host_is_replaced_and_a_job_that_was_stopped_goes_on_with_more
     out = tmp_path / "out"
     config = {"num_samples": 80_000, "step_s": 0.05, "folder": str(out)}
     driver = Driver(address, tmp_path, *TWO, script=SCRIPT, args=[json.dumps(config)])
-    wait_until(lambda: len(batches_in(out, 0)) >= 3, "3 batches", timeout_s=100)
+    wait_until(lambda: len(batches_in(out, 0)) >= 3, "3 batches")
     driver.actor_of("data-0").kill()
     driver.wait_for("data host data-1 has joined the job, in group data")
     driver.process.send_signal(signal.SIGTERM)
@@ -32,7 +32,7 @@ def test_lost_data_host_is_replaced_and_a_job_that_was_stopped_goes_on_with_more
     num_before = len(batches_in(out, 0))
     groups = ["--group", "trainer=GPU:1:1", "--group", "data=CPU:1:2"]
     driver = Driver(address, tmp_path, *groups, script=SCRIPT, args=[json.dumps(config)])
-    wait_until(lambda: len(batches_in(out, 0)) >= num_before + 20, "20 more batches", timeout_s=100)
+    wait_until(lambda: len(batches_in(out, 0)) >= num_before + 20, "20 more batches")
     (out / "fail").touch()
     assert driver.wait() == ExitCode.SCRIPT_FAILED, driver.output[-5000:]
     assert "RuntimeError: training fails on purpose" in driver.output
