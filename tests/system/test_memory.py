@@ -107,6 +107,40 @@ print(process_memory().private_bytes - before.private_bytes)
 """
 
 
+GAPS = """
+blocks = [b"x" * (1000 if number % 2 else 4000) for number in range(8000)]
+del blocks[1::2]
+act = lambda: [bytes(900) for _ in range(4000)]
+"""
+OBJECTS = """
+blocks = [[number] for number in range(200_000)]
+act = gc.collect
+"""
+FORK = """
+import gc, os
+from hetero.system.memory import prepare_to_fork, process_memory
+{parent}
+{prepare}
+if not os.fork():
+    kept = act()
+    print(process_memory().private_bytes, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "parent", [pytest.param(GAPS, marks=needs_glibc), OBJECTS], ids=["allocates", "collects garbage"]
+)
+def test_forked_process_writes_to_few_pages_of_its_parent(parent: str) -> None:
+    def private_bytes(prepare: str) -> int:
+        program = FORK.format(parent=parent, prepare=prepare)
+        return int(subprocess.check_output([sys.executable, "-c", program], text=True))
+
+    assert private_bytes("prepare_to_fork()") < 8_000_000
+    assert private_bytes("gc.collect()") > 14_000_000
+
+
 def test_process_memory_counts_what_the_process_has_allocated() -> None:
     # A process of its own: no thread of another test frees memory meanwhile.
     grown_bytes = int(subprocess.check_output([sys.executable, "-c", ALLOCATION], text=True))

@@ -47,7 +47,8 @@ from hetero.wire.tls import Tls
 from hetero.wire.transports import choose_transport
 
 import grpc  # isort: skip
-import grpc._server  # isort: skip - `grpc.server` imports it, in each endpoint of its own if not here before the fork
+import grpc._server  # isort: skip - each endpoint would import these two itself, into memory of its own
+import grpc._utilities  # isort: skip
 
 __all__ = ["Endpoint", "EndpointStatistics", "main", "run_endpoint", "run_to_end"]
 

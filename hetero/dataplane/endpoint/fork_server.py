@@ -12,7 +12,6 @@ events back. The fork server ends with the pool, and the endpoints with the fork
 from __future__ import annotations
 
 import dataclasses
-import gc
 import logging
 import os
 import signal
@@ -36,7 +35,7 @@ from hetero.dataplane.endpoint.processes import EndpointProcess, run_forked, why
 from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.shared_builds import HostBuilds
 from hetero.errors import ExitCode, HeteroError
-from hetero.system.memory import keep_freed_memory
+from hetero.system.memory import keep_freed_memory, prepare_to_fork
 from hetero.system.process import SignalWaiter, die_with_parent, open_files, opened_since, wait_gone
 from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
 from hetero.system.text import first_names
@@ -77,8 +76,7 @@ class _ForkServer:
     def serve(self) -> int:
         """Execute commands until it is stopped or until the pool is gone. Return the exit status."""
         if not self._reason:
-            gc.collect()
-            gc.freeze()  # so the children's garbage collector does not touch inherited memory, which stays shared
+            prepare_to_fork()
         send_event(self._pool, "loaded", mode="fresh" if self._reason else "fork")
         while True:
             arrived = self._wait(_IDLE_S, self._pool.fileno())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from hetero.dataplane.endpoint.processes import run_forked, why_not_fork
 from hetero.datasets import get_factory, prebuild
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.spec import DatasetSpec
+from hetero.system.memory import prepare_to_fork
 from hetero.system.process import SignalWaiter, limit_threads, mapped_files, open_files, opened_since
 from hetero.system.stop_signals import children_ignore_platform, ignore_platform
 from hetero.system.text import first_names
@@ -101,8 +101,7 @@ class ZygoteProcess:
             return "building it started threads"
         if opened := opened_since(files) | (_shared_maps() - maps):
             return f"building it opened {first_names(opened)}"
-        gc.collect()
-        gc.freeze()  # so the children's garbage collector does not touch inherited memory, which stays shared
+        prepare_to_fork()
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
         return ""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import logging
 import os
 import signal
@@ -31,7 +30,7 @@ from hetero.metrics.figures import Figure
 from hetero.planning.parts import RATES_TOO_LOW, Contents, HostPart
 from hetero.planning.profile import ConcurrencyPoint, Spread, SupplyProfile
 from hetero.system.cgroups import memory_use
-from hetero.system.memory import keep_freed_memory
+from hetero.system.memory import keep_freed_memory, prepare_to_fork
 from hetero.system.process import die_with_parent
 from hetero.system.records import decode
 
@@ -69,8 +68,7 @@ class _Fetchers:
         self._children: list[int] = []
         self.channels: list[Channel] = []
         if not self._must_spawn:
-            gc.collect()
-            gc.freeze()  # so the children's garbage collector does not touch inherited memory, which stays shared
+            prepare_to_fork()
 
     def start(self, count: int) -> None:
         """Start fetchers until there are ``count``, and let the new ones build the data set."""
