@@ -67,6 +67,8 @@ class _KeptLoads:
         self._key = b""
         self._tiers: Tiers | None = None
         self._is_checked = False
+        self._problem = ""
+        """What the check has found: why nothing may be kept."""
         self._warned: set[str] = set()
 
     def begin(self, index: Any) -> None:
@@ -86,6 +88,8 @@ class _KeptLoads:
         if not self._is_checked:
             with preserved_generators():
                 self._check(index)
+        if self._problem:
+            raise ConfigError(self._problem)
 
     def __call__(self, index: Any) -> Any:
         """Return ``load(index)`` in new memory. The result is the same whether it was kept or not.
@@ -147,13 +151,13 @@ class _KeptLoads:
             return
         self._is_checked = True
         if seeded is not None:
-            raise ConfigError(
+            self._problem = (
                 f"load({index!r:.60}) of data set {self._name!r} returns something else when it is called again, so it "
                 f"must not be kept ({seeded.within('result')}); draw in augment(sample)"
             )
         if different is not None:
             what = different.within("sample")
-            raise ConfigError(
+            self._problem = (
                 f"data set {self._name!r}: augment(load({index!r:.60})) is not what __getitem__ returns ({what}); "
                 "write __getitem__ as: return self.augment(self.load(index)), or leave it out"
             )
@@ -169,9 +173,9 @@ class _KeptLoads:
         if get_item is None or str(getattr(get_item, "__module__", "")).startswith("torch."):  # torch's only raises
             return None
         self._built.seed(BUILD_KEY)
-        whole = freeze(get_item(split.inner, split.inner_index(index)))
+        made = freeze(split.inner.augment(split.load_anew(split.inner_index(index))))
         self._built.seed(BUILD_KEY)
-        return compare(whole, split.inner.augment(split.load_anew(split.inner_index(index))))
+        return compare(made, get_item(split.inner, split.inner_index(index)))
 
     def _warn(self, text: str, *, subject: str = "") -> None:
         """Log a warning. Each subject is logged once."""

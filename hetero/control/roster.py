@@ -168,13 +168,15 @@ class Roster:
         )
 
     def at_work(self, role: Role) -> list[str]:
-        """Return the other hosts of ``role`` that live, have begun their work, and have not ended it."""
+        """Return the other hosts of ``role`` that have begun their work, have not ended it, and were heard just now."""
         in_service = self.hosts_in_service()
+        heard_s = self._clock() - self._timings.suspect_s
         others = (host for host in self.hosts(role) if host != self.own.host)
         return [
             host
             for host in others
-            if host in in_service or (self._state(host) is HostState.DRAINING and self._lives(host))
+            if (host in in_service or self._state(host) is HostState.DRAINING)
+            and self._peers[host].last_heard_s >= heard_s
         ]
 
     def has(self, host: str) -> bool:

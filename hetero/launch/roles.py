@@ -153,7 +153,8 @@ def _let_workers_end(host: LaunchedHost) -> None:
 def _await_last_figures(host: LaunchedHost) -> None:
     """Wait a short time until all data hosts are done. Their last statuses have all that their endpoints computed.
 
-    Data hosts give their endpoints the grace to end, and then send the status.
+    Data hosts give their endpoints the grace to end, and then send the status. A host that falls silent meanwhile is
+    not waited for.
     """
     deadline_s = time.monotonic() + host.timings.abort_grace_s + 2 * host.timings.heartbeat_s
     while _is_other_data_host_at_work(host) and time.monotonic() < deadline_s:

@@ -132,7 +132,8 @@ def _warn_of(choice: str) -> None:
 def keep_freed_memory() -> bool:
     """Let malloc keep up to 1 GiB of freed memory for the next allocations of any thread. Idempotent.
 
-    The bound of 1 GiB holds for the main arena. Other arenas, made by earlier threads, keep all that is freed in them.
+    The bound of 1 GiB holds for the main arena. Other arenas, made by earlier threads, keep all freed blocks of less
+    than 64 MiB.
 
     glibc returns large blocks to the kernel when they are freed. The kernel then clears every page of the next block.
     This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do

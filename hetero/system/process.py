@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import logging
 import os
 import resource
 import select
 import signal
-import stat
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +38,6 @@ __all__ = [
     "is_resource_tracker",
     "kill_all",
     "limit_threads",
-    "mapped_files",
-    "open_files",
-    "opened_since",
     "reap_adopted",
     "start_child",
     "thread_limits",
@@ -306,52 +301,6 @@ def _reset_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
-
-
-def open_files() -> dict[int, str]:
-    """Return the names of the files, connections and pipes that this process has open, by descriptor.
-
-    The result leaves out what forked processes can share without harm: files that are mapped into memory to be read,
-    because this needs no position, files and ends of pipes that are only written, terminals, and devices such as
-    ``/dev/null``.
-    """
-    mapped = dict(sorted(mapped_files()))  # of several maps of a file, one that is shared comes last
-    found = {}
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError, ValueError):  # the descriptor of this very listing
-            descriptor = int(path.name)
-            mode = os.fstat(descriptor).st_mode
-            reads = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
-            if stat.S_ISSOCK(mode):
-                found[descriptor] = "a connection"
-            elif stat.S_ISFIFO(mode) and reads:
-                found[descriptor] = "a pipe"
-            elif stat.S_ISREG(mode) and reads and mapped.get(name := str(path.readlink()), True):
-                found[descriptor] = name
-    return found
-
-
-def mapped_files() -> Iterator[tuple[str, bool]]:
-    """Yield the name of each file that this process has mapped into memory.
-
-    The second value says whether this process can write to it, and others see what it writes. Shared memory without a
-    file has the name ``anonymous``.
-    """
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-            _, rights, _, _, inode, *name = line.split(maxsplit=5)
-            is_shared = rights.startswith("rw") and rights.endswith("s")
-            if is_shared or inode != "0":
-                yield name[0] if name else "anonymous", is_shared
-
-
-def opened_since(before: Mapping[int, str]) -> set[str]:
-    """Return the names of the files, connections and pipes that this process has opened and not closed.
-
-    Args:
-        before: What `open_files` returned earlier.
-    """
-    return {name for descriptor, name in open_files().items() if before.get(descriptor) != name}
 
 
 def describe_exit_status(status: int) -> str:

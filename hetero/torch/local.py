@@ -69,7 +69,7 @@ class LocalFetcher:
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
         self._sampler = _RequestSampler()
         self._is_checked = False
-        self._has_logged = False
+        self._has_warned = False
         self._digests: dict[str, str] | None = None
         """Digests of the globals that the data set's code reads, when workers were started. None if not compared."""
 
@@ -129,25 +129,23 @@ class LocalFetcher:
             self._dataset.warn_if_only_local(batch)
         return batch
 
-    def _log_own_builds(self) -> None:
-        """Log once why each forked worker builds the data set, or if workers share what they must not share."""
-        if self._has_logged or not self._dataset.opened:
+    def _warn_of_connections(self) -> None:
+        """Log once if forked workers are about to share connections of the data set."""
+        if self._has_warned or not self._dataset.connections or not self._dataset.may_be_shared:
             return
-        self._has_logged = True
-        subject, names = self._dataset.subject, first_names(self._dataset.opened)
-        if isinstance(subject, DatasetSpec):
-            logger.info(
-                "each of torch's workers builds its own data set %s, because %s was opened while its code ran here",
-                subject,
-                names,
-            )
-        else:
-            logger.warning(
-                "samples of %s may be wrong: %s was opened while its code ran here, and torch's workers share it. "
-                "Return the data set from a function decorated with @hetero.dataset. Each worker then builds its own",
-                type_name(type(subject)),
-                names,
-            )
+        self._has_warned = True
+        subject = self._dataset.subject
+        is_spec = isinstance(subject, DatasetSpec)
+        logger.warning(
+            "samples of data set %s may be wrong: its code has opened %s here, and torch's workers share what is open "
+            "when they are forked. %s",
+            subject if is_spec else type_name(type(subject)),
+            first_names(self._dataset.connections),
+            "If it does not connect again in each process, give @hetero.dataset the argument fork_built=False"
+            if is_spec
+            else "If it does not connect again in each process, return it from a function with "
+            "@hetero.dataset(fork_built=False)",
+        )
 
     def _look_ahead(self, requests: Iterator[_Numbered]) -> Iterator[_Numbered]:
         """Record how many batches will wait for the trainer at once. Return the same requests."""
@@ -168,7 +166,7 @@ class LocalFetcher:
         if options.num_workers and _forks(options):
             if self._dataset.may_be_shared:
                 _ = self._dataset.built  # built once, and shared with the forked workers
-            self._log_own_builds()
+            self._warn_of_connections()
         elif options.num_workers and _compares_globals():
             self._dataset.globals = self._dataset.globals_reader().read()
         return torch.utils.data.DataLoader(

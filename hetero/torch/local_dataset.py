@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import multiprocessing
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType
@@ -22,9 +23,8 @@ from hetero.batches.structure.conversion import type_name
 from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError
 from hetero.spec import DatasetSpec
-from hetero.system.process import open_files, opened_since
+from hetero.system.open_files import UNNAMED, open_files, opened_since, reopen_files
 from hetero.system.stop_signals import ignore_platform
-from hetero.system.text import first_names
 from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
 from hetero.wire.framing import why_unsendable
@@ -32,9 +32,6 @@ from hetero.wire.framing import why_unsendable
 __all__ = ["Answer", "Failure", "LocalDataset", "Mismatch", "NoRoom"]
 
 logger = logging.getLogger(__name__)
-
-_MADE_TO_BE_SHARED = ("/dev/shm/torch_", "/dev/shm/pym-", "/dev/shm/psm_", "/memfd:")
-"""How the names of memory begin that torch and `multiprocessing` share. Data may be in other files of ``/dev/shm``."""
 
 
 class LocalDataset:
@@ -60,10 +57,8 @@ class LocalDataset:
         self.globals: dict[str, GlobalValue] = {}
         """Values of the globals that the data set's code reads, from the process that starts the workers. Set only for
         workers that import the script anew."""
-        self._opened_by_build: set[str] = set()
-        self._opened_by_samples: set[str] = set()
-        """What was opened in this process while the data set was built, and while samples of it were computed. Forked
-        processes must not share it."""
+        self.connections: set[str] = set()
+        """Connections and pipes that were opened while the data set was built here, or computed samples here."""
         self._inherited: BuiltDataset | None = None
         """The data set of the process that forked this one, if this one has built its own. It is kept, because its end
         may close connections of that process."""
@@ -94,13 +89,11 @@ class LocalDataset:
         """The data set, built on first use in this process."""
         if not isinstance(self.subject, DatasetSpec):
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
-        before = open_files()
-        built = build(self.subject)
-        self._opened_by_build = _opened_since(before)
-        if self._inherited is None:
+        with self.noting_connections():
+            built = build(self.subject)
+        info = torch.utils.data.get_worker_info()
+        if info is None or not info.id:  # log once, not in every worker
             built.log_warnings()
-        else:
-            built.warnings = ()  # the process that forked this one has logged them
         with suppress(Exception):  # the user's __len__ raises again where the length is needed
             note_length(self.subject, len(built))
         if self._collate_fn is not None:
@@ -108,16 +101,14 @@ class LocalDataset:
         return built
 
     @contextmanager
-    def computing_samples(self) -> Iterator[None]:
-        """Return a context in which this process computes samples for itself. Record what is opened meanwhile."""
+    def noting_connections(self) -> Iterator[None]:
+        """Return a context for the data set's code. Record the `connections` that are opened meanwhile."""
         before = open_files()
-        yield
-        self._opened_by_samples |= _opened_since(before)
-
-    @property
-    def opened(self) -> set[str]:
-        """Names of what the data set may have opened in this process, and forked workers must not share."""
-        return self._opened_by_build | self._opened_by_samples
+        try:
+            yield
+        finally:
+            sentinels = {process.sentinel for process in multiprocessing.active_children()}  # pipes that nobody reads
+            self.connections |= opened_since(before, ignored=sentinels) & set(UNNAMED)
 
     @property
     def may_be_shared(self) -> bool:
@@ -127,8 +118,7 @@ class LocalDataset:
     def start_worker(self, worker_index: int) -> None:
         """Provide worker info to the data set in this worker process of torch, and call ``worker_init_fn``.
 
-        A forked worker uses the data set of the process that forked it, unless that has `opened` something or must not
-        be shared.
+        A forked worker uses the data set of the process that forked it, unless that must not be shared.
 
         Raises:
             DatasetError: If the factory or ``worker_init_fn`` raises.
@@ -136,28 +126,14 @@ class LocalDataset:
         info = torch.utils.data.get_worker_info()
         assert info is not None
         is_forked_with_it = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
-        if is_forked_with_it and (self.opened or not self.may_be_shared):
-            self._build_again(is_first=not worker_index)
+        if is_forked_with_it and not self.may_be_shared:
+            self._inherited = self.__dict__.pop("built")
         self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
-
-    def _build_again(self, *, is_first: bool) -> None:
-        """Build the data set in a forked worker.
-
-        Log a warning if this opens nothing, unlike the build before the fork.
-        """
-        self._inherited, before = self.__dict__.pop("built"), self._opened_by_build
-        _ = self.built
-        if before and not self._opened_by_build and is_first:
-            logger.warning(
-                "samples of data set %s may be wrong: when it was built before the fork, %s was opened, and no worker "
-                "has opened it again, so workers may share it. Open files in __getitem__ or in a worker_init_fn",
-                self.subject,
-                first_names(before),
-            )
 
     def start_own_worker(self, worker_index: int) -> None:
         """Compare the globals, and call `start_worker`. If this fails, answer every later request with the failure."""
         ignore_platform()
+        reopen_files()
         try:
             if self.globals:  # compared before the data set's code runs, because that code may fill caches
                 reader, there = self.globals_reader(), f"loader worker {worker_index}"
@@ -229,13 +205,8 @@ class LocalDataset:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("built", None)
-        state["_opened_by_build"] = state["_opened_by_samples"] = set()
+        state["connections"] = set()
         return state
-
-
-def _opened_since(before: Mapping[int, str]) -> set[str]:
-    """Return what was opened and forked workers must not share. ``multiprocessing.Array`` and the like do not count."""
-    return {name for name in opened_since(before) if not name.startswith(_MADE_TO_BE_SHARED)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,12 +87,14 @@ def test_host_that_is_silent_for_a_lease_is_in_service_no_more(clock: Clock) -> 
 @pytest.mark.parametrize(
     ("state", "is_at_work"), [(HostState.SERVING, True), (HostState.DRAINING, True), (HostState.DONE, False)]
 )
-def test_host_is_at_work_until_it_has_ended_or_is_lost(clock: Clock, state: HostState, is_at_work: bool) -> None:
+def test_host_is_at_work_until_it_has_ended_or_is_silent(clock: Clock, state: HostState, is_at_work: bool) -> None:
     membership = view(clock)
     membership.observe(status("algo-1", state, revision=5))
     assert membership.at_work(Role.DATA) == ["algo-1"] * is_at_work
-    clock.now_s += Timings().lease_s + 1
+    clock.now_s += Timings().suspect_s + 1
     assert membership.at_work(Role.DATA) == []
+    membership.observe(status("algo-1", state, revision=6))
+    assert membership.at_work(Role.DATA) == ["algo-1"] * is_at_work
 
 
 @pytest.mark.fault("F11")

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import mmap
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +15,6 @@ from hetero.system.process import (
     die_with,
     die_with_parent,
     limit_threads,
-    open_files,
-    opened_since,
     thread_limits,
 )
 
@@ -257,29 +252,3 @@ def test_process_that_is_forked_while_signals_are_waited_for_has_the_default_act
         assert waiter.wait(0.0) == set()  # it was none of this process
         os.kill(os.getpid(), signal.SIGTERM)
         assert waiter.wait(5.0) == {signal.SIGTERM}
-
-
-@pytest.mark.parametrize(("access", "is_open"), [(mmap.ACCESS_READ, False), (mmap.ACCESS_WRITE, True)])
-def test_mapped_file_counts_as_open_if_the_mapping_can_be_written_to(
-    tmp_path: Path, access: int, is_open: bool
-) -> None:
-    path = tmp_path / "data"
-    path.write_bytes(bytes(10))
-    before = open_files()
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=access):
-        assert opened_since(before) == ({str(path)} if is_open else set())
-
-
-def test_open_files_are_those_that_processes_must_not_share(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    path.write_text("data")
-    before = open_files()
-    reads, writes = os.pipe()
-    with path.open() as read, (tmp_path / "log").open("a"), Path("/dev/null").open(), socket.socket() as connection:
-        found = {descriptor: name for descriptor, name in open_files().items() if descriptor not in before}
-        assert found == {read.fileno(): str(path), connection.fileno(): "a connection", reads: "a pipe"}
-        assert opened_since(before) == {str(path), "a connection", "a pipe"}
-    for descriptor in (reads, writes):
-        os.close(descriptor)
-    assert open_files() == before
-    assert not opened_since(before)

@@ -7,6 +7,8 @@ import gc
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import torch
 
 import hetero
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
-from hetero.torch import DataLoader, local_dataset
+from hetero.torch import DataLoader
 
 NUM_RECORDS = 2000
 
@@ -70,6 +72,19 @@ class Connected(Records):
         return torch.tensor([index, self.builder == os.getpid()])
 
 
+class LateConnected(Connected):
+    """Connects for the first sample."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        super().__del__()
+        self.connection = ()  # type: ignore[assignment]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.connection = self.connection or socket.socketpair()
+        return super().__getitem__(index)
+
+
 class Mapped(Records):
     """Maps its file into memory."""
 
@@ -96,18 +111,23 @@ def module_wide(path: str) -> Any:
 
 
 class FileOfModule(Records):
-    """Has a file that its module keeps open. No sample reads it, because what workers would read is left to chance."""
+    """Reads a file that its module keeps open."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.file.close()
         self.file = module_wide(path)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([index, self.builder == os.getpid()])
-
     def __del__(self) -> None:
         pass
+
+
+class AlsoMapped(Records):
+    """Reads a file by its position, and has mapped it too."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.numbers = np.memmap(path, np.int64, "r")
 
 
 class Closed(Connected):
@@ -148,6 +168,11 @@ def of_module(path: str) -> FileOfModule:
     return FileOfModule(path)
 
 
+@hetero.dataset(name="shared_files_also_mapped")
+def also_mapped(path: str) -> AlsoMapped:
+    return AlsoMapped(path)
+
+
 @hetero.dataset(name="shared_files_closed")
 def closed(path: str) -> Closed:
     return Closed(path)
@@ -156,6 +181,46 @@ def closed(path: str) -> Closed:
 @hetero.dataset(name="shared_files_own", fork_built=False)
 def own(path: str) -> Closed:
     return Closed(path)
+
+
+def _read_and_fail(path: str) -> str:
+    raise RuntimeError(f"{path} has {len(LATEST[-1][0])} numbers")
+
+
+LATEST: list[Lazy] = []
+
+
+@hetero.dataset(name="shared_files_failing_fingerprint", fingerprint=_read_and_fail)
+def failing_fingerprint(path: str) -> Lazy:
+    LATEST.append(Lazy(path))
+    return LATEST[-1]
+
+
+WARNED = """
+import logging
+import hetero
+from hetero.torch import DataLoader
+
+class Numbers:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index
+
+    def set_epoch(self, epoch):
+        pass
+
+@hetero.dataset(fork_built=False)
+def numbers():
+    return Numbers()
+
+if __name__ == "__main__":
+    logging.basicConfig()
+    loader = DataLoader(numbers(), batch_size=10, num_workers=3, multiprocessing_context="fork")
+    for _ in range(2):
+        list(loader)
+"""
 
 
 @pytest.fixture
@@ -167,13 +232,10 @@ def path(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Path]:
-    """What data sets log here and in forked workers."""
-    handler = logging.FileHandler(tmp_path / "log")
-    local_dataset.logger.addHandler(handler)
-    yield tmp_path / "log"
-    local_dataset.logger.removeHandler(handler)
-    handler.close()
+def ledger(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let runs have a ledger, whose fingerprint of the data set needs samples."""
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledger"))
+    return tmp_path / "ledger"
 
 
 def read(dataset: Any, num_epochs: int = 1) -> tuple[list[int], bool]:
@@ -185,66 +247,66 @@ def read(dataset: Any, num_epochs: int = 1) -> tuple[list[int], bool]:
     return rows[:, 0].tolist(), bool(rows[0, 1])
 
 
-@pytest.mark.parametrize(("factory", "what"), [(records, "{path}"), (connected, "a connection")])
-def test_each_forked_worker_builds_what_must_not_be_shared(
-    factory: Any, what: str, path: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("subject", [records, lazy, of_module, also_mapped, closed, mapped, in_shared_memory, Records])
+def test_each_forked_worker_has_its_own_position_in_files(
+    subject: Any, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert read(factory(path), num_epochs=2) == ([*range(NUM_RECORDS)] * 2, True)
-    (told,) = [line for line in caplog.messages if "each of torch's workers builds its own data set" in line]
-    assert told.endswith(f"because {what.format(path=path)} was opened while its code ran here")
-
-
-@pytest.mark.parametrize("factory", [closed, mapped, in_shared_memory])
-def test_forked_workers_share_what_does_no_harm(factory: Any, path: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    assert read(factory(path)) == ([*range(NUM_RECORDS)], False)
+    try:
+        assert read(subject(path), num_epochs=2) == ([*range(NUM_RECORDS)] * 2, False)
+    finally:
+        module_wide(path).close()
+        module_wide.cache_clear()
     assert "workers" not in caplog.text
 
 
-def test_each_forked_worker_builds_a_data_set_that_its_factory_does_not_share(
-    path: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("ledger")
+@pytest.mark.parametrize(
+    ("subject", "name", "advice"),
+    [
+        (connected, "shared_files_connected", "give @hetero.dataset the argument fork_built=False"),
+        (LateConnected, "LateConnected", "return it from a function with @hetero.dataset(fork_built=False)"),
+    ],
+)
+def test_connection_that_workers_share_is_warned_of_once(
+    subject: Any, name: str, advice: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    _, is_own = read(subject(path), num_epochs=2)
+    assert not is_own
+    (line,) = [line for line in caplog.messages if "may be wrong" in line]
+    assert name in line
+    assert "may be wrong: its code has opened a connection here" in line
+    assert advice in line
+
+
+@pytest.mark.parametrize("has_ledger", [False, True])
+def test_each_forked_worker_builds_a_data_set_that_its_factory_does_not_share(
+    has_ledger: bool, path: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    if has_ledger:
+        request.getfixturevalue("ledger")
+    gc.collect()
     caplog.set_level(logging.INFO)
     loader = DataLoader(own(path), batch_size=10, num_workers=2, multiprocessing_context="fork")
     rows = torch.cat(list(loader))
     assert rows[:, 0].tolist() == [*range(NUM_RECORDS)]
     assert rows[:, 1].all()
-    assert not [each for each in gc.get_objects() if type(each) is Closed]  # the script keeps none
+    if not has_ledger:
+        assert not [each for each in gc.get_objects() if type(each) is Connected]  # the script keeps none
     assert "workers" not in caplog.text
 
 
-def test_file_that_workers_share_although_each_builds_its_data_set_is_warned_of(path: str, log: Path) -> None:
+@pytest.mark.usefixtures("ledger")
+def test_file_that_a_failing_fingerprint_has_opened_is_not_shared(path: str) -> None:
     try:
-        _, is_own = read(of_module(path))
+        assert read(failing_fingerprint(path)) == ([*range(NUM_RECORDS)], False)
+        assert LATEST[-1].file
     finally:
-        module_wide(path).close()
-        module_wide.cache_clear()
-    assert is_own
-    said = log.read_text()
-    assert said.count("samples of data set shared_files_of_module") == 1
-    assert f"when it was built before the fork, {path} was opened, and no worker has opened it again" in said
+        LATEST.clear()
 
 
-def test_samples_that_were_computed_before_the_fork_leave_no_file_to_the_workers(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path
-) -> None:
-    """The ledger has a fingerprint of the data set, for which the process of the script computes samples."""
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledger"))
-    loader = DataLoader(lazy(path), batch_size=10, num_workers=2, multiprocessing_context="fork")
-    next(iter(loader))  # The workers of this pass end with it.
-    rows = torch.cat(list(loader))
-    assert rows[:, 0].tolist() == [*range(NUM_RECORDS)]
-    assert rows[:, 1].all()
-    assert "may be wrong" not in log.read_text()
-
-
-def test_workers_that_share_the_file_of_an_object_are_warned_of(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledger"))
-    loader = DataLoader(Lazy(path), batch_size=10, num_workers=1, multiprocessing_context="fork")
-    for _ in range(2):
-        list(loader)
-    (told,) = [line for line in caplog.messages if "may be wrong" in line]
-    assert f"Lazy may be wrong: {path} was opened while its code ran here" in told
+def test_warnings_of_a_build_are_logged_here_and_by_one_of_three_workers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WARNED)
+    found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert found.stderr.count("set_epoch() is never called") == 2, found.stderr

@@ -43,7 +43,7 @@ class Difference:
         return self.within("batch")
 
     def within(self, name: str) -> str:
-        """Return the difference with the name of the values, for example ``load(7)['image']: ...``."""
+        """Return the difference with the name of the values, for example ``sample['image']: ...``."""
         return f"{name}{self.path}: {self.what}"
 
 

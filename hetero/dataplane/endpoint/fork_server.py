@@ -36,7 +36,8 @@ from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.shared_builds import HostBuilds
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
-from hetero.system.process import SignalWaiter, die_with_parent, open_files, opened_since, wait_gone
+from hetero.system.open_files import open_files, opened_since
+from hetero.system.process import SignalWaiter, die_with_parent, wait_gone
 from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
 from hetero.system.text import first_names
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hetero.dataplane.endpoint.endpoint import run_to_end
+from hetero.system.open_files import reopen_files
 from hetero.system.process import SignalWaiter, die_with_parent
 
 __all__ = ["EndpointProcess", "run_forked", "why_not_fork"]
@@ -81,6 +82,7 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
 
     def start() -> int:
         die_with_parent(parent_pid)
+        reopen_files()
         signals.abandon()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return run()

@@ -28,7 +28,8 @@ from hetero.datasets import get_factory, prebuild
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.spec import DatasetSpec
 from hetero.system.memory import prepare_to_fork
-from hetero.system.process import SignalWaiter, limit_threads, mapped_files, open_files, opened_since
+from hetero.system.open_files import mapped_files, open_files, opened_since
+from hetero.system.process import SignalWaiter, limit_threads
 from hetero.system.stop_signals import children_ignore_platform, ignore_platform
 from hetero.system.text import first_names
 

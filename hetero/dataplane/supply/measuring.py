@@ -31,6 +31,7 @@ from hetero.planning.parts import RATES_TOO_LOW, Contents, HostPart
 from hetero.planning.profile import ConcurrencyPoint, Spread, SupplyProfile
 from hetero.system.cgroups import memory_use
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
+from hetero.system.open_files import reopen_files
 from hetero.system.process import die_with_parent
 from hetero.system.records import decode
 
@@ -108,6 +109,7 @@ class _Fetchers:
             return
         try:
             die_with_parent(parent_pid)
+            reopen_files()
             for other in (channel, *self.channels):
                 other.close()
             Fetcher(Channel(theirs, "the process that measures"), self._options, index).serve()

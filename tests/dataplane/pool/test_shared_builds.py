@@ -61,6 +61,20 @@ SCRIPT = """
             found = self.connection.execute("select number from numbers where number = ?", (int(index),))
             return found.fetchone()[0]
 
+    class Mapped:
+        def __init__(self):
+            np.arange(1000).tofile(FOLDER + "/numbers")
+            self.file = open(FOLDER + "/numbers", "rb", buffering=0)
+            self.head = np.memmap(self.file, int, "r", shape=(4,))
+
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            self.file.seek(8 * index)
+            time.sleep(0.002)
+            return int.from_bytes(self.file.read(8), "little")
+
     def stacked(samples):
         note("samples")
         return np.array(samples)
@@ -87,6 +101,8 @@ SCRIPT = """
             os.kill(os.getpid(), 11)
         elif kind == "database":
             return Database()
+        elif kind == "mapped":
+            return Mapped()
         return rows
 
     @hetero.dataset(collate_fn=stacked, fingerprint="rows", fork_built=False)
@@ -197,6 +213,12 @@ def test_shared_memory_is_not_copied(host: Host) -> None:
 
 def test_data_set_that_belongs_to_a_thread_can_be_used(host: Host) -> None:
     batches = host.read(rows("database"))
+    assert np.concatenate(batches).tolist() == list(range(240))
+    assert len(host.lines("builds")) == 1
+
+
+def test_file_that_is_mapped_may_be_read_by_its_position_too(host: Host) -> None:
+    batches = host.read_from_all(rows("mapped"))
     assert np.concatenate(batches).tolist() == list(range(240))
     assert len(host.lines("builds")) == 1
 

@@ -1,0 +1,100 @@
+"""What a process has open, and what a forked process gets of it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from hetero.system.open_files import open_files, opened_since, reopen_files
+
+
+@pytest.mark.parametrize(("access", "is_open"), [(mmap.ACCESS_READ, False), (mmap.ACCESS_WRITE, True)])
+def test_mapped_file_counts_as_open_if_the_mapping_can_be_written_to(
+    tmp_path: Path, access: int, is_open: bool
+) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(10))
+    before = open_files()
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=access):
+        assert opened_since(before) == ({str(path)} if is_open else set())
+
+
+def test_open_files_are_those_that_processes_must_not_share(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("data")
+    before = open_files()
+    reads, writes = os.pipe()
+    with path.open() as read, (tmp_path / "log").open("a"), Path("/dev/null").open(), socket.socket() as connection:
+        found = {descriptor: name for descriptor, name in open_files().items() if descriptor not in before}
+        assert found == {read.fileno(): str(path), connection.fileno(): "a connection", reads: "a pipe"}
+        assert opened_since(before) == {str(path), "a connection", "a pipe"}
+    for descriptor in (reads, writes):
+        os.close(descriptor)
+    assert open_files() == before
+    assert not opened_since(before)
+
+
+def test_mapped_file_whose_name_has_a_line_separator_is_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "da\u2028ta\x0b\x85a"
+    path.write_bytes(bytes(10))
+    before = open_files()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert not opened_since(before)
+
+
+def passes_in_child(check: Callable[[], bool]) -> bool:
+    """Return whether a check is true in a forked process."""
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if check() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def position_after_child(file: IO[bytes], prepare: Callable[[], object]) -> int:
+    """Return the position of a file after a forked process has read from it."""
+    assert passes_in_child(lambda: (prepare(), os.read(file.fileno(), 3))[1] == b"efg")
+    return os.lseek(file.fileno(), 0, os.SEEK_CUR)
+
+
+@pytest.mark.parametrize("kind", ["named", "removed", "temporary"])
+def test_forked_process_that_reopens_files_has_its_own_positions(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"abcdefgh")
+    with tempfile.TemporaryFile(buffering=0) if kind == "temporary" else path.open("rb", buffering=0) as file:
+        if kind == "temporary":
+            file.write(b"abcdefgh")
+        if kind == "removed":
+            path.unlink()
+        file.seek(4)
+        assert position_after_child(file, reopen_files) == 4
+        assert position_after_child(file, lambda: None) == 7
+
+
+def test_files_that_are_written_to_keep_their_shared_position(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"abcdefgh")
+    with path.open("r+b", buffering=0) as file:
+        file.seek(4)
+        assert position_after_child(file, reopen_files) == 7
+
+
+def test_reopened_descriptors_have_the_same_inheritance_and_mode(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"abcdefgh")
+    with path.open("rb") as own, path.open("rb") as inherited, socket.socket() as connection:
+        os.set_inheritable(inherited.fileno(), True)
+        before = open_files()
+
+        def keeps_all() -> bool:
+            reopen_files()
+            is_same = open_files() == before and connection.fileno() in before
+            return is_same and not os.get_inheritable(own.fileno()) and os.get_inheritable(inherited.fileno())
+
+        assert passes_in_child(keeps_all)
