@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from hetero.batches.fetch import Description
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
+from hetero.dataplane.reader.receiver_choice import ReceiverChoice
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ProtocolMismatchError
 from hetero.spec import DatasetSpec
 
@@ -41,6 +42,7 @@ class ServedDataset:
         self.batch_bytes = 64 * 2**20
         """Bytes of the largest recent batch. A large guess before the first batch."""
         self._sizes: deque[int] = deque(maxlen=_NUM_SIZES)
+        self.receiver = ReceiverChoice()
         self.was_served = False
         """Whether an endpoint was ever ready for the data set."""
         self.has_settled = False

@@ -5,8 +5,8 @@ puts the outcome into the window. If the consumer waits for an overdue batch, it
 fetcher makes. The first answer is used, and the other attempt is cancelled. The fleet's lock guards everything. No
 thread holds it during a call.
 
-For small batches, no fetcher is needed: see `hetero.dataplane.reader.own_fetches`. A fetcher takes over if a connection
-has to be opened, or if one fails.
+For batches that are not large, the consumer may need no fetcher: see `hetero.dataplane.reader.own_fetches`. A fetcher
+takes over if a connection has to be opened, or if one fails.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ __all__ = ["Fetchers"]
 
 _POLL_S = 0.5
 _JOIN_S = 5.0
-_SMALL_BYTES = 64 * 2**10
-"""The buffers of a socket hold a small batch, so it arrives although nobody receives it."""
-_MEDIUM_BYTES = 2 * 2**20
+_MAX_OWN_BYTES = 2 * 2**20
 """A larger batch is better received by a fetcher, because several fetchers can receive at the same time."""
 _MAX_SMALL_SAMPLES = 1024
 """With more samples, a request is too long to be sent at once."""
@@ -93,14 +91,12 @@ class Fetchers:
 
     # For the consumer
 
-    def add(self, request: BatchRequest, dataset: ServedDataset, *, is_hurried: bool) -> Attempt | None:
+    def add(self, request: BatchRequest, dataset: ServedDataset) -> Attempt | None:
         """Put a request into the window.
 
         Args:
             request: The request.
             dataset: Its data set.
-            is_hurried: Whether the consumer waits for a good part of its time. Otherwise a medium batch could arrive
-                while it does something else.
 
         Returns:
             The attempt of a missing batch whose request the consumer has to `send` itself, or None.
@@ -109,16 +105,17 @@ class Fetchers:
         if dataset.first_epoch is None:
             dataset.first_epoch = request.epoch
         self._window.add(request, dataset)
-        attempt = self._start_own(is_hurried=is_hurried)
+        attempt = self._start_own()
         if self._window.missing:
             self._on_missing()
         return attempt
 
-    def _start_own(self, *, is_hurried: bool) -> Attempt | None:
-        """Start an attempt for the lowest missing batch if it is so small that the consumer should send the request."""
+    def _start_own(self) -> Attempt | None:
+        """Start an attempt for the lowest missing batch if the consumer should send the request, and receive it."""
         batch = self._window.missing[0]
         if (
-            batch.dataset.batch_bytes > (_MEDIUM_BYTES if is_hurried else _SMALL_BYTES)
+            not batch.dataset.receiver.is_consumer
+            or batch.dataset.batch_bytes > _MAX_OWN_BYTES
             or batch.request.work.num_samples > _MAX_SMALL_SAMPLES
             or batch.was_requested
             or not self._window.has_room(batch)

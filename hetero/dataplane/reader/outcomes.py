@@ -140,7 +140,10 @@ class Outcomes:
             for other in attempt.batch.attempts:
                 if other.homes is None or other.connection.load_at_s < other.issued_s:
                     self._router.avoid(other.connection, kept_s=now_s - other.since_s)
-        self.deliver(attempt.batch, Arrived(fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes))
+        arrived = Arrived(
+            fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes, was_consumer=attempt.is_own
+        )
+        self.deliver(attempt.batch, arrived)
 
     def _is_final(self, attempt: Attempt, error: Exception) -> bool:
         """Settle a failed attempt. Its batch fails, will be requested again, or waits for its other attempt.

@@ -18,7 +18,6 @@ from hetero.batches.skips import Skips
 from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.fetchers import Fetchers
 from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.pace import ConsumerPace
 from hetero.dataplane.reader.window import Arrived, Window
 from hetero.errors import ConfigError, DatasetError
 from hetero.spec import DatasetSpec
@@ -97,7 +96,6 @@ class Reader(Iterator[Any]):
         self._on_received = on_received
         self._on_wait = on_wait
         self._is_exhausted = False
-        self._pace = ConsumerPace()
         self._dataset: ServedDataset | None = None  # data set of the last request
         self._sampler_failure: Exception | None = None
         self._data_timeout_s = fleet.data_timeout_s if data_timeout_s is None else data_timeout_s
@@ -126,7 +124,9 @@ class Reader(Iterator[Any]):
             DataPlaneError: See `hetero.errors`.
         """
         self._fleet.check_process()
-        self._pace.come_back(self._fleet.clock())
+        receiver = None if self._dataset is None else self._dataset.receiver
+        if receiver is not None:
+            receiver.come_back(self._fleet.clock())
         if self._window.is_taken:
             with self._fleet.lock:
                 self._fetchers.come_back()
@@ -139,7 +139,8 @@ class Reader(Iterator[Any]):
                 if self._on_received is not None:
                     self._on_received(outcome.nbytes, outcome.saved_bytes)
                 self._fill()
-                self._pace.leave(self._fleet.clock())
+                if receiver is not None:
+                    receiver.leave(self._fleet.clock(), was_consumer=outcome.was_consumer)
                 return outcome.batch
             if not isinstance(outcome, DatasetError) or outcome is self._sampler_failure:
                 self.close()
@@ -196,7 +197,7 @@ class Reader(Iterator[Any]):
                 return
             with self._fleet.lock:
                 self._dataset = self._fleet.prepare(request.spec)
-                attempt = self._fetchers.add(request, self._dataset, is_hurried=self._pace.is_hurried)
+                attempt = self._fetchers.add(request, self._dataset)
             if attempt is not None:
                 self._fetchers.send(attempt)
 

@@ -29,6 +29,8 @@ class Arrived:
     nbytes: int
     skips: Skips | None = None
     saved_bytes: int = 0
+    was_consumer: bool = False
+    """Whether the consumer has received it itself."""
 
 
 class WindowGrowth:

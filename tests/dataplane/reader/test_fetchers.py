@@ -131,7 +131,7 @@ def test_window_whose_fetcher_could_not_be_started_can_be_closed(tools: Any, mon
     with Fleet(Directory(), None, job_id="x") as fleet:
         reader = Reader(fleet, iter([]))
         with pytest.raises(RuntimeError, match="new thread"), fleet.lock:
-            reader._fetchers.add(request, ServedDataset(request.spec), is_hurried=False)
+            reader._fetchers.add(request, ServedDataset(request.spec))
         reader.close()
         assert not reader._fetchers._threads
 

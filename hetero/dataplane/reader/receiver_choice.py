@@ -1,0 +1,64 @@
+"""Who should receive the batches of a data set that are not large: the consumer itself, or fetchers.
+
+To wake a fetcher, and the consumer, for each batch takes longer than to transfer a small one. But what fetchers receive
+while the consumer is away costs it no time. Which is better depends on how long the consumer is away between two calls
+of ``next``, and on whether it keeps the interpreter's lock meanwhile. Therefore both ways are tried now and then, and
+the one is used with which ``next`` takes less time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+__all__ = ["ReceiverChoice"]
+
+_NUM_BATCHES = 15
+"""Batches whose median time counts."""
+_CLEARLY = 0.9
+"""A trial must take less than this share of the time."""
+_INTERVAL_S = 10.0
+_TRIAL_SHARE = 0.05
+"""Largest part of the time that is spent on trials."""
+
+
+class ReceiverChoice:
+    """The choice for one data set.
+
+    For one consumer: loaders that take turns to read the same data set in several threads may choose badly.
+    """
+
+    def __init__(self) -> None:
+        self.is_consumer = True
+        """Whether the consumer should receive the batches that are requested next."""
+        self._times_s: list[float] = []
+        self._median_s = {True: math.inf, False: math.inf}
+        self._came_back_s = 0.0
+        self._trial_begin_s: float | None = None
+        self._next_trial_s = -math.inf
+
+    def come_back(self, now_s: float) -> None:
+        """Note that the consumer calls ``next``, at this monotonic time."""
+        self._came_back_s = now_s
+
+    def leave(self, now_s: float, *, was_consumer: bool) -> None:
+        """Note that the consumer gets a batch, at this monotonic time.
+
+        Args:
+            now_s: The time.
+            was_consumer: Whether the consumer has received the batch itself.
+        """
+        if was_consumer is not self.is_consumer:  # it was requested before the last change
+            return
+        self._times_s.append(now_s - self._came_back_s)
+        if len(self._times_s) < _NUM_BATCHES:
+            return
+        self._median_s[self.is_consumer] = statistics.median(self._times_s)
+        self._times_s.clear()
+        if self._trial_begin_s is not None:
+            if self._median_s[self.is_consumer] > _CLEARLY * self._median_s[not self.is_consumer]:
+                self.is_consumer = not self.is_consumer
+            pause_s = (now_s - self._trial_begin_s) * (1 / _TRIAL_SHARE - 1)
+            self._next_trial_s, self._trial_begin_s = now_s + max(_INTERVAL_S, pause_s), None
+        elif now_s >= self._next_trial_s:
+            self.is_consumer, self._trial_begin_s = not self.is_consumer, now_s

@@ -1,0 +1,84 @@
+"""When a consumer receives batches itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from hetero.dataplane.reader.receiver_choice import ReceiverChoice
+
+IN_FLIGHT = 4
+
+
+class Consumer:
+    """A loop by a clock of its own.
+
+    Args:
+        next_s: Returns how long ``next`` takes, given whether the consumer has received the batch itself.
+    """
+
+    def __init__(self, next_s: Callable[[bool], float], *, away_s: float = 0.01) -> None:
+        self.choice = ReceiverChoice()
+        self.next_s = next_s
+        self._away_s = away_s
+        self._now_s = 100.0
+        self._requested = deque([True] * IN_FLIGHT)
+
+    def loop(self, seconds: float) -> float:
+        """Run for so long. Return the part of its batches that it has received itself."""
+        end_s, received = self._now_s + seconds, []
+        while self._now_s < end_s:
+            was_consumer = self._requested.popleft()
+            received.append(was_consumer)
+            self.choice.come_back(self._now_s)
+            self._now_s += self.next_s(was_consumer)
+            self._requested.append(self.choice.is_consumer)
+            self.choice.leave(self._now_s, was_consumer=was_consumer)
+            self._now_s += self._away_s
+        return sum(received) / len(received)
+
+
+@pytest.mark.parametrize(("own_s", "fetched_s", "is_own"), [(0.0004, 0.0006, True), (0.0007, 0.0003, False)])
+def test_the_quicker_way_is_chosen(own_s: float, fetched_s: float, is_own: bool) -> None:
+    consumer = Consumer(lambda is_consumer: own_s if is_consumer else fetched_s)
+    consumer.loop(2.0)
+    assert consumer.loop(8.0) == is_own
+
+
+def test_a_small_difference_changes_nothing() -> None:
+    consumer = Consumer(lambda is_consumer: 0.001 if is_consumer else 0.00095)
+    consumer.loop(2.0)
+    assert consumer.loop(8.0) == 1.0
+
+
+def test_another_choice_is_made_when_the_loop_has_changed() -> None:
+    consumer = Consumer(lambda is_consumer: 0.0004 if is_consumer else 0.0006)
+    consumer.loop(2.0)
+    consumer.next_s = lambda is_consumer: 0.0007 if is_consumer else 0.0003
+    consumer.loop(12.0)
+    assert consumer.loop(30.0) < 0.1
+
+
+@pytest.mark.parametrize("away_s", [0.0001, 0.01, 1.0])
+def test_trials_take_a_small_part_of_the_time(away_s: float) -> None:
+    consumer = Consumer(lambda is_consumer: 0.0004 if is_consumer else 0.0006, away_s=away_s)
+    consumer.loop(100 * away_s)
+    assert consumer.loop(3000 * away_s + 30.0) > 0.9
+
+
+def test_one_long_wait_does_not_decide() -> None:
+    waits = iter([9.0 if number % 10 == 5 else 0.0 for number in range(10_000)])
+    consumer = Consumer(lambda is_consumer: (0.0004 if is_consumer else 0.0006) + next(waits))
+    consumer.loop(200.0)
+    assert consumer.loop(2000.0) > 0.9
+
+
+def test_batches_that_only_fetchers_receive_are_no_trial() -> None:
+    """Large ones, for example."""
+    choice = ReceiverChoice()
+    for number in range(100):
+        choice.come_back(float(number))
+        choice.leave(number + 0.5, was_consumer=False)
+    assert choice.is_consumer
