@@ -2,9 +2,8 @@
 
 To wake a fetcher, and the consumer, for each batch takes longer than to transfer a small one. But what fetchers receive
 while the consumer is away costs it no time. Which is better depends on how long the consumer is away between two calls
-of ``next``, and on whether it keeps the interpreter's lock meanwhile. Therefore fetchers begin. While ``next`` takes a
-good part of the consumer's time, the other way is tried now and then, and the one is used with which ``next`` is
-quicker.
+of ``next``, and on whether it keeps the interpreter's lock meanwhile. Therefore fetchers begin. If batches are taken in
+quick succession, the other way is tried now and then, and the one is used with which ``next`` takes less time.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _NUM_BATCHES = 15
 """Batches whose median time counts."""
 _CLEARLY = 0.9
 """A trial must take less than this share of the time."""
-_MATTERS = 0.02
-"""Nothing is tried while ``next`` takes a smaller part of the time."""
+_SLOW_S = 0.02
+"""Time from batch to batch above which fetchers receive. The consumer would gain less than 1 ms of it."""
 _INTERVAL_S = 10.0
 _TRIAL_SHARE = 0.05
 """Largest part of the time that is spent on trials."""
@@ -62,13 +61,15 @@ class ReceiverChoice:
         if len(self._times_s) < _NUM_BATCHES:
             return
         median_s = self._median_s[self.is_consumer] = statistics.median(self._times_s)
-        between_s = (now_s - (self._begin_s or 0.0)) / self._num_calls
+        is_slow = now_s - (self._begin_s or 0.0) > _SLOW_S * self._num_calls
         self._times_s.clear()
         self._begin_s, self._num_calls = None, 0
-        if self._trial_begin_s is not None:
+        if is_slow:
+            self.is_consumer, self._trial_begin_s = False, None
+        elif self._trial_begin_s is not None:
             if median_s > _CLEARLY * self._median_s[not self.is_consumer]:
                 self.is_consumer = not self.is_consumer
             pause_s = (now_s - self._trial_begin_s) * (1 / _TRIAL_SHARE - 1)
             self._next_trial_s, self._trial_begin_s = now_s + max(_INTERVAL_S, pause_s), None
-        elif now_s >= self._next_trial_s and median_s > _MATTERS * between_s:
+        elif now_s >= self._next_trial_s:
             self.is_consumer, self._trial_begin_s = not self.is_consumer, now_s
