@@ -115,7 +115,7 @@ def test_consumer_with_a_step_leaves_batches_to_fetchers(
     found = []
     for batch in Reader(job.fleet(), iter(wanted)):
         found.append(batch)
-        time.sleep(0.02)  # the training step
+        time.sleep(0.025)  # the training step
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
     assert not counted
 

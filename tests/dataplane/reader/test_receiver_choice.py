@@ -90,6 +90,6 @@ def test_one_long_wait_does_not_decide() -> None:
 def test_large_batches_which_only_fetchers_receive_end_no_trial() -> None:
     choice = ReceiverChoice()
     for number in range(100):
-        choice.come_back(float(number))
-        choice.leave(number + 0.5, was_consumer=False)
+        choice.come_back(number * 0.001)
+        choice.leave(number * 0.001 + 0.0005, was_consumer=False)
     assert choice.is_consumer
