@@ -2,8 +2,8 @@
 
 To wake a fetcher, and the consumer, for each batch takes longer than to transfer a small one. But what fetchers receive
 while the consumer is away costs it no time. Which is better depends on how long the consumer is away between two calls
-of ``next``, and on whether it keeps the interpreter's lock meanwhile. Therefore fetchers begin. If batches are taken in
-quick succession, the other way is tried now and then, and the one is used with which ``next`` takes less time.
+of ``next``, and on whether it keeps the interpreter's lock meanwhile. Therefore fetchers begin. If the consumer takes
+batches in quick succession, it receives them itself, unless trials show that ``next`` is quicker with fetchers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ import statistics
 
 __all__ = ["ReceiverChoice"]
 
-_NUM_BATCHES = 15
-"""Batches whose median time counts."""
+_MIN_BATCHES = 15
+_MIN_S = 0.25
+"""How many batches, and seconds, a figure needs. A shorter trial finds the worse way better now and then."""
+_CAP = 10.0
+"""A call of ``next`` counts at most so many times the median. One long wait must not decide."""
 _CLEARLY = 0.9
-"""A trial must take less than this share of the time."""
+"""Fetchers must take less than this part of the consumer's time, because they need more CPU time."""
 _SLOW_S = 0.02
 """Time from batch to batch above which fetchers receive. The consumer would gain less than 1 ms of it."""
-_INTERVAL_S = 10.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 16.0
+"""Time between two trials. It doubles, because the first seconds of a loop tell little."""
 _TRIAL_SHARE = 0.05
-"""Largest part of the time that is spent on trials."""
+"""Largest part of the time that later trials take."""
 
 
 class ReceiverChoice:
@@ -34,12 +38,13 @@ class ReceiverChoice:
         self.is_consumer = False
         """Whether the consumer should receive the batches that are requested next."""
         self._times_s: list[float] = []
+        self._mean_s = {True: math.inf, False: math.inf}
+        self._came_back_s = 0.0
         self._begin_s: float | None = None
         self._num_calls = 0  # since then
-        self._median_s = {True: math.inf, False: math.inf}
-        self._came_back_s = 0.0
         self._trial_begin_s: float | None = None
-        self._next_trial_s = -math.inf
+        self._next_trial_s: float | None = None
+        self._pause_s = _MIN_PAUSE_S
 
     def come_back(self, now_s: float) -> None:
         """Note that the consumer calls ``next``, at this monotonic time."""
@@ -55,21 +60,33 @@ class ReceiverChoice:
             was_consumer: Whether the consumer has received the batch itself.
         """
         self._num_calls += 1
-        if was_consumer is not self.is_consumer:  # it was requested before the last change
-            return
-        self._times_s.append(now_s - self._came_back_s)
-        if len(self._times_s) < _NUM_BATCHES:
-            return
-        median_s = self._median_s[self.is_consumer] = statistics.median(self._times_s)
-        is_slow = now_s - (self._begin_s or 0.0) > _SLOW_S * self._num_calls
+        if was_consumer is self.is_consumer:  # otherwise it was requested before the last change
+            self._times_s.append(now_s - self._came_back_s)
+            took_s = now_s - (now_s if self._begin_s is None else self._begin_s)
+            least_s = 0.0 if self._next_trial_s is None else _MIN_S  # the first batches show only whether it is slow
+            if len(self._times_s) >= _MIN_BATCHES and took_s >= least_s:
+                self._evaluate(now_s, is_slow=took_s > _SLOW_S * self._num_calls)
+
+    def _evaluate(self, now_s: float, *, is_slow: bool) -> None:
+        """Change the way, or keep it, after batches that were received in the present way."""
+        cap_s = _CAP * statistics.median(self._times_s)
+        mean_s = statistics.fmean(min(each, cap_s) for each in self._times_s)
         self._times_s.clear()
         self._begin_s, self._num_calls = None, 0
         if is_slow:
             self.is_consumer, self._trial_begin_s = False, None
-        elif self._trial_begin_s is not None:
-            if median_s > _CLEARLY * self._median_s[not self.is_consumer]:
-                self.is_consumer = not self.is_consumer
-            pause_s = (now_s - self._trial_begin_s) * (1 / _TRIAL_SHARE - 1)
-            self._next_trial_s, self._trial_begin_s = now_s + max(_INTERVAL_S, pause_s), None
-        elif now_s >= self._next_trial_s:
-            self.is_consumer, self._trial_begin_s = not self.is_consumer, now_s
+        elif self._next_trial_s is None:
+            self.is_consumer = True
+            self._next_trial_s = now_s + _MIN_PAUSE_S
+        else:
+            self._mean_s[self.is_consumer] = mean_s
+            if self._trial_begin_s is not None:
+                self._end_trial(now_s, self._trial_begin_s)
+            elif now_s >= self._next_trial_s:
+                self.is_consumer, self._trial_begin_s = not self.is_consumer, now_s
+
+    def _end_trial(self, now_s: float, begin_s: float) -> None:
+        self.is_consumer = self._mean_s[False] > _CLEARLY * self._mean_s[True]
+        long_s = (now_s - begin_s) * (1 / _TRIAL_SHARE - 1) if self._pause_s >= _MAX_PAUSE_S else 0.0
+        self._next_trial_s, self._trial_begin_s = now_s + max(self._pause_s, long_s), None
+        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
