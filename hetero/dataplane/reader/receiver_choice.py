@@ -22,6 +22,8 @@ _CLEARLY = 0.9
 """Fetchers must take less than this part of the consumer's time, because they need more CPU time."""
 _SLOW_S = 0.02
 """Time from batch to batch above which fetchers receive. The consumer would gain less than 1 ms of it."""
+_MIN_AWAY = 0.4
+"""Part of the time that a consumer must be away for a trial of fetchers. Otherwise they have no time to gain."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 16.0
 """Time between two trials. It doubles, because the first seconds of a loop tell little."""
 _TRIAL_SHARE = 0.05
@@ -65,15 +67,15 @@ class ReceiverChoice:
             took_s = now_s - (now_s if self._begin_s is None else self._begin_s)
             least_s = 0.0 if self._next_trial_s is None else _MIN_S  # the first batches show only whether it is slow
             if len(self._times_s) >= _MIN_BATCHES and took_s >= least_s:
-                self._evaluate(now_s, is_slow=took_s > _SLOW_S * self._num_calls)
+                self._evaluate(now_s, between_s=took_s / self._num_calls)
 
-    def _evaluate(self, now_s: float, *, is_slow: bool) -> None:
+    def _evaluate(self, now_s: float, *, between_s: float) -> None:
         """Change the way, or keep it, after batches that were received in the present way."""
         cap_s = _CAP * statistics.median(self._times_s)
         mean_s = statistics.fmean(min(each, cap_s) for each in self._times_s)
         self._times_s.clear()
         self._begin_s, self._num_calls = None, 0
-        if is_slow:
+        if between_s > _SLOW_S:
             self.is_consumer, self._trial_begin_s = False, None
         elif self._next_trial_s is None:
             self.is_consumer = True
@@ -82,7 +84,7 @@ class ReceiverChoice:
             self._mean_s[self.is_consumer] = mean_s
             if self._trial_begin_s is not None:
                 self._end_trial(now_s, self._trial_begin_s)
-            elif now_s >= self._next_trial_s:
+            elif now_s >= self._next_trial_s and (not self.is_consumer or mean_s < (1 - _MIN_AWAY) * between_s):
                 self.is_consumer, self._trial_begin_s = not self.is_consumer, now_s
 
     def _end_trial(self, now_s: float, begin_s: float) -> None:

@@ -73,11 +73,17 @@ def test_another_choice_is_made_when_the_loop_has_changed() -> None:
     assert consumer.loop(100.0) < 0.1
 
 
-@pytest.mark.parametrize("away_s", [0.0001, 0.001, 0.015])
+@pytest.mark.parametrize("away_s", [0.0005, 0.001, 0.015])
 def test_trials_take_a_small_part_of_the_time(away_s: float) -> None:
     consumer = Consumer(lambda is_consumer: 0.0004 if is_consumer else 0.0006, away_s=away_s, in_flight=100)
     consumer.loop(30.0)
     assert consumer.loop(300.0) > 0.9
+
+
+def test_nothing_is_tried_while_the_consumer_is_hardly_away() -> None:
+    consumer = Consumer(lambda is_consumer: 0.0004 if is_consumer else 0.0001, away_s=0.0001)
+    consumer.loop(1.0)
+    assert consumer.loop(100.0) == 1.0
 
 
 def test_one_long_wait_does_not_decide() -> None:
