@@ -39,11 +39,12 @@ class ReceiverChoice:
     def __init__(self) -> None:
         self.is_consumer = False
         """Whether the consumer should receive the batches that are requested next."""
-        self._times_s: list[float] = []
+        self._nexts_s: list[float] = []  # how long calls of next took
+        self._rounds_s: list[float] = []  # from batch to batch
+        self._total_s = 0.0  # of the rounds
         self._mean_s = {True: math.inf, False: math.inf}
         self._came_back_s = 0.0
-        self._begin_s: float | None = None
-        self._num_calls = 0  # since then
+        self._left_s: float | None = None
         self._trial_begin_s: float | None = None
         self._next_trial_s: float | None = None
         self._pause_s = _MIN_PAUSE_S
@@ -51,8 +52,6 @@ class ReceiverChoice:
     def come_back(self, now_s: float) -> None:
         """Note that the consumer calls ``next``, at this monotonic time."""
         self._came_back_s = now_s
-        if self._begin_s is None:
-            self._begin_s = now_s
 
     def leave(self, now_s: float, *, was_consumer: bool) -> None:
         """Note that the consumer gets a batch, at this monotonic time.
@@ -61,21 +60,26 @@ class ReceiverChoice:
             now_s: The time.
             was_consumer: Whether the consumer has received the batch itself.
         """
-        self._num_calls += 1
-        if was_consumer is self.is_consumer:  # otherwise it was requested before the last change
-            self._times_s.append(now_s - self._came_back_s)
-            took_s = now_s - (now_s if self._begin_s is None else self._begin_s)
-            least_s = 0.0 if self._next_trial_s is None else _MIN_S  # the first batches show only whether it is slow
-            if len(self._times_s) >= _MIN_BATCHES and took_s >= least_s:
-                self._evaluate(now_s, between_s=took_s / self._num_calls)
+        left_s, self._left_s = self._left_s, now_s
+        if left_s is None or was_consumer is not self.is_consumer:  # it was requested before the last change
+            return
+        self._nexts_s.append(now_s - self._came_back_s)
+        self._rounds_s.append(now_s - left_s)
+        self._total_s += now_s - left_s
+        least_s = 0.0 if self._next_trial_s is None else _MIN_S  # the first batches show only whether the loop is slow
+        if len(self._rounds_s) >= _MIN_BATCHES and self._total_s >= least_s:
+            self._evaluate(now_s)
 
-    def _evaluate(self, now_s: float, *, between_s: float) -> None:
+    def _evaluate(self, now_s: float) -> None:
         """Change the way, or keep it, after batches that were received in the present way."""
-        cap_s = _CAP * statistics.median(self._times_s)
-        mean_s = statistics.fmean(min(each, cap_s) for each in self._times_s)
-        self._times_s.clear()
-        self._begin_s, self._num_calls = None, 0
-        if between_s > _SLOW_S:
+        nexts_s, rounds_s = self._nexts_s, self._rounds_s
+        self._nexts_s, self._rounds_s, self._total_s = [], [], 0.0
+        if not nexts_s or not rounds_s:  # another thread has just taken them
+            return
+        next_s = statistics.median(nexts_s)
+        round_s = statistics.median(rounds_s)  # a pause between two passes does not count
+        mean_s = statistics.fmean(min(each, _CAP * next_s) for each in nexts_s)
+        if round_s > _SLOW_S:
             self.is_consumer, self._trial_begin_s = False, None
         elif self._next_trial_s is None:
             self.is_consumer = True
@@ -84,7 +88,7 @@ class ReceiverChoice:
             self._mean_s[self.is_consumer] = mean_s
             if self._trial_begin_s is not None:
                 self._end_trial(now_s, self._trial_begin_s)
-            elif now_s >= self._next_trial_s and (not self.is_consumer or mean_s < (1 - _MIN_AWAY) * between_s):
+            elif now_s >= self._next_trial_s and (not self.is_consumer or next_s < (1 - _MIN_AWAY) * round_s):
                 self.is_consumer, self._trial_begin_s = not self.is_consumer, now_s
 
     def _end_trial(self, now_s: float, begin_s: float) -> None:

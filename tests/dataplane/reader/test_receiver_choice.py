@@ -27,6 +27,10 @@ class Consumer:
         self._now_s = 100.0
         self._requested = deque([False] * in_flight)
 
+    def pause(self, seconds: float) -> None:
+        """Stay away for so long."""
+        self._now_s += seconds
+
     def loop(self, seconds: float) -> float:
         """Run for so long. Return the part of its batches that it has received itself."""
         end_s, received = self._now_s + seconds, []
@@ -84,6 +88,15 @@ def test_nothing_is_tried_while_the_consumer_is_hardly_away() -> None:
     consumer = Consumer(lambda is_consumer: 0.0004 if is_consumer else 0.0001, away_s=0.0001)
     consumer.loop(1.0)
     assert consumer.loop(100.0) == 1.0
+
+
+def test_pauses_between_passes_do_not_make_a_loop_slow() -> None:
+    consumer = Consumer(lambda is_consumer: 0.0004 if is_consumer else 0.0006, away_s=0.001)
+    shares = []
+    for _ in range(20):
+        shares.append(consumer.loop(0.2))
+        consumer.pause(60.0)
+    assert sum(shares[2:]) / 18 > 0.7
 
 
 def test_one_long_wait_does_not_decide() -> None:
