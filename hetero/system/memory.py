@@ -43,7 +43,7 @@ _SETTINGS = (
 )
 """Each setting, its environment variable, its name in ``GLIBC_TUNABLES``, and values to try."""
 
-_GAP_SIZES = (*(2**exponent for exponent in range(20, 12, -1)), *range(4096, 16, -16))
+_GAP_SIZES = (*(2**exponent for exponent in range(20, 12, -1)), *range(4096, 0, -16))
 """Sizes of the blocks that fill gaps, in bytes: the largest first, since a small block may come from a large gap."""
 _MAX_GAPS = 200_000
 """Largest number of blocks that fill gaps. They take 0.4 s."""

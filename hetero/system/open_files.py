@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["UNNAMED", "mapped_files", "open_files", "opened_since", "reopen_files"]
 
 _CONNECTION, _PIPE = UNNAMED = ("a connection", "a pipe")
-"""What is open and has no name."""
+"""Names of what is open and has no name of its own."""
 _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_DIRECT", 0)
 """Flags of a descriptor that is opened again."""
 
@@ -21,35 +21,34 @@ def open_files() -> dict[int, str]:
     """Return the names of the files, connections and pipes that this process has open, by descriptor.
 
     The result leaves out what forked processes can share without harm: files that are mapped into memory to be read,
-    because this needs no position, files and ends of pipes that are only written, terminals, and devices such as
-    ``/dev/null``.
+    and are open only for reading, because `reopen_files` gives each process its own position in them; files and ends of
+    pipes that are only written; terminals, and devices such as ``/dev/null``.
     """
     mapped = dict(sorted(mapped_files()))  # of several maps of a file, one that is shared comes last
     found = {}
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):
             mode = os.fstat(descriptor).st_mode
-            reads = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+            access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+            reads = access != os.O_WRONLY
             if stat.S_ISSOCK(mode):
                 found[descriptor] = _CONNECTION
             elif stat.S_ISFIFO(mode) and reads:
                 found[descriptor] = _PIPE
             elif stat.S_ISREG(mode) and reads:
                 name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-                if mapped.get(name, True):
+                if access == os.O_RDWR or mapped.get(name, True):
                     found[descriptor] = name
     return found
 
 
-def opened_since(before: Mapping[int, str], *, ignored: Container[int] = ()) -> set[str]:
-    """Return the names of the files, connections and pipes that this process has opened and not closed.
+def opened_since(before: Mapping[int, str]) -> dict[int, str]:
+    """Return the files, connections and pipes that this process has opened and not closed, as `open_files` does.
 
     Args:
         before: What `open_files` returned earlier.
-        ignored: Descriptors that do not count.
     """
-    found = open_files().items()
-    return {name for descriptor, name in found if before.get(descriptor) != name and descriptor not in ignored}
+    return {descriptor: name for descriptor, name in open_files().items() if before.get(descriptor) != name}
 
 
 def mapped_files() -> Iterator[tuple[str, bool]]:
@@ -66,31 +65,34 @@ def mapped_files() -> Iterator[tuple[str, bool]]:
                 yield name[0] if name else "anonymous", is_shared
 
 
-def reopen_files() -> None:
+def reopen_files(own: Container[int] = ()) -> None:
     """Give this process, which was just forked, positions of its own in the files that it reads.
 
     A forked process shares the position in each open file with its parent. So one would read where another has sought
-    to. This function opens each regular file again, with the same descriptor, mode and position. It leaves alone files
-    with a name that are written to, because processes that write to one log must share its position, and the standard
-    streams. A file that cannot be opened again stays shared.
+    to. This function opens each regular file again that is open only for reading, with the same descriptor, mode and
+    position. Files that are also written to keep the shared position, because processes may write to one log. A file
+    that cannot be opened again stays shared. A lock that ``flock`` has set stays with the parent.
+
+    Args:
+        own: Descriptors of files that are opened again even if they may be written to.
     """
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):
-            _reopen(descriptor)
+            _reopen(descriptor, is_own=descriptor in own)
 
 
 def _descriptors() -> list[int]:
     """Return all descriptors, and that of this very listing, which is closed now. Empty if the system does not say."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - the names alone
-    except FileNotFoundError:
+    except OSError:
         return []
 
 
-def _reopen(descriptor: int) -> None:
-    status, flags = os.fstat(descriptor), fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    is_temporary = flags & os.O_ACCMODE == os.O_RDWR and not status.st_nlink
-    if descriptor <= 2 or not stat.S_ISREG(status.st_mode) or not (flags & os.O_ACCMODE == os.O_RDONLY or is_temporary):
+def _reopen(descriptor: int, *, is_own: bool) -> None:
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY or (is_own and flags & os.O_ACCMODE == os.O_RDWR)
+    if descriptor <= 2 or not is_read or not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
     again = os.open(f"/proc/self/fd/{descriptor}", flags & _KEPT_FLAGS)

@@ -137,8 +137,8 @@ class LocalFetcher:
         subject = self._dataset.subject
         is_spec = isinstance(subject, DatasetSpec)
         logger.warning(
-            "samples of data set %s may be wrong: its code has opened %s here, and torch's workers share what is open "
-            "when they are forked. %s",
+            "samples of data set %s may be wrong: %s was opened while its code ran here, and torch's workers share "
+            "what is open when they are forked. %s",
             subject if is_spec else type_name(type(subject)),
             first_names(self._dataset.connections),
             "If it does not connect again in each process, give @hetero.dataset the argument fork_built=False"

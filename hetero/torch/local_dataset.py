@@ -59,6 +59,8 @@ class LocalDataset:
         workers that import the script anew."""
         self.connections: set[str] = set()
         """Connections and pipes that were opened while the data set was built here, or computed samples here."""
+        self._files: set[int] = set()
+        """Descriptors of files that were opened then."""
         self._inherited: BuiltDataset | None = None
         """The data set of the process that forked this one, if this one has built its own. It is kept, because its end
         may close connections of that process."""
@@ -89,7 +91,7 @@ class LocalDataset:
         """The data set, built on first use in this process."""
         if not isinstance(self.subject, DatasetSpec):
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
-        with self.noting_connections():
+        with self.noting_files():
             built = build(self.subject)
         info = torch.utils.data.get_worker_info()
         if info is None or not info.id:  # log once, not in every worker
@@ -101,14 +103,17 @@ class LocalDataset:
         return built
 
     @contextmanager
-    def noting_connections(self) -> Iterator[None]:
-        """Return a context for the data set's code. Record the `connections` that are opened meanwhile."""
+    def noting_files(self) -> Iterator[None]:
+        """Return a context for the data set's code. Record what is opened meanwhile."""
         before = open_files()
         try:
             yield
         finally:
-            sentinels = {process.sentinel for process in multiprocessing.active_children()}  # pipes that nobody reads
-            self.connections |= opened_since(before, ignored=sentinels) & set(UNNAMED)
+            opened = opened_since(before)
+            for process in multiprocessing.active_children():  # each has a pipe from which nothing is read
+                opened.pop(process.sentinel, None)
+            self._files |= {descriptor for descriptor, name in opened.items() if name not in UNNAMED}
+            self.connections |= {name for name in opened.values() if name in UNNAMED}
 
     @property
     def may_be_shared(self) -> bool:
@@ -133,7 +138,7 @@ class LocalDataset:
     def start_own_worker(self, worker_index: int) -> None:
         """Compare the globals, and call `start_worker`. If this fails, answer every later request with the failure."""
         ignore_platform()
-        reopen_files()
+        reopen_files(self._files)
         try:
             if self.globals:  # compared before the data set's code runs, because that code may fill caches
                 reader, there = self.globals_reader(), f"loader worker {worker_index}"
@@ -205,7 +210,7 @@ class LocalDataset:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("built", None)
-        state["connections"] = set()
+        state["connections"], state["_files"] = set(), set()
         return state
 
 

@@ -137,7 +137,7 @@ class Pipeline(LoaderPipeline):
             return remote.fingerprint(self.subject)
         if "built" not in self.local.__dict__:
             return None
-        with self.local.noting_connections():
+        with self.local.noting_files():
             return describe(self.local.built).fingerprint
 
     def num_batches(self) -> int:
@@ -301,7 +301,7 @@ class Pipeline(LoaderPipeline):
             session,
             KeptBatches(max_kept_bytes()),
             num_processes=0 if session.remote else self.workers.num_workers,
-            measure=self.local.noting_connections()(lambda requests: measure_here(lambda: self.local.built, requests)),
+            measure=self.local.noting_files()(lambda requests: measure_here(lambda: self.local.built, requests)),
         )
 
     def _open_source(self, requests: Iterator[BatchRequest]) -> Batches:

@@ -43,6 +43,15 @@ class Records:
         return torch.tensor([int(np.frombuffer(self.file.read(8), np.int64)[0]), self.builder == os.getpid()])
 
 
+class Writable(Records):
+    """Could write to its file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.file.close()
+        self.file = Path(path).open("r+b", buffering=0)  # noqa: SIM115 - open as long as the data set
+
+
 class Lazy(Records):
     """Opens its file for the first sample."""
 
@@ -141,6 +150,11 @@ class Closed(Connected):
 @hetero.dataset(name="shared_files_records")
 def records(path: str) -> Records:
     return Records(path)
+
+
+@hetero.dataset(name="shared_files_writable")
+def writable(path: str) -> Writable:
+    return Writable(path)
 
 
 @hetero.dataset(name="shared_files_lazy")
@@ -247,7 +261,9 @@ def read(dataset: Any, num_epochs: int = 1) -> tuple[list[int], bool]:
     return rows[:, 0].tolist(), bool(rows[0, 1])
 
 
-@pytest.mark.parametrize("subject", [records, lazy, of_module, also_mapped, closed, mapped, in_shared_memory, Records])
+@pytest.mark.parametrize(
+    "subject", [records, writable, lazy, of_module, also_mapped, closed, mapped, in_shared_memory, Records]
+)
 def test_each_forked_worker_has_its_own_position_in_files(
     subject: Any, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,7 +291,7 @@ def test_connection_that_workers_share_is_warned_of_once(
     assert not is_own
     (line,) = [line for line in caplog.messages if "may be wrong" in line]
     assert name in line
-    assert "may be wrong: its code has opened a connection here" in line
+    assert "may be wrong: a connection was opened while its code ran here" in line
     assert advice in line
 
 

@@ -231,7 +231,7 @@ def main() -> None:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
         # Do this again, because the script may have set up logging or signals.
         configure_process(base.log_level)
-        opened = opened_since(before)
+        opened = set(opened_since(before).values())
         with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:
             status = _ForkServer(pool, base, signals, opened).serve()
     except HeteroError as error:

@@ -100,7 +100,7 @@ class ZygoteProcess:
             return why
         if _num_threads() > num_threads:
             return "building it started threads"
-        if opened := opened_since(files) | (_shared_maps() - maps):
+        if opened := set(opened_since(files).values()) | (_shared_maps() - maps):
             return f"building it opened {first_names(opened)}"
         prepare_to_fork()
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)

@@ -13,6 +13,8 @@ import statistics
 
 __all__ = ["ReceiverChoice"]
 
+_MAX_ROUND_S = 0.2
+"""A longer time from batch to batch, such as a pause between two passes, counts as this."""
 _MIN_BATCHES = 15
 _MIN_S = 0.25
 """How many batches, and seconds, a figure needs. A shorter trial finds the worse way better now and then."""
@@ -40,8 +42,8 @@ class ReceiverChoice:
         self.is_consumer = False
         """Whether the consumer should receive the batches that are requested next."""
         self._nexts_s: list[float] = []  # how long calls of next took
-        self._rounds_s: list[float] = []  # from batch to batch
-        self._total_s = 0.0  # of the rounds
+        self._num_rounds = 0  # from batch to batch
+        self._total_s = 0.0  # of these rounds
         self._mean_s = {True: math.inf, False: math.inf}
         self._came_back_s = 0.0
         self._left_s: float | None = None
@@ -64,28 +66,28 @@ class ReceiverChoice:
         if left_s is None or was_consumer is not self.is_consumer:  # it was requested before the last change
             return
         self._nexts_s.append(now_s - self._came_back_s)
-        self._rounds_s.append(now_s - left_s)
-        self._total_s += now_s - left_s
+        self._num_rounds += 1
+        self._total_s += min(now_s - left_s, _MAX_ROUND_S)
         least_s = 0.0 if self._next_trial_s is None else _MIN_S  # the first batches show only whether the loop is slow
-        if len(self._rounds_s) >= _MIN_BATCHES and self._total_s >= least_s:
+        if self._num_rounds >= _MIN_BATCHES and self._total_s >= least_s:
             self._evaluate(now_s)
 
     def _evaluate(self, now_s: float) -> None:
         """Change the way, or keep it, after batches that were received in the present way."""
-        nexts_s, rounds_s = self._nexts_s, self._rounds_s
-        self._nexts_s, self._rounds_s, self._total_s = [], [], 0.0
-        if not nexts_s or not rounds_s:  # another thread has just taken them
+        nexts_s, num_rounds, total_s = self._nexts_s, self._num_rounds, self._total_s
+        self._nexts_s, self._num_rounds, self._total_s = [], 0, 0.0
+        if not nexts_s or not num_rounds:  # another thread has just taken them
             return
-        next_s = statistics.median(nexts_s)
-        round_s = statistics.median(rounds_s)  # a pause between two passes does not count
-        mean_s = statistics.fmean(min(each, _CAP * next_s) for each in nexts_s)
+        cap_s = _CAP * statistics.median(nexts_s)
+        next_s = statistics.fmean(min(each, cap_s) for each in nexts_s)
+        round_s = total_s / num_rounds
         if round_s > _SLOW_S:
             self.is_consumer, self._trial_begin_s = False, None
         elif self._next_trial_s is None:
             self.is_consumer = True
             self._next_trial_s = now_s + _MIN_PAUSE_S
         else:
-            self._mean_s[self.is_consumer] = mean_s
+            self._mean_s[self.is_consumer] = next_s
             if self._trial_begin_s is not None:
                 self._end_trial(now_s, self._trial_begin_s)
             elif now_s >= self._next_trial_s and (not self.is_consumer or next_s < (1 - _MIN_AWAY) * round_s):

@@ -90,6 +90,15 @@ def test_nothing_is_tried_while_the_consumer_is_hardly_away() -> None:
     assert consumer.loop(100.0) == 1.0
 
 
+def test_loop_that_computes_after_every_fourth_batch_is_slow() -> None:
+    consumer = Consumer(lambda is_consumer: 0.002 if is_consumer else 0.0001, away_s=0.0)
+    received = []
+    for _ in range(200):
+        received.append(consumer.loop(0.0005 if not consumer.choice.is_consumer else 0.008))
+        consumer.pause(0.1)
+    assert sum(received[20:]) == 0
+
+
 def test_pauses_between_passes_do_not_make_a_loop_slow() -> None:
     consumer = Consumer(lambda is_consumer: 0.0004 if is_consumer else 0.0006, away_s=0.001)
     shares = []
