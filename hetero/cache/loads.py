@@ -68,7 +68,7 @@ class _KeptLoads:
         self._tiers: Tiers | None = None
         self._is_checked = False
         self._problem = ""
-        """What the check has found: why nothing may be kept."""
+        """Why no sample may be kept. Empty if the check has passed."""
         self._warned: set[str] = set()
 
     def begin(self, index: Any) -> None:

@@ -66,9 +66,9 @@ def no_garbage_collection() -> Iterator[None]:
 def prepare_to_fork() -> None:
     """Arrange the memory of this process so that processes forked from now on keep sharing as much as they can.
 
-    A page is shared until one of the processes writes to it. Therefore the garbage collector leaves alone all objects
-    of now, because it writes to each object that it visits. Malloc returns free memory to the kernel, and hands out
-    none from between the objects of now, because whoever uses a small gap writes to a page full of other objects.
+    A page is shared until one of the processes writes to it. Therefore the garbage collector ignores all present
+    objects, because it writes to each object that it visits. Malloc no longer uses the gaps between present blocks,
+    because writing into a gap copies a page full of other objects. ``HETERO_MALLOC=default`` leaves malloc unchanged.
     """
     gc.collect()
     if os.environ.get(MALLOC_VARIABLE) != "default":
@@ -77,7 +77,7 @@ def prepare_to_fork() -> None:
 
 
 def _fill_gaps() -> None:
-    """Let malloc hand out only memory beyond its blocks of now. Without glibc, do nothing."""
+    """Allocate the gaps of malloc's heap and keep them, so that later blocks get new pages. Needs glibc."""
     try:
         library = ctypes.CDLL(None)
         library.malloc_trim(0)
