@@ -88,7 +88,7 @@ def dataset(
             ``augment(sample)`` makes the sample of it. A text such as ``"8 GB"`` is the memory on
             each host, see `hetero.spec.Cache`.
         fork_built: Whether a process may build the data set and then fork endpoints or torch's workers,
-            which share its memory. With False each of them builds its own.
+            which share its memory. With False each of them builds its own, for example to connect by itself.
 
     Returns:
         The registered factory. Calling it returns a `DatasetSpec`.

@@ -163,9 +163,9 @@ class _KeptLoads:
             )
 
     def _compare_whole(self, index: Any) -> Difference | None:
-        """Return how a sample differs from what ``__getitem__`` returns.
+        """Return how a sample differs from what ``__getitem__`` returns. None if they are equal.
 
-        The result is None if they are equal, or if the data set has no ``__getitem__``.
+        A data set without a ``__getitem__`` has nothing to compare, so the result is None.
         """
         split = self._built.split
         assert split is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["UNNAMED", "mapped_files", "open_files", "opened_since", "reopen_files"]
 
 _CONNECTION, _PIPE = UNNAMED = ("a connection", "a pipe")
-"""Names of what is open and has no name of its own."""
+"""Words for what has no path."""
 _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_DIRECT", 0)
 """Flags of a descriptor that is opened again."""
 
@@ -20,9 +20,9 @@ _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_DIRECT
 def open_files() -> dict[int, str]:
     """Return the names of the files, connections and pipes that this process has open, by descriptor.
 
-    The result leaves out what forked processes can share without harm: files that are mapped into memory to be read,
-    and are open only for reading, because `reopen_files` gives each process its own position in them; files and ends of
-    pipes that are only written; terminals, and devices such as ``/dev/null``.
+    The result leaves out what forked processes can share without harm. These are files and ends of pipes that are only
+    written, terminals, and devices such as ``/dev/null``. A file that is mapped into memory, and can only be read, does
+    no harm either, because `reopen_files` gives each process its own position in it.
     """
     mapped = dict(sorted(mapped_files()))  # of several maps of a file, one that is shared comes last
     found = {}
