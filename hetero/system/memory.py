@@ -12,6 +12,7 @@ import functools
 import gc
 import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ _GAP_SIZES = (*(2**exponent for exponent in range(20, 12, -1)), *range(4096, 0, 
 """Sizes of the blocks that fill gaps, in bytes: the largest first, since a small block may come from a large gap."""
 _MAX_GAPS = 200_000
 """Largest number of blocks that fill gaps. They take 0.4 s."""
+_HEAP = re.compile(rb"^([0-9a-f]+)-\S+ \S+ \S+ \S+ 0 +\[heap\]$", re.MULTILINE)
+"""The line of the heap in ``/proc/self/maps``, with its first address."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +80,13 @@ def prepare_to_fork() -> None:
 
 
 def _fill_gaps() -> None:
-    """Allocate the gaps of malloc's heap and keep them, so that later blocks get new pages. Needs glibc."""
+    """Allocate the gaps of malloc's heap and keep them, so that later blocks get new pages. Needs glibc.
+
+    Blocks outside the heap, for example of another malloc that was loaded instead, are not kept.
+    """
+    begin = _heap_begin()
+    if not begin:
+        return
     try:
         library = ctypes.CDLL(None)
         library.malloc_trim(0)
@@ -90,9 +99,18 @@ def _fill_gaps() -> None:
     end = sbrk(0) - os.sysconf("SC_PAGESIZE")  # what is free at the end of the heap is less than a page now
     num_left = _MAX_GAPS
     for size in _GAP_SIZES:
-        while (block := malloc(size) or 0) and block < end and num_left:
+        while begin <= (block := malloc(size) or 0) < end and num_left:
             num_left -= 1
         free(block)
+
+
+def _heap_begin() -> int:
+    """Return the first address of the heap, 0 if the system does not say."""
+    try:
+        found = _HEAP.search(Path("/proc/self/maps").read_bytes())
+    except OSError:
+        return 0
+    return int(found[1], 16) if found else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import stat
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["UNNAMED", "mapped_files", "open_files", "opened_since", "reopen_files"]
+from hetero.system.text import first_names
 
-_CONNECTION, _PIPE = UNNAMED = ("a connection", "a pipe")
-"""Words for what has no path."""
+__all__ = ["has_path", "mapped_files", "names_for_message", "open_files", "opened_since", "reopen_files"]
+
+_WORDS = {"socket": "a connection", "pipe": "a pipe"}
+"""Words for what has no path, by the first part of its name."""
 _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_DIRECT", 0)
 """Flags of a descriptor that is opened again."""
+
+logger = logging.getLogger(__name__)
 
 
 def open_files() -> dict[int, str]:
     """Return the names of the files, connections and pipes that this process has open, by descriptor.
 
+    The name of a file is its path. A connection or a pipe has a name such as ``socket:[1234]``, which no other has.
+
     The result leaves out what forked processes can share without harm. These are files and ends of pipes that are only
-    written, terminals, and devices such as ``/dev/null``. A file that is mapped into memory, and can only be read, does
-    no harm either, because `reopen_files` gives each process its own position in it.
+    written, terminals, and devices such as ``/dev/null``. A file that is mapped into memory, and can only be read, is
+    left out too. It is read through its map, which has no position.
     """
     mapped = dict(sorted(mapped_files()))  # of several maps of a file, one that is shared comes last
     found = {}
@@ -31,15 +38,24 @@ def open_files() -> dict[int, str]:
             mode = os.fstat(descriptor).st_mode
             access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
             reads = access != os.O_WRONLY
+            name = _name(descriptor)
             if stat.S_ISSOCK(mode):
-                found[descriptor] = _CONNECTION
+                found[descriptor] = name
             elif stat.S_ISFIFO(mode) and reads:
-                found[descriptor] = _PIPE
-            elif stat.S_ISREG(mode) and reads:
-                name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-                if access == os.O_RDWR or mapped.get(name, True):
-                    found[descriptor] = name
+                found[descriptor] = f"pipe:{name}" if has_path(name) else name
+            elif stat.S_ISREG(mode) and reads and (access == os.O_RDWR or mapped.get(name, True)):
+                found[descriptor] = name
     return found
+
+
+def has_path(name: str) -> bool:
+    """Return whether a name that `open_files` returned is that of a file."""
+    return name.startswith("/")
+
+
+def names_for_message(names: Iterable[str]) -> set[str]:
+    """Return names that `open_files` returned as a user would say them: paths, ``a connection`` and ``a pipe``."""
+    return {name if has_path(name) else _WORDS[name.split(":")[0]] for name in names}
 
 
 def opened_since(before: Mapping[int, str]) -> dict[int, str]:
@@ -65,20 +81,36 @@ def mapped_files() -> Iterator[tuple[str, bool]]:
                 yield name[0] if name else "anonymous", is_shared
 
 
-def reopen_files(own: Container[int] = ()) -> None:
+def reopen_files(own: Mapping[int, str] | None = None) -> None:
     """Give this process, which was just forked, positions of its own in the files that it reads.
 
     A forked process shares the position in each open file with its parent. So one would read where another has sought
     to. This function opens each regular file again that is open only for reading, with the same descriptor, mode and
-    position. Files that are also written to keep the shared position, because processes may write to one log. A file
-    that cannot be opened again stays shared. A lock that ``flock`` has set stays with the parent.
+    position. Files that are also written to keep the shared position, because processes may write to one log. So do the
+    standard streams. A file that cannot be opened again stays shared, and a warning names it. A lock that ``flock`` has
+    set stays with the parent.
 
     Args:
-        own: Descriptors of files that are opened again even if they may be written to.
+        own: What `opened_since` returned. These files are opened again even if they may be written to.
     """
+    failed: dict[str, OSError] = {}
     for descriptor in _descriptors():
-        with contextlib.suppress(OSError):
-            _reopen(descriptor, is_own=descriptor in own)
+        try:
+            name = _name(descriptor)
+        except OSError:  # it is closed
+            continue
+        try:
+            _reopen(descriptor, is_own=own is not None and own.get(descriptor) == name)
+        except OSError as error:
+            failed[name] = error
+    if failed:
+        logger.warning(
+            "process %d cannot open %s again (%s): it shares the position in each file with the process that forked "
+            "it, so what they read may be wrong",
+            os.getpid(),
+            first_names(failed),
+            next(iter(failed.values())).strerror,
+        )
 
 
 def _descriptors() -> list[int]:
@@ -87,6 +119,10 @@ def _descriptors() -> list[int]:
         return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - the names alone
     except OSError:
         return []
+
+
+def _name(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
 def _reopen(descriptor: int, *, is_own: bool) -> None:

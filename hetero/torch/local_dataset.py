@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from hetero.batches.structure.conversion import type_name
 from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError
 from hetero.spec import DatasetSpec
-from hetero.system.open_files import UNNAMED, open_files, opened_since, reopen_files
+from hetero.system.open_files import has_path, open_files, opened_since, reopen_files
 from hetero.system.stop_signals import ignore_platform
 from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
@@ -58,9 +59,10 @@ class LocalDataset:
         """Values of the globals that the data set's code reads, from the process that starts the workers. Set only for
         workers that import the script anew."""
         self.connections: set[str] = set()
-        """Connections and pipes that were opened while the data set was built here, or computed samples here."""
-        self._files: set[int] = set()
-        """Descriptors of files that were opened then."""
+        """Names of connections and pipes that were opened while the data set was built here, or computed samples
+        here."""
+        self._files: dict[int, str] = {}
+        """Files that were opened then, by descriptor."""
         self._inherited: BuiltDataset | None = None
         """The data set of the process that forked this one, if this one has built its own. It is kept, because its end
         may close connections of that process."""
@@ -93,11 +95,11 @@ class LocalDataset:
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
         with self.noting_files():
             built = build(self.subject)
+            with suppress(Exception):  # the user's __len__ raises again where the length is needed
+                note_length(self.subject, len(built))
         info = torch.utils.data.get_worker_info()
         if info is None or not info.id:  # log once, not in every worker
             built.log_warnings()
-        with suppress(Exception):  # the user's __len__ raises again where the length is needed
-            note_length(self.subject, len(built))
         if self._collate_fn is not None:
             built.collate_fn = self._collate_fn
         return built
@@ -109,11 +111,13 @@ class LocalDataset:
         try:
             yield
         finally:
+            if not all(map(has_path, opened_since(before).values())):
+                gc.collect()  # it may close connections that nothing uses any more
             opened = opened_since(before)
             for process in multiprocessing.active_children():  # each has a pipe from which nothing is read
                 opened.pop(process.sentinel, None)
-            self._files |= {descriptor for descriptor, name in opened.items() if name not in UNNAMED}
-            self.connections |= {name for name in opened.values() if name in UNNAMED}
+            self._files |= {descriptor: name for descriptor, name in opened.items() if has_path(name)}
+            self.connections |= {name for name in opened.values() if not has_path(name)}
 
     @property
     def may_be_shared(self) -> bool:
@@ -210,7 +214,7 @@ class LocalDataset:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("built", None)
-        state["connections"], state["_files"] = set(), set()
+        state["connections"], state["_files"] = set(), {}
         return state
 
 

@@ -121,6 +121,9 @@ import gc, os
 from hetero.system.memory import prepare_to_fork, process_memory
 {parent}
 {prepare}
+with open("/proc/self/status") as file:
+    virtual_kb = next(int(line.split()[1]) for line in file if line.startswith("VmSize"))
+assert virtual_kb < 2_000_000, virtual_kb
 if not os.fork():
     kept = act()
     print(process_memory().private_bytes, flush=True)

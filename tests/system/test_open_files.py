@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import mmap
 import os
 import socket
@@ -12,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from hetero.system.open_files import open_files, opened_since, reopen_files
+from hetero.system.open_files import names_for_message, open_files, opened_since, reopen_files
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,9 @@ def test_open_files_are_those_that_processes_must_not_share(tmp_path: Path) -> N
     reads, writes = os.pipe()
     with path.open() as read, (tmp_path / "log").open("a"), Path("/dev/null").open(), socket.socket() as connection:
         found = {descriptor: name for descriptor, name in open_files().items() if descriptor not in before}
-        assert found == {read.fileno(): str(path), connection.fileno(): "a connection", reads: "a pipe"}
+        assert found[read.fileno()] == str(path)
+        assert found.keys() == {read.fileno(), connection.fileno(), reads}
+        assert names_for_message(found.values()) == {str(path), "a connection", "a pipe"}
         assert opened_since(before) == found
     for descriptor in (reads, writes):
         os.close(descriptor)
@@ -56,7 +60,11 @@ def passes_in_child(check: Callable[[], bool]) -> bool:
     """Return whether a check is true in a forked process."""
     pid = os.fork()
     if not pid:
-        os._exit(0 if check() else 1)
+        status = 1
+        try:
+            status = 0 if check() else 1
+        finally:
+            os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
@@ -71,15 +79,38 @@ def test_forked_process_that_reopens_files_has_its_own_positions(tmp_path: Path,
     path = tmp_path / "data"
     path.write_bytes(b"abcdefgh")
     mode = "r+b" if kind == "written" else "rb"
+    before = open_files()
     with tempfile.TemporaryFile(buffering=0) if kind == "temporary" else path.open(mode, buffering=0) as file:
         if kind == "temporary":
             file.write(b"abcdefgh")
         if kind == "removed":
             path.unlink()
-        own = {file.fileno()} if kind in ("written", "temporary") else set()
+        own = opened_since(before) if kind in ("written", "temporary") else None
         file.seek(4)
         assert position_after_child(file, lambda: reopen_files(own)) == 4
         assert position_after_child(file, lambda: None) == 7
+
+
+def test_another_connection_with_the_same_descriptor_is_new() -> None:
+    with socket.socket() as connection:
+        before, descriptor = open_files(), connection.fileno()
+        connection.close()
+        with socket.socket() as other:
+            assert other.fileno() == descriptor
+            assert names_for_message(opened_since(before).values()) == {"a connection"}
+
+
+def test_another_file_with_the_same_descriptor_is_not_the_own_one(tmp_path: Path) -> None:
+    for name in ("own", "log"):
+        (tmp_path / name).write_bytes(b"abcdefgh")
+    before = open_files()
+    with (tmp_path / "own").open("r+b") as file:
+        own, descriptor = opened_since(before), file.fileno()
+    with (tmp_path / "log").open("r+b", buffering=0) as log:
+        assert own == {descriptor: str(tmp_path / "own")}
+        assert log.fileno() == descriptor
+        log.seek(4)
+        assert position_after_child(log, lambda: reopen_files(own)) == 7
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
@@ -91,6 +122,44 @@ def test_files_that_others_write_to_keep_their_shared_position(tmp_path: Path, i
             path.unlink()
         file.seek(4)
         assert position_after_child(file, reopen_files) == 7
+
+
+def test_standard_streams_keep_their_shared_position(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(b"abcdefgh")
+    with path.open("rb", buffering=0) as file, open(os.dup(0), closefd=True) as standard_input:  # noqa: PTH123
+        os.dup2(file.fileno(), 0)
+        try:
+            assert passes_in_child(lambda: (reopen_files(open_files()), os.read(0, 4))[1] == b"abcd")
+            assert os.lseek(0, 0, os.SEEK_CUR) == 4
+        finally:
+            os.dup2(standard_input.fileno(), 0)
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY | os.O_NONBLOCK, os.O_RDWR | os.O_APPEND])
+def test_reopened_descriptor_has_the_same_flags(tmp_path: Path, flags: int) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"abcdefgh")
+    descriptor = os.open(path, flags)
+    before = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    assert passes_in_child(lambda: (reopen_files(open_files()), fcntl.fcntl(descriptor, fcntl.F_GETFL))[1] == before)
+    os.close(descriptor)
+
+
+def test_file_that_cannot_be_opened_again_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"abcdefgh")
+
+    def is_named() -> bool:
+        if not os.geteuid():  # the superuser may open all files
+            os.seteuid(65_534)
+            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, so that /proc/self stays readable
+        reopen_files()
+        return f"cannot open {path} again (Permission denied)" in caplog.text
+
+    with path.open("rb"):
+        path.chmod(0)
+        assert passes_in_child(is_named)
 
 
 def test_reopened_descriptors_have_the_same_inheritance_and_mode(tmp_path: Path) -> None:

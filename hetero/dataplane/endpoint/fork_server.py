@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection
 
 from hetero.dataplane.endpoint.endpoint import (
     configure_process,
@@ -36,10 +35,9 @@ from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.shared_builds import HostBuilds
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
-from hetero.system.open_files import open_files, opened_since
+from hetero.system.open_files import open_files
 from hetero.system.process import SignalWaiter, die_with_parent, wait_gone
 from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
-from hetero.system.text import first_names
 
 __all__ = ["main"]
 
@@ -57,19 +55,15 @@ class _ForkServer:
         pool: The socket to the pool.
         base: The settings of endpoints.
         signals: Waits for the end signal and for the end of children.
-        opened: What importing the script has opened and not closed.
+        reason: Why it must not fork endpoints. Empty if it may.
     """
 
-    def __init__(
-        self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter, opened: Collection[str]
-    ) -> None:
+    def __init__(self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter, reason: str) -> None:
         self._pool = pool
         self._base = base
         self._signals = signals
         self._children: list[EndpointProcess] = []
-        self._reason = why_not_fork()
-        if opened and not self._reason:
-            self._reason = f"importing the script opened {first_names(opened)}, which processes must not share"
+        self._reason = reason
         self._builds = HostBuilds(base, pool, signals)
         if self._reason:
             logger.info("endpoints start as fresh processes: %s", self._reason)
@@ -231,9 +225,9 @@ def main() -> None:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
         # Do this again, because the script may have set up logging or signals.
         configure_process(base.log_level)
-        opened = set(opened_since(before).values())
+        reason = why_not_fork(before)
         with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:
-            status = _ForkServer(pool, base, signals, opened).serve()
+            status = _ForkServer(pool, base, signals, reason).serve()
     except HeteroError as error:
         report_failure(pool, error)
         status = int(error.exit_code)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from hetero.dataplane.endpoint.endpoint import run_to_end
-from hetero.system.open_files import reopen_files
+from hetero.system.open_files import names_for_message, opened_since, reopen_files
 from hetero.system.process import SignalWaiter, die_with_parent
+from hetero.system.text import first_names
 
 __all__ = ["EndpointProcess", "run_forked", "why_not_fork"]
 
@@ -90,10 +92,11 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
     run_to_end(start)
 
 
-def why_not_fork(action: str = "importing the script") -> str:
+def why_not_fork(before: Mapping[int, str], action: str = "importing the script") -> str:
     """Return why this process must not fork endpoints, empty if it may fork.
 
     Args:
+        before: What `open_files` returned before the action.
         action: What this process has just done, for the text.
     """
     if threading.active_count() > 1:
@@ -104,4 +107,9 @@ def why_not_fork(action: str = "importing the script") -> str:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return f"{action} initialised CUDA"
+    if not opened_since(before):
+        return ""
+    gc.collect()  # it may close files that nothing uses any more
+    if opened := opened_since(before):
+        return f"{action} opened {first_names(names_for_message(opened.values()))}, which processes must not share"
     return ""

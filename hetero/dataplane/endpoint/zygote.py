@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from hetero.datasets import get_factory, prebuild
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.spec import DatasetSpec
 from hetero.system.memory import prepare_to_fork
-from hetero.system.open_files import mapped_files, open_files, opened_since
+from hetero.system.open_files import mapped_files, open_files
 from hetero.system.process import SignalWaiter, limit_threads
 from hetero.system.stop_signals import children_ignore_platform, ignore_platform
 from hetero.system.text import first_names
@@ -96,12 +97,12 @@ class ZygoteProcess:
             text = first_line(error) if isinstance(error, HeteroError) else repr(error)
             return f"building it failed: {text[:200]}"
         limit_threads()  # the factory may have imported torch or OpenCV just now
-        if why := why_not_fork("building it"):
+        if why := why_not_fork(files, "building it"):
             return why
         if _num_threads() > num_threads:
             return "building it started threads"
-        if opened := set(opened_since(files).values()) | (_shared_maps() - maps):
-            return f"building it opened {first_names(opened)}"
+        if made := _shared_maps() - maps:
+            return f"building it made {first_names(made)}, which processes must not share"
         prepare_to_fork()
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
         return ""
@@ -155,9 +156,9 @@ class ZygoteProcess:
             self._server.send(json.dumps(event).encode())
 
 
-def _shared_maps() -> set[str]:
+def _shared_maps() -> Counter[str]:
     """Return the memory of this process that it can write to and that forked processes would share."""
-    return {f"shared memory ({name})" for name, is_shared in mapped_files() if is_shared}
+    return Counter(f"shared memory ({name})" for name, is_shared in mapped_files() if is_shared)
 
 
 def _num_threads() -> int:

@@ -1,8 +1,8 @@
 """The fetches that a consumer's thread makes itself, for batches that are not large.
 
 To wake a fetcher for each request, and the consumer for each batch, takes longer than to transfer a small batch.
-Therefore a consumer that `hetero.dataplane.reader.receiver_choice` has chosen sends the requests itself, and receives
-the answers while it waits for a batch. Meanwhile they stay in the buffers of the sockets.
+Therefore the consumer may send the requests itself, and receive the answers while it waits for a batch, see
+`hetero.dataplane.reader.receiver_choice`. Until then, they stay in the buffers of the sockets, on both hosts.
 
 If the consumer does not come back, another thread receives the answers after one to two seconds. Otherwise requests
 that are answered would count as the load of their endpoint.

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -31,7 +31,7 @@ from hetero.planning.parts import RATES_TOO_LOW, Contents, HostPart
 from hetero.planning.profile import ConcurrencyPoint, Spread, SupplyProfile
 from hetero.system.cgroups import memory_use
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
-from hetero.system.open_files import reopen_files
+from hetero.system.open_files import open_files, reopen_files
 from hetero.system.process import die_with_parent
 from hetero.system.records import decode
 
@@ -61,11 +61,16 @@ logger = logging.getLogger(__name__)
 
 
 class _Fetchers:
-    """The fetchers of this process, forked or new."""
+    """The fetchers of this process, forked or new.
 
-    def __init__(self, options: SupplyOptions) -> None:
+    Args:
+        options: What to measure.
+        before: What `open_files` returned before the script was imported.
+    """
+
+    def __init__(self, options: SupplyOptions, before: Mapping[int, str]) -> None:
         self._options = options
-        self._must_spawn = bool(why_not_fork())
+        self._must_spawn = bool(why_not_fork(before))
         self._children: list[int] = []
         self.channels: list[Channel] = []
         if not self._must_spawn:
@@ -138,10 +143,11 @@ def measure_host(options: SupplyOptions, progress: Callable[[str], object]) -> H
     contents: Contents | None = None
     if options.work is not None:
         progress(f"importing {options.script}")
+        before = open_files()
         try:
             load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
             configure_process("WARNING")
-            supply, contents = _measure_supply(options, progress, notes)
+            supply, contents = _measure_supply(options, before, progress, notes)
             part = dataclasses.replace(part, supply=supply, contents=contents)
         except (HeteroError, OSError) as error:
             logger.warning("the supply of %s was not measured: %s", options.host, error)
@@ -200,10 +206,10 @@ def emulated_supply(options: SupplyOptions) -> SupplyProfile:
 
 
 def _measure_supply(
-    options: SupplyOptions, progress: Callable[[str], object], notes: list[str]
+    options: SupplyOptions, before: Mapping[int, str], progress: Callable[[str], object], notes: list[str]
 ) -> tuple[SupplyProfile, Contents]:
     is_emulated = options.emulated_sample_s is not None
-    fetchers = _Fetchers(options)
+    fetchers = _Fetchers(options, before)
     try:
         # One process alone: build time, samples, contents, memory.
         progress("building the data set")

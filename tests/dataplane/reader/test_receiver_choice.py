@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -31,10 +32,10 @@ class Consumer:
         """Stay away for so long."""
         self._now_s += seconds
 
-    def loop(self, seconds: float) -> float:
+    def loop(self, seconds: float = math.inf, *, num_batches: int = 10**9) -> float:
         """Run for so long. Return the part of its batches that it has received itself."""
         end_s, received = self._now_s + seconds, []
-        while self._now_s < end_s:
+        while self._now_s < end_s and len(received) < num_batches:
             was_consumer = self._requested.popleft()
             received.append(was_consumer)
             self.choice.come_back(self._now_s)
@@ -94,7 +95,7 @@ def test_loop_that_computes_after_every_fourth_batch_is_slow() -> None:
     consumer = Consumer(lambda is_consumer: 0.002 if is_consumer else 0.0001, away_s=0.0)
     received = []
     for _ in range(200):
-        received.append(consumer.loop(0.0005 if not consumer.choice.is_consumer else 0.008))
+        received.append(consumer.loop(num_batches=4))
         consumer.pause(0.1)
     assert sum(received[20:]) == 0
 
@@ -113,6 +114,28 @@ def test_one_long_wait_does_not_decide() -> None:
     consumer = Consumer(lambda is_consumer: (0.0004 if is_consumer else 0.0006) + next(waits))
     consumer.loop(3.0)
     assert consumer.loop(200.0) > 0.9
+
+
+def test_one_long_wait_in_a_trial_does_not_decide() -> None:
+    waits = itertools.cycle([0.05, *[0.0] * 60])
+    consumer = Consumer(lambda is_consumer: (0.0007 if is_consumer else 0.0003) + next(waits))
+    consumer.loop(3.0)
+    assert consumer.loop(200.0) < 0.1
+
+
+def test_a_few_slow_batches_do_not_decide() -> None:
+    waits = itertools.cycle([*[0.0006] * 40, *[0.0] * 40])
+    consumer = Consumer(lambda is_consumer: (0.0004 if is_consumer else 0.0006) + next(waits), away_s=0.001)
+    consumer.loop(3.0)
+    assert consumer.loop(200.0) > 0.9
+
+
+def test_batches_that_wait_at_the_begin_of_a_slow_loop_do_not_make_it_quick() -> None:
+    consumer = Consumer(lambda is_consumer: 0.0001 if is_consumer else 0.0003, away_s=0.001)
+    received = [consumer.loop(0.01)]
+    consumer.away_s = 0.05
+    received.append(consumer.loop(100.0))
+    assert received == [0.0, 0.0]
 
 
 def test_large_batches_which_only_fetchers_receive_end_no_trial() -> None:
