@@ -14,6 +14,8 @@ from hetero.system.text import first_names
 
 __all__ = ["has_path", "mapped_files", "names_for_message", "open_files", "opened_since", "reopen_files"]
 
+_REMOVED = " (deleted)"
+"""What the kernel adds to the name of a file that was removed. The file is still the same."""
 _WORDS = {"socket": "a connection", "pipe": "a pipe"}
 """Words for what has no path, by the first part of its name."""
 _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_DIRECT", 0)
@@ -78,7 +80,7 @@ def mapped_files() -> Iterator[tuple[str, bool]]:
             _, rights, _, _, inode, *name = line.split(maxsplit=5)  # the kernel escapes a newline in a name, no other
             is_shared = rights.startswith("rw") and rights.endswith("s")
             if is_shared or inode != "0":
-                yield name[0] if name else "anonymous", is_shared
+                yield name[0].removesuffix(_REMOVED) if name else "anonymous", is_shared
 
 
 def reopen_files(own: Mapping[int, str] | None = None) -> None:
@@ -122,7 +124,7 @@ def _descriptors() -> list[int]:
 
 
 def _name(descriptor: int) -> str:
-    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink()).removesuffix(_REMOVED)
 
 
 def _reopen(descriptor: int, *, is_own: bool) -> None:

@@ -74,18 +74,18 @@ def position_after_child(file: IO[bytes], prepare: Callable[[], object]) -> int:
     return os.lseek(file.fileno(), 0, os.SEEK_CUR)
 
 
-@pytest.mark.parametrize("kind", ["read", "removed", "written", "temporary"])
+@pytest.mark.parametrize("kind", ["read", "removed", "written", "written and removed", "temporary"])
 def test_forked_process_that_reopens_files_has_its_own_positions(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"abcdefgh")
-    mode = "r+b" if kind == "written" else "rb"
+    mode = "r+b" if "written" in kind else "rb"
     before = open_files()
     with tempfile.TemporaryFile(buffering=0) if kind == "temporary" else path.open(mode, buffering=0) as file:
         if kind == "temporary":
             file.write(b"abcdefgh")
-        if kind == "removed":
+        own = opened_since(before) if "written" in kind or kind == "temporary" else None
+        if "removed" in kind:
             path.unlink()
-        own = opened_since(before) if kind in ("written", "temporary") else None
         file.seek(4)
         assert position_after_child(file, lambda: reopen_files(own)) == 4
         assert position_after_child(file, lambda: None) == 7
