@@ -122,7 +122,7 @@ fuzz: $(FUZZ)
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "error: found no Python 3.10 or newer; install one, or say PYTHON=/path/to/python3" >&2; exit 2; }
-	$(PYTHON) -m venv .venv || { rm -rf .venv; echo "error: $(PYTHON) cannot make environments (Debian: python3-venv)" >&2; exit 2; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; echo "error: $(PYTHON) cannot make environments (Debian: python3-venv)" >&2; exit 2; }
 
 $(DEV) $(DEMO): .venv/.installed-%: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what $* needs into .venv (minutes the first time)"

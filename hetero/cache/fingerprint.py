@@ -26,12 +26,13 @@ from hetero.batches.imported import imported
 from hetero.batches.purity.reach import Reach, reach
 from hetero.batches.seeds import seed_generators
 from hetero.batches.split import SplitDataset
+from hetero.batches.structure.conversion import module_name
 from hetero.cache.entries import EncodedSample
 from hetero.spec import DatasetFactory, DatasetSpec
 
 __all__ = ["Fingerprint", "value_digest"]
 
-_FORMAT = 2
+_FORMAT = 3
 """Changes whenever what the digest covers changes."""
 _NUM_PROBES = 4
 _MAX_DEPTH = 24
@@ -119,7 +120,7 @@ class _Digest:
         self._depth -= 1
 
     def _add_object(self, hasher: Any, value: Any, kind: type) -> None:
-        name = f"{kind.__module__}.{kind.__qualname__}"
+        name = f"{module_name(kind)}.{kind.__qualname__}"
         torch = imported("torch")
         if isinstance(value, np.ndarray) and value.dtype != object:
             _add_part(hasher, f"{name} {value.dtype.str} {value.shape}", np.ascontiguousarray(value).tobytes())
@@ -141,8 +142,10 @@ class _Digest:
             self._add_items(hasher, "method", [value.__func__, value.__self__])
         elif isinstance(value, functools.partial):
             self._add_items(hasher, "partial", [value.func, value.args, value.keywords])
-        elif isinstance(value, type | ModuleType):
-            _add_part(hasher, "name", f"{getattr(value, '__module__', '')}.{value.__name__}".encode())
+        elif isinstance(value, type):
+            _add_part(hasher, "type", f"{module_name(value)}.{value.__qualname__}".encode())
+        elif isinstance(value, ModuleType):
+            _add_part(hasher, "module", value.__name__.encode())
         else:
             _add_part(hasher, "object", name.encode())
             slots = [slot for each in kind.__mro__ for slot in getattr(each, "__slots__", ())]

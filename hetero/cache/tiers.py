@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.cache.entries import EncodedSample
-from hetero.cache.folders import MEMORY, SharedFolder, sweep_memory
+from hetero.cache.folders import MEMORY, SharedFolder, folder_bytes, sweep_memory
 from hetero.cache.store import ABSENT, SampleStore
 from hetero.errors import ConfigError
 from hetero.spec import Cache
@@ -92,6 +92,9 @@ class Tiers:
             )
         else:
             self._stores.append(store)
+            if base != MEMORY:
+                kept = bytes_text(folder_bytes(folder.path))
+                logger.info("data set %r: %s of its samples are kept in %s", self._name, kept, folder.path)
 
 
 _known: weakref.WeakValueDictionary[tuple[int, Cache, str, bytes, int], Tiers] = weakref.WeakValueDictionary()

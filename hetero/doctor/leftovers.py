@@ -37,6 +37,8 @@ class OwnProcess:
 
     pid: int
     ancestors: frozenset[int]
+    program: int
+    """The process of another Python program that has started this one, directly or by others of hetero. 0 for none."""
     kind: str
     job_id: str
     """Id of the process's job. Empty if this user cannot see it."""
@@ -56,12 +58,25 @@ def find_processes() -> list[OwnProcess]:
     for process in psutil.process_iter(["cmdline"]):
         kind = _kind(process.info["cmdline"] or [])
         if kind and process.pid != os.getpid():
-            ancestors, job = frozenset[int](), ""
+            ancestors, program, job = frozenset[int](), 0, ""
             with contextlib.suppress(psutil.Error, OSError):
-                ancestors = frozenset(parent.pid for parent in process.parents())
+                parents = process.parents()
+                ancestors = frozenset(parent.pid for parent in parents)
+                program = _program([(parent.pid, parent.cmdline()) for parent in parents])
                 job = process.environ().get("HETERO_JOB_ID", "")
-            found.append(OwnProcess(pid=process.pid, ancestors=ancestors, kind=kind, job_id=job))
+            found.append(OwnProcess(pid=process.pid, ancestors=ancestors, program=program, kind=kind, job_id=job))
     return found
+
+
+def _program(parents: Iterable[tuple[int, list[str]]]) -> int:
+    """Return the nearest ancestor that is not of hetero, if it is a Python program, and otherwise 0.
+
+    The children of a process that ends go to the first process of the host or container.
+    """
+    for pid, command in parents:
+        if not _kind(command):
+            return pid if pid != 1 and _is_python(command) else 0
+    return 0
 
 
 def _kind(command: list[str]) -> str:
@@ -72,8 +87,13 @@ def _kind(command: list[str]) -> str:
             return kind if kind != "launcher" or "launch" in command else ""
         if Path(word).name == "hetero" and following == "launch":
             return "launcher"
-    is_python = Path(command[0] if command else "").name.startswith("python")  # not an editor that has the file open
-    return "launcher" if is_python and any(Path(word).name.endswith("launcher.py") for word in command[:4]) else ""
+    # An editor that has the file open is no launcher.
+    is_launcher = _is_python(command) and any(Path(word).name.endswith("launcher.py") for word in command[:4])
+    return "launcher" if is_launcher else ""
+
+
+def _is_python(command: list[str]) -> bool:
+    return Path(command[0] if command else "").name.startswith("python")
 
 
 def _processes() -> Iterator[Diagnosis]:
@@ -82,9 +102,13 @@ def _processes() -> Iterator[Diagnosis]:
     for job, pids in _by_job(process for process in processes if process.pid in launchers).items():
         found = f"a launcher runs here: process {listing(pids)}{job}"
         yield warning(found, "keep it if it belongs to this job; otherwise kill it, which also ends its children")
-    orphans = (each for each in processes if each.pid not in launchers and not each.ancestors & launchers)
-    for job, pids in _by_job(orphans).items():
-        yield warning(f"processes without their launcher: {listing(pids)}{job}", f"kill {' '.join(map(str, pids[:8]))}")
+    others = [each for each in processes if each.pid not in launchers and not each.ancestors & launchers]
+    for program in sorted({each.program for each in others} - {0}):
+        pids = [each.pid for each in others if each.program == program]
+        found = f"a Python program reads data here: process {program}, with the processes {listing(pids)}"
+        yield warning(found, "keep it if it belongs to this job; otherwise kill it, which also ends the others")
+    for job, pids in _by_job(each for each in others if not each.program).items():
+        yield warning(f"processes without their launcher: {listing(pids)}{job}", f"kill {' '.join(map(str, pids))}")
 
 
 def _by_job(processes: Iterable[OwnProcess]) -> dict[str, list[int]]:

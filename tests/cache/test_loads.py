@@ -19,6 +19,7 @@ from hetero.cache.loads import COUNTS
 from hetero.datasets import build, dataset
 from hetero.errors import ConfigError, DatasetError
 from hetero.spec import Cache, DatasetSpec
+from hetero.system.scripts import SCRIPT_MODULE
 
 torch = pytest.importorskip("torch")
 
@@ -324,10 +325,11 @@ def keys(tmp_path: Path) -> set[str]:
 def test_other_code_arguments_globals_or_data_are_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Cache(disk="10 MB", folder=str(tmp_path))
 
-    def opened(source: str, **arguments: Any) -> None:
-        names: dict[str, Any] = {"__name__": "__main__", "np": np}
+    def opened(source: str, module: str = "__main__", **arguments: Any) -> None:
+        names: dict[str, Any] = {"__name__": module, "np": np}
         exec(source, names)
         monkeypatch.setattr("hetero.datasets._factories", {})
+        monkeypatch.setattr("hetero.batches.structure.conversion._script_module", module)
         spec = dataset(name="kept", cache=place)(names["photos"])(**arguments)
         fetch(build(spec), request(spec, [1]))
 
@@ -335,7 +337,7 @@ def test_other_code_arguments_globals_or_data_are_another_key(tmp_path: Path, mo
 SCALE = 3
 class Photos:
     def __init__(self, size=5):
-        self.size = size
+        self.size, self.kind = size, Photos
     def __len__(self):
         return self.size
     def load(self, index):
@@ -352,6 +354,7 @@ def photos(size=5):
     assert len(keys(tmp_path)) == 1
     opened(script.replace("sample + 1", "sample + 2"))  # augment is not kept
     opened("\n\n\n" + script)  # nor do lines count
+    opened(script, module=SCRIPT_MODULE)  # a data host uses what a rank has kept
     assert len(keys(tmp_path)) == 1
     for number, (old, new) in enumerate(
         [("SCALE = 3", "SCALE = 4"), ("np.full(3, index)", "np.full(4, index)"), ("* SCALE", "+ SCALE")], 2

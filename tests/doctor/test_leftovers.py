@@ -20,6 +20,8 @@ KILLED = (
     "with private_folder('hetero-launch-', parent=sys.argv[1]): os.kill(os.getpid(), 9)"
 )
 READ = "import sys; print('up', flush=True); sys.stdin.read()"
+LEAVE = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True)"
+"""Starts a process and ends."""
 
 
 def here_only(folder: Path) -> list[Diagnosis]:
@@ -85,13 +87,39 @@ def start(arguments: list[str], job: str) -> subprocess.Popen[str]:
 
 
 def test_processes_are_said_with_their_job(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:
-    stray.append(start(["-m", "hetero.dataplane.endpoint.endpoint", "3"], "lost-job"))
     stray.append(start(["-m", "hetero.cli", "launch", "train.py"], "running-job"))
     stray.append(start(["-m", "hetero.cli", "report", "runs"], "no-job"))
     texts = [diagnosis.found for diagnosis in examine(here(tmp_path))]
-    assert f"processes without their launcher: {stray[0].pid} of the job lost-job" in texts
-    assert f"a launcher runs here: process {stray[1].pid} of the job running-job" in texts
+    assert f"a launcher runs here: process {stray[0].pid} of the job running-job" in texts
     assert not any("no-job" in text for text in texts)
+
+
+def test_processes_whose_launcher_has_ended_are_to_be_killed(tmp_path: Path) -> None:
+    endpoints = [[sys.executable, "-c", READ, "-m", "hetero.dataplane.endpoint.endpoint", str(n)] for n in range(9)]
+    environment = {**os.environ, "HETERO_JOB_ID": "lost-job"}
+    read_end, write_end = os.pipe()
+    pids = []
+    try:
+        for endpoint in endpoints:
+            command = [sys.executable, "-c", LEAVE, *endpoint]
+            launcher = subprocess.Popen(command, env=environment, stdin=read_end, stdout=subprocess.PIPE, text=True)
+            with launcher:
+                assert launcher.stdout is not None
+                first, second = launcher.stdout.readline(), launcher.stdout.readline()
+                pids.append(int(first if second == "up\n" else second))
+        diagnoses = [each for each in examine(here(tmp_path)) if each.found.endswith(" of the job lost-job")]
+        assert [each.found.partition(":")[0] for each in diagnoses] == ["processes without their launcher"]
+        assert diagnoses[0].to_do.split() == ["kill", *map(str, sorted(pids))]
+    finally:
+        os.close(read_end)
+        os.close(write_end)  # they end
+
+
+def test_processes_of_a_living_program_are_no_leftovers(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:
+    stray.append(start(["-m", "hetero.dataplane.endpoint.endpoint", "3"], ""))
+    (diagnosis,) = [each for each in examine(here(tmp_path)) if str(stray[0].pid) in each.found]
+    assert diagnosis.found.startswith(f"a Python program reads data here: process {os.getpid()}, with the processes ")
+    assert diagnosis.to_do.startswith("keep it if it belongs to this job")
 
 
 def test_what_only_reads_a_launcher_is_none(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:

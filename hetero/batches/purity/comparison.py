@@ -95,7 +95,7 @@ def compare(first: object, second: object) -> Difference | None:
         one, other = _content(body), _content(other_body)
         if one != other:
             dtype = None if isinstance(other_body, bytes) else other_body.dtype
-            return Difference(path, f"{head}, {_describe_change(one, other, dtype)}")
+            return Difference(path, f"{head}, {_describe_change(one, other, head, dtype)}")
     return None
 
 
@@ -312,17 +312,18 @@ def _as_bytes(array: np.ndarray[Any, Any]) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
 
 
-def _describe_change(first: bytes, second: bytes, dtype: np.dtype[Any] | None) -> str:
+def _describe_change(first: bytes, second: bytes, head: str, dtype: np.dtype[Any] | None) -> str:
     """Return a description of how two parts of one type differ.
 
     Args:
         first: The content of one part.
         second: The content of the other, not equal to ``first``.
+        head: Their type.
         dtype: Their type of element. None if they are no arrays.
     """
     is_numeric = dtype is not None and dtype.kind in "biufc"
     if len(first) != len(second) or (len(first) <= 16 and not is_numeric):
-        return f"{first[:40]!r} against {second[:40]!r}"
+        return " against ".join(_shown(part[:40], head) for part in (first, second))
     if dtype is None or not is_numeric:
         dtype = np.dtype(np.uint8)
     # Bytes are compared, because NaN is not equal to itself, and 0.0 is equal to -0.0.
@@ -335,6 +336,13 @@ def _describe_change(first: bytes, second: bytes, dtype: np.dtype[Any] | None) -
     unit = "bytes" if dtype.itemsize == 1 else "elements"
     where = f"the first at {position}: {one!r} against {other!r}"
     return f"{np.count_nonzero(elements)} of {elements.size} {unit} differ, {where}"
+
+
+def _shown(content: bytes, head: str) -> str:
+    """Return the content of a short part as Python shows it."""
+    if head in ("int", "bool", "complex"):
+        return content.decode(errors="replace")
+    return repr(content.decode(errors="replace") if head == "str" else content)
 
 
 def _coarse(array: np.ndarray[Any, Any]) -> bytes:

@@ -97,12 +97,12 @@ class ZygoteProcess:
             text = first_line(error) if isinstance(error, HeteroError) else repr(error)
             return f"building it failed: {text[:200]}"
         limit_threads()  # the factory may have imported torch or OpenCV just now
+        if made := _shared_maps() - maps:
+            return f"building it made memory that processes share ({first_names(made)})"
         if why := why_not_fork(files, "building it"):
             return why
         if _num_threads() > num_threads:
             return "building it started threads"
-        if made := _shared_maps() - maps:
-            return f"building it made {first_names(made)}, which processes must not share"
         prepare_to_fork()
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
         return ""

@@ -148,7 +148,9 @@ def test_compare_of_cyclic_values_ends() -> None:
         (0.25, 0.5, "float, 0.25 against 0.5"),
         (torch.tensor(True), torch.tensor(False), "Tensor bool[], True against False"),
         (nan(7), nan(8), "ndarray <f4[1], nan against nan"),
-        ("cat", "dog", "str, b'cat' against b'dog'"),
+        ("cat", "dog", "str, 'cat' against 'dog'"),
+        (839, 1518, "int, 839 against 1518"),
+        (b"cat", b"dog", "bytes, b'cat' against b'dog'"),
         (
             np.array(["ab"] * 9),
             np.array(["ab"] * 8 + ["ac"]),
