@@ -71,11 +71,12 @@ def find_processes() -> list[OwnProcess]:
 def _program(parents: Iterable[tuple[int, list[str]]]) -> int:
     """Return the nearest ancestor that is not of hetero, if it is a Python program, and otherwise 0.
 
-    The children of a process that ends go to the first process of the host or container.
+    The children of a launcher that has ended go to the first process of the host or container, which is rarely Python,
+    unless it is the training script itself.
     """
     for pid, command in parents:
         if not _kind(command):
-            return pid if pid != 1 and _is_python(command) else 0
+            return pid if _is_python(command) else 0
     return 0
 
 
