@@ -47,6 +47,7 @@ def check_exactly_once(job: Job, num_ranks: int, *, num_samples: int, epochs: in
 
 
 @pytest.mark.fault("F36")
+@pytest.mark.timeout(400)  # up to five jobs
 @pytest.mark.parametrize(("num_ranks", "placements"), [(1, ["none", "four"]), (2, list(PLACEMENTS))])
 def test_chain_any_placement_is_the_same(start_job: StartJob, num_ranks: int, placements: list[str]) -> None:
     jobs, chains = {}, {}
