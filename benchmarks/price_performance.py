@@ -43,6 +43,7 @@ from harness import HERE, RESULTS, call, environment, save, say
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, cost
 from hetero.report import load_report
+from hetero.report.compare import Range
 from hetero.report.markdown import PricePerformance, price_performance_table
 from hetero.simulate.simulate import SimulatedGroup, parse_group
 
@@ -363,14 +364,15 @@ def row(outcome: Outcome, baseline: Outcome) -> PricePerformance:
     """Return the table row of a simulated configuration."""
     is_baseline = outcome is baseline
     costs = outcome.cost_usd, baseline.cost_usd
+    speedup = cost.speedup(outcome.step_time_s, baseline.step_time_s)
     return PricePerformance(
         name=outcome.configuration.name,
         hosts=" + ".join(outcome.configuration.groups),
         hourly_usd=outcome.hourly_usd,
         step_time_s=outcome.step_time_s,
         per_1k_steps_usd=outcome.cost_usd,
-        speedup=None if is_baseline else cost.speedup(outcome.step_time_s, baseline.step_time_s),
-        saving=None if is_baseline or None in costs else cost.saving(costs[0] or 0.0, costs[1] or 0.0),
+        speedup=None if is_baseline else Range.exact(speedup, "simulated"),
+        saving=None if is_baseline or None in costs else Range.exact(cost.saving(*costs), "simulated"),
         basis="simulated",
     )
 
@@ -386,8 +388,12 @@ def published_rows(profile: Profile, published: Published) -> list[PricePerforma
             hourly_usd=published.hourly_usd[name],
             step_time_s=times[name],
             per_1k_steps_usd=costs[name],
-            speedup=None if name == "homogeneous" else cost.speedup(times[name], times["homogeneous"]),
-            saving=None if name == "homogeneous" else cost.saving(costs[name], costs["homogeneous"]),
+            speedup=None
+            if name == "homogeneous"
+            else Range.exact(cost.speedup(times[name], times["homogeneous"]), "published"),
+            saving=None
+            if name == "homogeneous"
+            else Range.exact(cost.saving(costs[name], costs["homogeneous"]), "published"),
             basis="published",
         )
         for name in times

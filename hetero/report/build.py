@@ -20,10 +20,12 @@ from hetero.report.model import (
     RunFacts,
     Verdict,
 )
+from hetero.report.overruns import least_step_time_s
 
 __all__ = [
     "BUSY_UTILISATION",
     "COMPUTED_ON_DATA_HOSTS",
+    "EMULATION_FLAGS",
     "NOT_DELIVERED",
     "build_report",
     "cost_objection",
@@ -37,14 +39,15 @@ COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
 """Event that counts the batches that data hosts computed. Missing if a data host did not report its number."""
 NOT_DELIVERED = "batches requested and not delivered"
 """Event that counts requests that were discarded, or in flight when the loop ended. See `hetero.loaders.ahead`."""
+EMULATION_FLAGS = {"emulate_sample_s": "--emulate-sample-seconds", "emulate_step_s": "--emulate-step-seconds"}
+"""Flag of each option that emulates."""
 _MIN_UTILISATION = 0.02
 _BUSY_CPU = 0.7
 _RARE_WAIT = 0.1
-_FLAGS = {"emulate_sample_s": "--emulate-sample-seconds", "emulate_step_s": "--emulate-step-seconds"}
 _USED = {
     ("--emulate-sample-seconds",): "preprocess with the CPUs of this machine, not with the vCPUs of their types",
     ("--emulate-step-seconds",): "compute with this machine, not with the accelerators of their types",
-    tuple(_FLAGS.values()): "work with this machine, not with the vCPUs and accelerators of their types",
+    tuple(EMULATION_FLAGS.values()): "work with this machine, not with the vCPUs and accelerators of their types",
 }
 
 
@@ -89,7 +92,7 @@ def missing_emulation(run: RunFacts) -> list[str]:
     """
     if not run.simulated or any(usage.scope != "tree" for usage in run.hosts):
         return []
-    return [flag for option, flag in _FLAGS.items() if run.options.get(option) == "None"]
+    return [flag for option, flag in EMULATION_FLAGS.items() if run.options.get(option) == "None"]
 
 
 def cost_objection(run: RunFacts) -> str:
@@ -128,6 +131,7 @@ def _headline(facts: RunFacts) -> Headline | None:
     # A rank's batches may differ in size (the last one), so the rate uses the mean and not the batch size.
     samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
     step_time_s = step.step_time_mean_s if step else None
+    least_s = least_step_time_s([summary for _, summary in ranks], facts.events)
     return Headline(
         loader=key,
         num_ranks=len(ranks),
@@ -144,6 +148,7 @@ def _headline(facts: RunFacts) -> Headline | None:
         data_wait_p95=figure(wait.data_wait_p95_s if wait else None, "s"),
         utilisation=figure(wait.utilisation if wait else None, "1"),
         samples_per_s=figure(samples_per_step / step_time_s if step_time_s else None, "1/s"),
+        step_time_least=figure(least_s, "s"),
     )
 
 

@@ -1,4 +1,8 @@
-"""Comparison of two runs: how much faster and cheaper the second run is, and whether it is worth it."""
+"""Comparison of two runs: how much faster and cheaper the second run is, and whether it is worth it.
+
+Real work that shows in an emulated run makes the run slower. So each run has a range of step times, and the comparison
+has a range of speed-ups and savings. The verdict is what holds in the whole range.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,35 @@ from dataclasses import dataclass
 
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
+from hetero.metrics.steps import StepSummary
 from hetero.pricing import cost
 from hetero.report.build import cost_objection
 from hetero.report.model import Headline, Report
+from hetero.report.overruns import overrun_sentences
 
-__all__ = ["FEW_STEPS", "Comparison", "compare"]
+__all__ = ["FEW_STEPS", "Comparison", "Range", "compare"]
 
 FEW_STEPS = 20
 """Lowest number of measured steps for a comparison of means."""
-_MANY_OVERRUNS = 0.1
-"""Limit on the share of steps or batches that took longer than emulated. Above it, times are not compared."""
 
 _NUMBER = re.compile(r" \(\d+\)$")
 _STOPPED = 143
 """Exit code of a job that ended because it was asked to stop. Its steps count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Bounds of a ratio. Both are the same if no real work showed in emulated runs."""
+
+    low: float
+    high: float
+    basis: str
+    """``measured`` or ``simulated``, or ``published`` in a table of published figures."""
+
+    @classmethod
+    def exact(cls, value: float, basis: str) -> Range:
+        """Return the range of a ratio that is known exactly."""
+        return cls(low=value, high=value, basis=basis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +52,11 @@ class Comparison:
     candidate: Report
     per: str
     """``step`` if a step is the same work in both runs, otherwise ``sample``."""
-    speedup: Figure | None
+    speedup: Range | None
     """Baseline time / candidate time for the same step or number of samples. None if the runs are not comparable."""
     break_even_speedup: Figure | None
     """Speed-up above which the candidate is cheaper. None if a price is missing or differs between the runs."""
-    saving: Figure | None
+    saving: Range | None
     """Fraction of the baseline's cost for the same work. Negative if dearer. None if it cannot be determined."""
     objections: tuple[str, ...]
     """Reasons other than missing prices why the saving is None, and possibly the speed-up too. One sentence each."""
@@ -47,7 +66,9 @@ class Comparison:
     @property
     def is_worth_it(self) -> bool | None:
         """Whether the candidate does the same work for less money. None if it cannot be determined."""
-        return None if self.saving is None else self.saving.value > 0
+        if self.saving is None or self.saving.low <= 0 < self.saving.high:
+            return None
+        return self.saving.low > 0
 
 
 def compare(baseline: Report, candidate: Report) -> Comparison:
@@ -65,7 +86,7 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
     """
     base, other = _headline(baseline, "first"), _headline(candidate, "second")
     per = "step" if base.global_batch_samples == other.global_batch_samples else "sample"
-    base_s, other_s = _time_per_unit(base, per), _time_per_unit(other, per)
+    base_s, other_s = _times_per_unit(base, per), _times_per_unit(other, per)
     if base_s is None or other_s is None:
         which = "first" if base_s is None else "second"
         raise ConfigError(f"{which} report: no time per {per} was measured, so there is nothing to compare")
@@ -74,15 +95,17 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
     of_pace = [*_unlike(baseline, candidate, base, other)]
     of_prices = [*_other_prices(baseline, candidate)]
     of_cost = [*_cost_objections(baseline, candidate), *of_prices]
+    # The run with the shorter time has the lower bound of its own time against the upper bound of the other's.
+    speedup = saving = break_even = None
+    if not of_pace:
+        low, high = cost.speedup(other_s[1], base_s[0]), cost.speedup(other_s[0], base_s[1])
+        speedup = Range(low=low, high=high, basis=basis)
     # A saving needs both comparable times and comparable costs.
-    break_even = saving = None
     if baseline.cost.hourly is not None and candidate.cost.hourly is not None and not of_prices:
-        base_usd, other_usd = baseline.cost.hourly.value, candidate.cost.hourly.value
-        break_even = Figure(value=cost.break_even_speedup(other_usd, base_usd), unit="1", basis="modelled")
-        if not (of_pace or of_cost):
-            saved = cost.saving(cost.job_cost_usd(other_usd, other_s), cost.job_cost_usd(base_usd, base_s))
-            saving = Figure(value=saved, unit="1", basis=basis)
-    speedup = None if of_pace else Figure(value=cost.speedup(other_s, base_s), unit="1", basis=basis)
+        ratio = cost.break_even_speedup(candidate.cost.hourly.value, baseline.cost.hourly.value)
+        break_even = Figure(value=ratio, unit="1", basis="modelled")
+        if speedup is not None and not of_cost:
+            saving = Range(low=1 - ratio / speedup.low, high=1 - ratio / speedup.high, basis=basis)
     return Comparison(
         baseline=baseline,
         candidate=candidate,
@@ -104,11 +127,16 @@ def _headline(report: Report, which: str) -> Headline:
     return report.headline
 
 
-def _time_per_unit(headline: Headline, per: str) -> float | None:
-    figure = headline.step_time_mean if per == "step" else headline.samples_per_s
-    if figure is None or figure.value <= 0:
+def _times_per_unit(headline: Headline, per: str) -> tuple[float, float] | None:
+    """Return the bounds of the time per step or sample. None if nothing was measured."""
+    times_s, rate = headline.step_time_range_s, headline.samples_per_s
+    if times_s is None or times_s[0] <= 0:
         return None
-    return figure.value if per == "step" else 1 / figure.value
+    if per == "step":
+        return times_s
+    if rate is None or rate.value <= 0:
+        return None
+    return times_s[0] / (times_s[1] * rate.value), 1 / rate.value
 
 
 def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
@@ -134,12 +162,6 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
                 f"The {which} run measured only {headline.num_steps_measured} steps. Train for {FEW_STEPS} or more "
                 "after the warm-up."
             )
-    for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
-        yield from (
-            f"{line} Emulate longer times, or use a machine that does nothing else."
-            for line, share in _overruns(which, report, headline)
-            if share > _MANY_OVERRUNS
-        )
 
 
 def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:
@@ -176,8 +198,8 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
             f"The times are of {base.loader} in the first run and of {other.loader} in the second. If these do other "
             "work, give each loader a different name (an argument of the loader)."
         )
-    for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
-        yield from (line for line, share in _overruns(which, report, headline) if share <= _MANY_OVERRUNS)
+    for which, report, headline in (("the first run", baseline, base), ("the second run", candidate, other)):
+        yield from overrun_sentences(which, _summaries(report, headline), report.run.events)
     if len({(price.region, price.as_of) for report in (baseline, candidate) for price in report.cost.prices}) > 1:
         yield "The prices are not all of one region and date."
 
@@ -187,15 +209,6 @@ def _name(label: str) -> str:
     return _NUMBER.sub("", label)
 
 
-def _overruns(which: str, report: Report, headline: Headline) -> Iterator[tuple[str, float]]:
-    """Yield sentences about real work that took longer than emulated, each with the share of such steps or batches."""
-    loaders = [loader for rank in report.run.ranks for label, loader in rank.labelled if label == headline.loader]
-    for num_overruns, num_all, words in (
-        (sum(loader.num_emulation_overruns for loader in loaders), sum(loader.num_steps for loader in loaders),
-         "steps (over all ranks) computed longer than the emulated accelerator"),
-        (report.run.events.get("emulation overruns", 0), report.run.events.get("batches computed", 0),
-         "batches took longer to make than the emulated vCPUs"),
-    ):  # fmt: skip
-        if num_overruns:
-            text = f"In the {which} run {num_overruns} of {num_all} {words} would: the real work of this machine shows."
-            yield text, num_overruns / max(num_overruns, num_all)
+def _summaries(report: Report, headline: Headline) -> list[StepSummary]:
+    """Return the summaries of the headline's loader on all ranks."""
+    return [summary for rank in report.run.ranks for label, summary in rank.labelled if label == headline.loader]

@@ -14,9 +14,10 @@ from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
 from hetero.pricing.tables import markdown_table
-from hetero.report.build import cost_objection, missing_emulation
-from hetero.report.compare import Comparison
+from hetero.report.build import cost_objection
+from hetero.report.compare import Comparison, Range
 from hetero.report.model import Cost, Expectation, GroupFacts, Headline, Report, RunFacts
+from hetero.report.verdict import answer_text, pace_text, percent_text, speedup_text
 from hetero.system.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
 from hetero.system.text import code_span, markdown_text
 
@@ -76,9 +77,7 @@ def render_comparison(comparison: Comparison) -> str:
             saving=saving,
             basis=report.run.basis,
         )
-        for report, speedup, saving in zip(
-            reports, (None, _value(comparison.speedup)), (None, _value(comparison.saving)), strict=True
-        )
+        for report, speedup, saving in zip(reports, (None, comparison.speedup), (None, comparison.saving), strict=True)
     ]
     sections = ["# Price and performance", _answer(comparison), price_performance_table(rows)]
     missing = dict.fromkeys(line for report in reports for line in report.cost.missing)
@@ -113,9 +112,9 @@ class PricePerformance:
     samples_per_s: float | None = None
     per_1k_steps_usd: float | None
     per_million_samples_usd: float | None = None
-    speedup: float | None = None
+    speedup: Range | None = None
     """Speed-up against the baseline row. None in the baseline row."""
-    saving: float | None = None
+    saving: Range | None = None
     """Fraction of the baseline row's cost. None in the baseline row."""
     basis: str
 
@@ -143,8 +142,8 @@ def price_performance_table(rows: Sequence[PricePerformance]) -> str:
             number_text(row.samples_per_s),
             _usd(row.per_1k_steps_usd),
             _usd(row.per_million_samples_usd),
-            NOT_KNOWN if row.speedup is None else f"{row.speedup:.2f}x",
-            NOT_KNOWN if row.saving is None else f"{100 * row.saving:.1f} %",
+            NOT_KNOWN if row.speedup is None else f"{speedup_text(row.speedup)}x",
+            NOT_KNOWN if row.saving is None else f"{percent_text(row.saving)} %",
             row.basis,
         )
         for row in rows
@@ -156,20 +155,29 @@ def _plan_text(report: Report, expected: Expectation) -> str:
     """Return a comparison of the planned and the measured step time."""
     interval = f"{seconds_text(expected.step_time_low_s)} to {seconds_text(expected.step_time_high_s)}"
     text = f"The plan expected a step time of {seconds_text(expected.step_time_s)} ({interval})"
-    step_time = report.headline.step_time_mean if report.headline else None
-    if report.plan_error is None or step_time is None:
+    times_s = report.headline.step_time_range_s if report.headline else None
+    if report.plan_error is None or times_s is None:
         return f"{text}. The run measured no step."
     error = report.plan_error.value
     difference = "as in the run"
     if abs(error) >= _LEAST_ERROR:
         share = f"{100 * abs(error):.1f} % {'more' if error > 0 else 'less'}"
-        difference = f"{share} than the {seconds_text(step_time.value)} of the run"
-    is_inside = expected.step_time_low_s <= step_time.value <= expected.step_time_high_s
-    text += f", {difference}, which is {'inside' if is_inside else 'outside'} the interval."
+        difference = f"{share} than the {seconds_text(times_s[1])} of the run"
+    text += f", {difference}, which is {_place_in_interval(times_s, expected)}."
     usd = _value(report.cost.per_1k_steps)
     if expected.usd_per_1k_steps is not None and usd is not None:
         text += f" It expected USD {_usd(expected.usd_per_1k_steps)} per 1,000 steps. The run took USD {_usd(usd)}."
     return text
+
+
+def _place_in_interval(times_s: tuple[float, float], expected: Expectation) -> str:
+    """Return whether a step time within the bounds ``times_s`` is inside the planned interval."""
+    low_s, high_s = times_s
+    if low_s > expected.step_time_high_s or high_s < expected.step_time_low_s:
+        return "outside the interval"
+    if expected.step_time_low_s <= low_s and high_s <= expected.step_time_high_s:
+        return "inside the interval"
+    return f"outside the interval, or inside it without this machine's real work ({seconds_text(low_s)} or more)"
 
 
 def _facts_table(report: Report) -> str:
@@ -229,6 +237,11 @@ def _steps_table(headline: Headline) -> str:
         f"{headline.global_batch_samples} samples, after {headline.warmup_steps} of warm-up. Data wait is the time "
         "blocked in `next()`; utilisation is compute / step time."
     )
+    times_s = headline.step_time_range_s
+    if times_s is not None and len(set(map(seconds_text, times_s))) > 1:
+        note += (
+            f" Real work of this machine showed: without it, the mean step time is at least {seconds_text(times_s[0])}."
+        )
     return markdown_table(("", "mean", "p50", "p95", ""), cells, right=(1, 2, 3)) + "\n\n" + note
 
 
@@ -388,28 +401,16 @@ def _hosts_table(usages: Sequence[HostUsage]) -> str:
 
 
 def _answer(comparison: Comparison) -> str:
-    speedup, saving, break_even = comparison.speedup, comparison.saving, comparison.break_even_speedup
-    if speedup is not None:
-        reports = (comparison.baseline, comparison.candidate)
-        here = " on this machine" if any(missing_emulation(report.run) for report in reports) else ""
-        pace = f"{speedup.value:.2f} times the pace per {comparison.per}{here} ({speedup.basis})"
-        if saving is not None and break_even is not None:
-            percent = f"{abs(100 * saving.value):.1f} %"
-            verdict = f"worth it: {percent} cheaper" if comparison.is_worth_it else f"not worth it: {percent} dearer"
-            return (
-                f"The second run is **{verdict}** for the same work. It has {pace}; "
-                f"above {break_even.value:.2f} times ({break_even.basis}) it is the cheaper one."
-            )
-        if not comparison.objections:
-            return f"The second run has {pace}. Whether it is cheaper cannot be said without all prices."
-        answer = f"The second run has {pace}. Whether it is cheaper cannot be said:"
-    else:
-        answer = "Which run is faster and which is cheaper cannot be said:"
+    if not comparison.objections:
+        return answer_text(comparison)
+    answer = "Which run is faster and which is cheaper cannot be said:"
+    if comparison.speedup is not None:
+        answer = f"The second run has {pace_text(comparison)}. Whether it is cheaper cannot be said:"
     sections = [answer, _list(comparison.objections)]
-    if break_even is not None:
+    if comparison.break_even_speedup is not None:
         sections.append(
-            f"By list prices the second run is the cheaper one above {break_even.value:.2f} times the pace of the "
-            f"first ({break_even.basis})."
+            f"By list prices the second run is the cheaper one above {comparison.break_even_speedup.value:.2f} times "
+            f"the pace of the first ({comparison.break_even_speedup.basis})."
         )
     return "\n\n".join(sections)
 

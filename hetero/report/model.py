@@ -176,6 +176,17 @@ class Headline:
     utilisation: Figure | None
     samples_per_s: Figure | None
     """Samples per second of all ranks together, at the pace of the slowest rank."""
+    step_time_least: Figure | None = None
+    """Lower bound of ``step_time_mean`` if the real work of an emulated run never took longer than emulated. None if
+    nothing was emulated. See `hetero.report.overruns`."""
+
+    @property
+    def step_time_range_s(self) -> tuple[float, float] | None:
+        """Bounds of the mean step time without real work that shows. Both are the measured time if nothing showed."""
+        if self.step_time_mean is None:
+            return None
+        high_s = self.step_time_mean.value
+        return (high_s if self.step_time_least is None else min(high_s, self.step_time_least.value)), high_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

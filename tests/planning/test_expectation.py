@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -31,8 +32,8 @@ def summary(step_s: float) -> StepSummary:
     return timer.summary()
 
 
-def run(step_s: float | None, expectation: Expectation | None) -> RunFacts:
-    loaders = () if step_s is None else (summary(step_s),)
+def run(step_s: float | None, expectation: Expectation | None, **changes: object) -> RunFacts:
+    loaders = () if step_s is None else (dataclasses.replace(summary(step_s), **changes),)  # type: ignore[arg-type]
     return RunFacts(
         run_id="job",
         command="train.py",
@@ -60,6 +61,12 @@ def test_report_of_a_planned_run_says_how_far_the_plan_was(catalogue: Catalogue)
 
 def test_report_of_a_planned_run_outside_the_interval_says_so(catalogue: Catalogue) -> None:
     assert "which is outside the interval" in render_report(build_report(run(0.3, EXPECTATION), catalogue))
+
+
+def test_report_of_a_planned_run_with_real_work_that_shows_does_not_say_outside_alone(catalogue: Catalogue) -> None:
+    text = render_report(build_report(run(0.3, EXPECTATION, step_wait_s=0.2), catalogue))
+    assert "outside the interval, or inside it without this machine's real work (200 ms or more)" in text
+    assert "without it, the mean step time is at least 200 ms" in text
 
 
 @pytest.mark.parametrize("step_s", [0.20001, 0.2, 0.19999])

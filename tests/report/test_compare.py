@@ -22,11 +22,11 @@ def test_compare_published_pair_gives_saving_and_break_even(make_facts: FactsMak
     comparison = compare(build_report(make_facts(), PRICED), build_report(make_facts(is_heterogeneous=True), PRICED))
     assert comparison.per == "step"
     assert comparison.speedup is not None
-    assert comparison.speedup.value == pytest.approx(1193 / 184)
+    assert comparison.speedup.low == comparison.speedup.high == pytest.approx(1193 / 184)
     assert comparison.break_even_speedup is not None
     assert comparison.break_even_speedup.value == pytest.approx(1.48)
     assert comparison.saving is not None
-    assert 100 * comparison.saving.value == pytest.approx(77.2, abs=0.05)
+    assert 100 * comparison.saving.low == 100 * comparison.saving.high == pytest.approx(77.2, abs=0.05)
     assert comparison.is_worth_it is True
     assert comparison.caveats == ()
     text = render_comparison(comparison)
@@ -41,7 +41,7 @@ def test_compare_below_break_even_is_not_worth_it(make_facts: FactsMaker) -> Non
     candidate = build_report(make_facts(is_heterogeneous=True, step_time_s=1.0), PRICED)
     comparison = compare(build_report(make_facts(), PRICED), candidate)
     assert comparison.speedup is not None
-    assert comparison.speedup.value > 1
+    assert comparison.speedup.low > 1
     assert comparison.is_worth_it is False
     assert "not worth it: 24.1 % dearer" in render_comparison(comparison)
 
@@ -66,9 +66,9 @@ def test_compare_with_another_global_batch_compares_samples_only(
     comparison = compare(build_report(make_facts(), PRICED), build_report(facts, PRICED))
     assert comparison.per == "sample"
     assert comparison.speedup is not None
-    assert comparison.speedup.value == pytest.approx(1193 / 184)
+    assert comparison.speedup.low == comparison.speedup.high == pytest.approx(1193 / 184)
     assert comparison.saving is not None
-    assert 100 * comparison.saving.value == pytest.approx(77.2, abs=0.05)
+    assert 100 * comparison.saving.low == 100 * comparison.saving.high == pytest.approx(77.2, abs=0.05)
     text = render_comparison(comparison)
     assert "64 against 128 samples" in text
     assert "USD/1,000 steps" not in text
@@ -96,7 +96,6 @@ def compare_pair(make_facts: FactsMaker, changes: dict[str, Any], *, both: dict[
     [
         ({"simulated": ()}, "The first run was simulated, the second measured."),
         ({"options": {"emulate_sample_s": "0.1"}}, "emulate_sample_s is unset in the first run and 0.1 in the second"),
-        ({"events": {"emulation overruns": 20, "batches computed": 100}}, "20 of 100 batches took longer to make"),
     ],
 )
 def test_compare_of_runs_that_are_not_alike_gives_neither_pace_nor_verdict(
@@ -181,10 +180,72 @@ def test_compare_of_loaders_of_one_name_says_which_of_them(make_facts: FactsMake
     assert comparison.is_worth_it is True
 
 
-def test_compare_with_few_overruns_says_so(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
-    late = summary_of(0.184, num_emulation_overruns=1)
-    comparison = compare_pair(make_facts, {"ranks": (RankFacts(rank=0, host="h", loaders=(late,)),)})
-    assert "1 of 105 steps (over all ranks) computed longer than the emulated accelerator" in comparison.caveats[0]
+def late_ranks(summary_of: SummaryMaker, *, step_time_s: float, emulated_s: float, **changes: Any) -> dict[str, Any]:
+    """Return changes of a run of one rank that never waits for data, and whose steps take longer than emulated."""
+    late = summary_of(step_time_s, 1.0, step_wait_s=emulated_s, num_emulation_overruns=30)
+    return {"ranks": (RankFacts(rank=0, host="h", loaders=(late,)),), **changes}
+
+
+def test_compare_with_late_steps_in_the_second_run_gives_a_lower_bound(
+    make_facts: FactsMaker, summary_of: SummaryMaker
+) -> None:
+    comparison = compare_pair(make_facts, late_ranks(summary_of, step_time_s=0.4, emulated_s=0.184))
+    assert comparison.saving is not None
+    assert 100 * comparison.saving.low == pytest.approx(50.4, abs=0.05)
+    assert 100 * comparison.saving.high == pytest.approx(77.2, abs=0.05)
+    assert comparison.is_worth_it is True
+    text = render_comparison(comparison)
+    assert "The second run is **worth it: at least 50.4 % cheaper** for the same work." in text
+    assert "2.98 to 6.48 times the pace" in text
+    assert "50.4 to 77.2 %" in text
+    assert "In the second run, 30 of 105 steps (over all ranks) computed longer than" in comparison.caveats[0]
+
+
+def test_compare_with_late_steps_in_the_first_run_gives_an_upper_bound(
+    make_facts: FactsMaker, summary_of: SummaryMaker
+) -> None:
+    first = make_facts(**late_ranks(summary_of, step_time_s=1.193, emulated_s=0.6))
+    comparison = compare(*(build_report(each, PRICED) for each in (first, make_facts(is_heterogeneous=True))))
+    assert comparison.saving is not None
+    assert 100 * comparison.saving.low == pytest.approx(54.6, abs=0.05)
+    assert 100 * comparison.saving.high == pytest.approx(77.2, abs=0.05)
+    assert "worth it: at least 54.6 % cheaper" in render_comparison(comparison)
+
+
+def test_compare_with_late_steps_that_leave_the_second_run_dearer_says_by_how_much_at_least(
+    make_facts: FactsMaker, summary_of: SummaryMaker
+) -> None:
+    comparison = compare_pair(make_facts, late_ranks(summary_of, step_time_s=1.5, emulated_s=1.0))
+    assert comparison.is_worth_it is False
+    assert "The second run is **not worth it: at least 24.1 % dearer**" in render_comparison(comparison)
+
+
+def test_compare_with_bounds_that_contain_both_answers_says_what_would_decide(
+    make_facts: FactsMaker, summary_of: SummaryMaker
+) -> None:
+    options = {"emulate_sample_s": "0.1", "emulate_step_s": "0.5"}
+    late = late_ranks(summary_of, step_time_s=1.1, emulated_s=0.5)
+    comparison = compare_pair(make_facts, late, both={"options": options})
+    assert comparison.is_worth_it is None
+    answer = render_comparison(comparison).splitlines()[2]
+    assert "cannot be said: it is between 36.5 % dearer and 38.0 % cheaper" in answer
+    assert "a step of the second run took 1100 ms with the real work of this machine, and would take 500 ms" in answer
+    assert answer.count("--emulate-sample-seconds 0.2 --emulate-step-seconds 1.") == 1
+    assert "worth it" not in answer
+
+
+def test_compare_with_late_batches_bounds_the_data_wait(make_facts: FactsMaker) -> None:
+    events = {
+        "batches computed": 100,
+        "emulation overruns": 20,
+        "milliseconds of computing batches": 10_000,
+        "milliseconds of emulation overruns": 1_000,
+    }
+    comparison = compare_pair(make_facts, {"events": events})
+    assert comparison.speedup is not None
+    assert comparison.speedup.low == pytest.approx(1193 / 184)
+    assert comparison.speedup.high == pytest.approx(1193 / (0.9 * 184))
+    assert "20 of 100 batches took longer to make" in comparison.caveats[0]
     assert comparison.is_worth_it is True
 
 

@@ -134,6 +134,8 @@ class Compute:
         self._fault = faults_at("compute")
         self.num_overruns = 0
         """Emulated tasks that took longer than their emulated time. Waiting for other tasks counts as task time."""
+        self.excess_s = 0.0
+        """Seconds by which these tasks took longer, over all slots."""
         self.busy_s = 0.0
         """Seconds spent on tasks, over all slots, with the waiting of emulated tasks."""
         self._threads = [
@@ -201,25 +203,24 @@ class Compute:
                 _, _, task = heapq.heappop(self._queue)
                 self._running.add(task)
             taken_s = self._clock()
-            overran = self._run(task)
+            excess_s = self._run(task)
             with self._lock:
                 self._running.discard(task)
-                self.num_overruns += overran
+                self.num_overruns += excess_s > 0
+                self.excess_s += excess_s
             task.finish()
             took_s = self._clock() - taken_s
             del task  # otherwise its result would stay in memory until this thread takes another task
 
-    def _run(self, task: Task) -> bool:
-        """Run one task, and wait until its emulated time has passed. Return whether the task took longer than that."""
+    def _run(self, task: Task) -> float:
+        """Run one task, and wait until its emulated time has passed. Return the seconds that it took longer."""
         taken_s = self._clock()
         if not task.is_cancelled():
             with self._real_work:
                 if self._fault is not None:
                     self._fault()
                 task.run()
-        elapsed_s = self._clock() - taken_s
-        overran = task.emulated_s > 0 and elapsed_s > task.emulated_s
         remaining_s = taken_s + task.emulated_s - self._clock()
         if remaining_s > 0:
             task.wait_cancelled(remaining_s)
-        return overran
+        return max(0.0, -remaining_s) if task.emulated_s > 0 else 0.0

@@ -118,6 +118,7 @@ def test_compute_counts_real_work_longer_than_emulated() -> None:
     task = compute.submit(0, lambda _task: 1, emulated_s=0.5)
     assert task.wait(30)
     assert compute.num_overruns == 1
+    assert compute.excess_s == 0.5  # the clock ticks once a second
     compute.close()
 
 

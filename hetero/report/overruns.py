@@ -1,0 +1,76 @@
+"""Bounds of a run's step time if real work took longer than the emulation allows. Pure.
+
+An emulated step takes its stated time, and an emulated vCPU takes its stated time per sample. The real work runs within
+these times. If the real work takes longer, it makes the run slower, never faster. So the measured step time is an upper
+bound, and what is known of the excess gives a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hetero.metrics.steps import StepSummary
+
+__all__ = ["BUSY_COUNTER", "EXCESS_COUNTER", "OVERRUN_COUNTER", "least_step_time_s", "overrun_sentences"]
+
+BUSY_COUNTER = "milliseconds of computing batches"
+EXCESS_COUNTER = "milliseconds of emulation overruns"
+OVERRUN_COUNTER = "emulation overruns"
+
+
+def least_step_time_s(ranks: Sequence[StepSummary], events: Mapping[str, int]) -> float | None:
+    """Return a lower bound of the mean step time of a job on a machine whose real work never shows.
+
+    Two parts of a rank's time may be longer than emulated:
+
+    - Compute. A step would take exactly its emulated time.
+    - Data wait. Endpoints that were late by a share of their time delay a rank by that share of its time at most.
+
+    The job is as slow as its slowest rank, so its bound is the largest bound of a rank. Ranks wait for each other in
+    collectives, so the compute of the faster ranks is too long too, and their bounds are lower.
+
+    Args:
+        ranks: Summaries of the same loader on all ranks.
+        events: Counters of the run, summed over its hosts.
+
+    Returns:
+        Seconds per step, at most the measured step time. None if nothing is emulated, or a rank measured no step.
+    """
+    late = _share_of_late_work(events)
+    is_emulated = late > 0 or any(summary.step_wait_s is not None for summary in ranks)
+    if not is_emulated or not ranks or not all(summary.num_steps_measured for summary in ranks):
+        return None
+    return max(_least_total_s(summary, late) / summary.num_steps_measured for summary in ranks)
+
+
+def _share_of_late_work(events: Mapping[str, int]) -> float:
+    """Return which share of the endpoints' time was longer than emulated, in [0, 1]."""
+    busy_ms, excess_ms = events.get(BUSY_COUNTER, 0), events.get(EXCESS_COUNTER, 0)
+    return min(1.0, excess_ms / busy_ms) if busy_ms else 0.0
+
+
+def _least_total_s(summary: StepSummary, late: float) -> float:
+    compute_s, wait_s = summary.compute_total_s, summary.data_wait_total_s
+    if summary.step_wait_s is not None:
+        compute_s = min(compute_s, summary.step_wait_s * summary.num_steps_measured)
+    return compute_s + max(0.0, wait_s - late * summary.total_s)
+
+
+def overrun_sentences(which: str, ranks: Sequence[StepSummary], events: Mapping[str, int]) -> Iterator[str]:
+    """Yield a sentence for each kind of work that took longer than emulated.
+
+    Args:
+        which: The run in words, for example ``the second run``.
+        ranks: Summaries of the same loader on all ranks.
+        events: Counters of the run, summed over its hosts.
+    """
+    num_late, num_steps = (
+        sum(getattr(summary, name) for summary in ranks) for name in ("num_emulation_overruns", "num_steps")
+    )
+    if num_late:
+        why = "computed longer" if len(ranks) == 1 else "computed longer, or waited longer for another rank,"
+        yield f"In {which}, {num_late} of {num_steps} steps (over all ranks) {why} than the emulated accelerator would."
+    num_late = events.get(OVERRUN_COUNTER, 0)
+    if num_late:
+        num_batches = max(num_late, events.get("batches computed", 0))
+        yield f"In {which}, {num_late} of {num_batches} batches took longer to make than the emulated vCPUs would."

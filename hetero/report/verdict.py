@@ -1,0 +1,92 @@
+"""The verdict of a comparison in words, for every form of a report."""
+
+from __future__ import annotations
+
+from hetero.report.build import EMULATION_FLAGS, missing_emulation
+from hetero.report.compare import Comparison, Range
+from hetero.system.quantities import seconds_text
+
+__all__ = ["answer_text", "pace_text", "percent_text", "speedup_text", "verdict_text"]
+
+_LONGER = 2
+"""Factor by which longer emulated times are suggested. Twice the time halves the share of real work in it."""
+
+
+def answer_text(comparison: Comparison) -> str:
+    """Return the answer of a comparison without objections: verdict, pace and break-even, as one paragraph."""
+    break_even = comparison.break_even_speedup
+    if comparison.saving is None or break_even is None:
+        return f"The second run has {pace_text(comparison)}. Whether it is cheaper cannot be said without all prices."
+    verdict = verdict_text(comparison)
+    start = f"The second run is **{verdict}** for the same work." if comparison.is_worth_it is not None else verdict
+    return (
+        f"{start} It has {pace_text(comparison)}; above {break_even.value:.2f} times ({break_even.basis}) it is the "
+        "cheaper one."
+    )
+
+
+def verdict_text(comparison: Comparison) -> str:
+    """Return whether the second run is worth it, for a comparison with a saving.
+
+    The text completes "The second run is". If the bounds contain both answers, it is a sentence that names the figure
+    that is not known well enough, and the options that would decide.
+    """
+    saving = comparison.saving
+    assert saving is not None, "there is no verdict without a saving"
+    if comparison.is_worth_it is None:
+        return (
+            "Whether the second run is cheaper cannot be said: it is between "
+            f"{_percent(-saving.low)} % dearer and {_percent(saving.high)} % cheaper, because {_obstacle(comparison)} "
+            f"{_to_decide(comparison)}"
+        )
+    at_least = "" if _percent(saving.low) == _percent(saving.high) else "at least "
+    if comparison.is_worth_it:
+        return f"worth it: {at_least}{_percent(saving.low)} % cheaper"
+    return f"not worth it: {at_least}{_percent(-saving.high)} % dearer"
+
+
+def pace_text(comparison: Comparison) -> str:
+    """Return the pace of the second run as a multiple of the first run's."""
+    speedup = comparison.speedup
+    assert speedup is not None, "there is no pace if the runs cannot be compared"
+    reports = (comparison.baseline, comparison.candidate)
+    here = " on this machine" if any(missing_emulation(report.run) for report in reports) else ""
+    return f"{speedup_text(speedup)} times the pace per {comparison.per}{here} ({speedup.basis})"
+
+
+def speedup_text(speedup: Range) -> str:
+    """Return a speed-up, or its bounds if they differ in the second decimal."""
+    low, high = f"{speedup.low:.2f}", f"{speedup.high:.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def percent_text(saving: Range) -> str:
+    """Return a fraction in percent, or its bounds if they differ in the first decimal."""
+    low, high = _percent(saving.low), _percent(saving.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def _obstacle(comparison: Comparison) -> str:
+    """Return a sentence about the run whose step time is known least."""
+    headlines = {"first": comparison.baseline.headline, "second": comparison.candidate.headline}
+    ranges = {which: line.step_time_range_s for which, line in headlines.items() if line is not None}
+    known = {which: times_s for which, times_s in ranges.items() if times_s is not None}
+    which, (low_s, high_s) = max(known.items(), key=lambda item: item[1][1] / item[1][0])
+    return (
+        f"a step of the {which} run took {seconds_text(high_s)} with the real work of this machine, and would take "
+        f"{seconds_text(low_s)} or more without it."
+    )
+
+
+def _to_decide(comparison: Comparison) -> str:
+    options = comparison.candidate.run.options
+    flags = [
+        f"{flag} {_LONGER * float(options[name]):g}"
+        for name, flag in EMULATION_FLAGS.items()
+        if options.get(name, "None") != "None"
+    ]
+    return f"To decide, run both again with longer emulated times: {' '.join(flags)}."

@@ -1,0 +1,48 @@
+"""Bounds of a step time if real work took longer than emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hetero.metrics import StepSummary
+from hetero.report.overruns import least_step_time_s
+
+SummaryMaker = Callable[..., StepSummary]
+LATE = {"milliseconds of computing batches": 1000, "milliseconds of emulation overruns": 200}
+
+
+@pytest.mark.parametrize(
+    ("step_time_s", "utilisation", "emulated_s", "events", "least_s"),
+    [
+        (0.20, 1.0, 0.15, {}, 0.15),  # compute alone: a step takes the emulated time
+        (0.20, 0.5, 0.10, {}, 0.20),  # no excess: 0.1 s of compute and 0.1 s of data wait
+        (0.20, 0.5, 0.08, {}, 0.18),  # the excess of compute is subtracted, the data wait is not
+        (0.20, 0.5, 0.10, LATE, 0.16),  # endpoints were late by a fifth of their time
+        (0.20, 0.9, 0.18, LATE, 0.18),  # at most the whole data wait of 0.02 s
+        (0.20, 0.5, None, LATE, 0.16),  # real compute counts in full
+        (0.10, 1.0, 0.15, {}, 0.10),  # a summary that contradicts itself never gives more than was measured
+    ],
+)
+def test_least_step_time_of_one_rank_is_the_time_without_the_excess(
+    summary_of: SummaryMaker,
+    step_time_s: float,
+    utilisation: float,
+    emulated_s: float | None,
+    events: dict[str, int],
+    least_s: float,
+) -> None:
+    summary = summary_of(step_time_s, utilisation, step_wait_s=emulated_s)
+    assert least_step_time_s([summary], events) == pytest.approx(least_s)
+
+
+def test_least_step_time_of_several_ranks_is_that_of_the_slowest(summary_of: SummaryMaker) -> None:
+    ranks = [summary_of(0.2, 1.0, step_wait_s=0.1), summary_of(0.2, 0.5, step_wait_s=0.08)]
+    assert least_step_time_s(ranks, {}) == pytest.approx(0.18)
+
+
+def test_least_step_time_is_not_known_without_emulation_or_steps(summary_of: SummaryMaker) -> None:
+    assert least_step_time_s([summary_of(0.2)], {}) is None
+    assert least_step_time_s([summary_of(0.2, step_wait_s=0.1), summary_of(None, step_wait_s=0.1)], {}) is None
+    assert least_step_time_s([], LATE) is None
