@@ -14,6 +14,7 @@ joining.py       joins a running job, or registers with the main host of a job
 wanted_hosts.py  how many data hosts the job could use
 summaries.py     the loader of a rank that takes the most time
 summary.py       metrics and report of a run
+timeline.py      when hosts came and went and processes restarted, for the report
 failure.py       the failure file
 metric_lines.py  metrics as log lines for the platform
 watchdog.py      ends a launcher whose main loop is stuck

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hetero.cache.folders import sweep_memory
 from hetero.cluster import ClusterSpec, Platform
@@ -36,6 +36,7 @@ from hetero.launch.ranks.ranks import AGENTS
 from hetero.launch.ranks.starter import RankStarter
 from hetero.launch.staged import job_token
 from hetero.launch.summary import output_folder, write_metrics, write_report
+from hetero.launch.timeline import Timeline
 from hetero.launch.wanted_hosts import WantedHosts
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
@@ -136,6 +137,7 @@ class LaunchedHost:
         """Number of restarts of the trainer group that this host has handled."""
         self.wanted = WantedHosts()
         """Estimates how many data hosts the job could use. Only the first trainer host uses it."""
+        self._timeline = Timeline()
         self._platform = platform
         self._num_signals = 0
         self._num_ticks = 0
@@ -307,6 +309,8 @@ class LaunchedHost:
             words = waiting_for(membership) if waiting_for is not None else ""
             apply = None if self.trainer_endpoints is None else self.trainer_endpoints.read(membership)
             is_to_stop = self._num_signals > 0 or self._loses_dispatcher(membership)
+            if self.is_first_trainer:
+                self._timeline.follow(membership, time.monotonic() - self._started_s)
         # Act on these reports and on signals.
         if decided is not None:
             raise JobEndsError(decided)
@@ -354,9 +358,7 @@ class LaunchedHost:
         if self.pool is not None:
             for name, count in self.pool.counters().items():
                 counters[name] = counters.get(name, 0) + count
-        usage = self._sampler.usage()
-        if self.pool is not None and (memory := self.pool.memory()) is not None:
-            usage = dataclasses.replace(usage, endpoints_private_bytes=memory[0], endpoints_shared_bytes=memory[1])
+        usage = dataclasses.replace(self._sampler.usage(), **self._endpoints_usage())
         usage_json = json.dumps(usage.to_json()).encode()
         with self.hub.membership() as membership:
             is_behind = self.placement.num_ranks > 0 and membership.own.generation != self.generation
@@ -367,6 +369,20 @@ class LaunchedHost:
                 membership.update(usage_json=usage_json, counters=counters, ticks=self._num_ticks, **changes)
         if is_behind:
             self._follow()
+
+    def _endpoints_usage(self) -> dict[str, Any]:
+        """Return the fields of this host's `HostUsage` that the endpoints report."""
+        if self.pool is None:
+            return {}
+        statistics, memory = self.pool.statistics(), self.pool.memory()
+        private_bytes, shared_bytes = (None, None) if memory is None else memory
+        return {
+            "endpoints_private_bytes": private_bytes,
+            "endpoints_shared_bytes": shared_bytes,
+            "endpoints_busy_s": statistics.get("busy_s"),
+            "endpoint_slots": self.placement.servers.number * self.placement.servers.num_slots,
+            "batches_computed": int(statistics["num_batches"]) if "num_batches" in statistics else None,
+        }
 
     def fail(self, cause: Cause) -> NoReturn:
         """Report a failure of this host and wait for the arbiter's decision.
@@ -457,6 +473,7 @@ class LaunchedHost:
             wall_s=time.monotonic() - self._started_s,
             cause=cause,
             joined_hosts=self._joined_hosts(),
+            timeline=self._timeline.events,
             decisions=() if self.trainer_endpoints is None else tuple(self.trainer_endpoints.decisions),
             folder=self.output_folder,
         )

@@ -27,7 +27,16 @@ from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS, NOT_DELIVERED, build_report, idle_data_hosts
 from hetero.report.markdown import render_report
-from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Expectation, GroupFacts, JoinedFacts, RankFacts, RunFacts
+from hetero.report.model import (
+    MAX_METRICS,
+    REPORT_FILE_NAME,
+    Expectation,
+    GroupFacts,
+    JoinedFacts,
+    RankFacts,
+    RunFacts,
+    TimedEvent,
+)
 from hetero.system.documents import write_text
 from hetero.system.text import code_span
 
@@ -56,6 +65,7 @@ def write_report(
     folder: Path,
     decisions: Sequence[str] = (),
     joined_hosts: Sequence[JoinedFacts] = (),
+    timeline: Sequence[TimedEvent] = (),
 ) -> None:
     """Write the job's report and log its metrics. An error is logged and does not change the job's exit code."""
     try:
@@ -70,6 +80,7 @@ def write_report(
             exit_code=ExitCode.OK if cause is None else cause.exit_code,
             decisions=decisions,
             joined_hosts=joined_hosts,
+            timeline=timeline,
         )
         catalogue = Catalogue.load(
             profile=options.price_profile,
@@ -131,6 +142,7 @@ def run_facts(
     exit_code: ExitCode,
     decisions: Sequence[str] = (),
     joined_hosts: Sequence[JoinedFacts] = (),
+    timeline: Sequence[TimedEvent] = (),
 ) -> RunFacts:
     """Return the facts of a run, from the last status of each host.
 
@@ -146,6 +158,7 @@ def run_facts(
         exit_code=int(exit_code),
         placement=_placement_name(options, cluster, statuses),
         decisions=tuple(decisions),
+        timeline=tuple(timeline),
         groups=tuple(
             GroupFacts(
                 name=group.name,

@@ -3,7 +3,9 @@
 steps.py    step time and data wait of one loader, and the bytes of its batches. A rank's session reports the summary
 skips.py    the samples that one loader skipped
 hosts.py    CPU, memory, network and GPU of one host. The host's launcher samples them in a separate thread
-usage_series.py  a bounded history of a host's resources, and percentiles in little memory
+history.py  a history of bounded length, for the next two
+step_series.py   the history of a loader's steps
+usage_series.py  the history of a host's resources, and percentiles in little memory
 figures.py  a number with its unit and origin
 logged.py   values that the script logs, such as its accuracy
 lines.py    log lines with figures, which the platform reads

@@ -78,6 +78,13 @@ class HostUsage:
     endpoints_shared_bytes: int | None = None
     """Memory that an endpoint shares with other processes, as the maximum over the endpoints: the data set that was
     built before they were forked, the script, and libraries."""
+    endpoints_busy_s: float | None = None
+    """Seconds that the endpoints of the host spent on batches, over all slots. With emulated vCPUs a slot is one vCPU,
+    and the time is emulated. None without endpoints."""
+    endpoint_slots: int | None = None
+    """Batches that the endpoints of the host compute at the same time."""
+    batches_computed: int | None = None
+    """Batches that the endpoints of the host made."""
     began_monotonic_s: float | None = None
     """First reading, in seconds of the host's `time.monotonic`. It relates `series` to other events of this host."""
     series: UsageSeries = field(default_factory=UsageSeries)

@@ -11,6 +11,7 @@ and the following batches then arrive without a wait.
 
 from __future__ import annotations
 
+import json
 import operator
 import random
 import threading
@@ -18,16 +19,17 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from hetero.batches.skips import MAX_LISTED
 from hetero.config.options import DEFAULT_WARMUP_STEPS
 from hetero.errors import ConfigError
 from hetero.metrics.skips import SkipLog, SkippedSample
+from hetero.metrics.step_series import StepLog, StepSeries
 from hetero.system.records import decode, encode, limits
 
-__all__ = ["Extent", "RecentSteps", "StepSummary", "StepTimer", "Timer", "Traffic", "check_name"]
+__all__ = ["Extent", "RecentSteps", "StepSummary", "StepTimer", "Timer", "Traffic", "check_name", "encode_summaries"]
 
 MAX_STEP_WAIT_S = 3600.0
 _CAPACITY = 100_000
@@ -165,6 +167,9 @@ class StepSummary:
     """Batches that were requested and are in flight, or were discarded."""
     first_batch_at_s: float | None = None
     """Seconds from the start of the run to the first delivery. None without one, or if the start is not known."""
+    history: StepSeries = field(default_factory=StepSeries)
+    """All complete steps, with the warm-up, in at most 120 intervals. Empty for all loaders of a rank but one, that
+    which took the most time."""
 
     @property
     def total_s(self) -> float:
@@ -186,6 +191,17 @@ class StepSummary:
         return decode(cls, value, path=path)
 
 
+def encode_summaries(summaries: Sequence[StepSummary]) -> tuple[bytes, ...]:
+    """Return the summaries of a rank as JSON.
+
+    Only the loader that took the most time keeps its history. Histories are the largest part of a summary, and the
+    reports of all ranks of a host have to fit into one message.
+    """
+    longest = max(summaries, key=lambda summary: (summary.total_s, summary.num_steps), default=None)
+    kept = (each if each is longest else replace(each, history=StepSeries()) for each in summaries)
+    return tuple(json.dumps(each.to_json()).encode() for each in kept)
+
+
 class Timer(Protocol):
     """The part of a `StepTimer` that a rank's session reads."""
 
@@ -197,11 +213,11 @@ class Timer(Protocol):
     def is_waiting(self) -> bool:
         """Whether a step has begun but its batch has not arrived."""
 
-    def summary(self) -> Any:
-        """Return a record that has a method ``to_json``."""
+    def summary(self) -> StepSummary:
+        """Return the figures so far."""
 
-    def recent(self) -> Any:
-        """Return the latest steps, a `RecentSteps`."""
+    def recent(self) -> RecentSteps:
+        """Return the latest complete steps."""
 
 
 class StepTimer:
@@ -271,6 +287,8 @@ class StepTimer:
         self._waits_s = array("d")
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
         self._all_steps_s = 0.0
+        self._log = StepLog()
+        self._run_began_s = 0.0  # by this timer's clock; set at the first delivery
         # A separate generator, because the process-wide one belongs to the user's sampling.
         self._random = random.Random(0)
 
@@ -299,11 +317,13 @@ class StepTimer:
         assert self._begun_at is not None, "end_wait without begin_wait"
         now = self._clock()
         delivered_at = now if waited_s is None else min(now, self._begun_at + max(0.0, waited_s))
-        if self._num_steps == 0 and self._run_clock is not None:
-            self._first_batch_at_s = max(0.0, self._run_clock() - (now - delivered_at))
+        if self._num_steps == 0:
+            self._run_began_s = delivered_at if self._run_clock is None else now - self._run_clock()
+            if self._run_clock is not None:
+                self._first_batch_at_s = max(0.0, delivered_at - self._run_began_s)
         with self._lock:
             if self._compute_s is not None:
-                self._record(self._compute_s, delivered_at - self._begun_at)
+                self._record(self._compute_s, delivered_at - self._begun_at, delivered_at - self._run_began_s)
             self._num_steps += num_steps
             self._num_samples += num_samples
             self._batch_samples = max(self._batch_samples, -(-num_samples // num_steps))
@@ -346,6 +366,7 @@ class StepTimer:
             num_samples_measured = self._num_samples_measured
             compute_s, wait_s = self._compute_total_s, self._data_wait_total_s
             counts = (self._num_steps, self._num_samples, self._batch_samples, self._num_overruns)
+            history = self._log.series()
         num_skips, skips = (0, ()) if self.skips is None else self.skips.summary()
         total_s = compute_s + wait_s
         step_p50_s, step_p95_s = _percentiles(array("d", map(operator.add, computes_s, waits_s)))
@@ -383,6 +404,7 @@ class StepTimer:
             max_in_flight=self.extent.max_in_flight,
             num_not_delivered=max(0, self.extent.num_requested - self.extent.num_passed),
             first_batch_at_s=self._first_batch_at_s,
+            history=history,
         )
 
     def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:
@@ -396,12 +418,14 @@ class StepTimer:
             now = self._clock()
         return now
 
-    def _record(self, compute_s: float, wait_s: float) -> None:
-        """Record the steps of the last delivery: their compute, and the wait that followed them."""
+    def _record(self, compute_s: float, wait_s: float, ended_s: float) -> None:
+        """Record the steps of the last delivery: their compute, and the wait that followed them and has just ended."""
         num_steps, samples = self._current_steps, self._current_samples
         for index in range(num_steps):
             num_samples = samples * (index + 1) // num_steps - samples * index // num_steps
             self._record_step(compute_s / num_steps, wait_s / num_steps, num_samples)
+            left_s = (num_steps - 1 - index) / num_steps * (compute_s + wait_s)
+            self._log.add(ended_s - left_s, compute_s / num_steps, wait_s / num_steps)
 
     def _record_step(self, compute_s: float, wait_s: float, num_samples: int) -> None:
         self._num_complete += 1

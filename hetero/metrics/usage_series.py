@@ -10,12 +10,11 @@ import math
 from dataclasses import dataclass, field
 
 from hetero.errors import ConfigError
+from hetero.metrics.history import MAX_POINTS, History
 from hetero.system.records import limits
 
-__all__ = ["MAX_POINTS", "Percentiles", "SeriesLog", "UsagePoint", "UsageSeries"]
+__all__ = ["Percentiles", "SeriesLog", "UsagePoint", "UsageSeries"]
 
-MAX_POINTS = 120
-"""Longest history. If it is full, neighbouring points are merged, so it covers a run of any length."""
 _BIN = math.log(1.01)
 """Width of a bin of `Percentiles` on a logarithmic scale. A percentile is therefore exact within 1 %."""
 
@@ -68,28 +67,18 @@ class UsagePoint:
 
 
 class SeriesLog:
-    """Collects the points of one run. The number of points stays at most `MAX_POINTS`."""
+    """Collects the intervals between two readings, in order. No interval is empty."""
 
     def __init__(self) -> None:
-        self._points: list[UsagePoint] = []
-        self._pending: list[UsagePoint] = []
-        self._num_per_point = 1
-        """Intervals between readings that one point covers. It doubles whenever the history is full."""
+        self._history: History[UsagePoint] = History(_merged)
 
     def add(self, point: UsagePoint) -> None:
-        """Add the interval between two readings. Intervals must be added in order and must not be empty."""
-        self._pending.append(point)
-        if len(self._pending) < self._num_per_point:
-            return
-        self._points.append(_merged(self._pending))
-        self._pending.clear()
-        if len(self._points) >= MAX_POINTS:
-            self._points = [_merged(self._points[i : i + 2]) for i in range(0, len(self._points), 2)]
-            self._num_per_point *= 2
+        """Add the next interval."""
+        self._history.add(point)
 
     def series(self) -> UsageSeries:
-        """Return the history so far, including the intervals of an unfinished point. Values are rounded."""
-        points = [*self._points, *([_merged(self._pending)] if self._pending else [])]
+        """Return the history so far. Values are rounded."""
+        points = self._history.points()
         gpu_percents = [point.gpu_percent for point in points if point.gpu_percent is not None]
         gpu_memory = [point.gpu_memory_bytes for point in points if point.gpu_memory_bytes is not None]
         return UsageSeries(
@@ -103,24 +92,22 @@ class SeriesLog:
         )
 
 
-def _merged(points: list[UsagePoint]) -> UsagePoint:
+def _merged(first: UsagePoint, second: UsagePoint) -> UsagePoint:
     """Return one point for consecutive points. Means are weighted with the durations."""
-    if len(points) == 1:
-        return points[0]
-    total_s = sum(point.duration_s for point in points)
+    total_s = first.duration_s + second.duration_s
 
-    def mean(values: list[float]) -> float:
-        return sum(value * point.duration_s for value, point in zip(values, points, strict=True)) / total_s
+    def mean(value: float, other: float) -> float:
+        return (value * first.duration_s + other * second.duration_s) / total_s
 
-    gpu_percents = [point.gpu_percent for point in points if point.gpu_percent is not None]
-    gpu_memory = [point.gpu_memory_bytes for point in points if point.gpu_memory_bytes is not None]
+    has_gpus = first.gpu_percent is not None and second.gpu_percent is not None
+    gpu_memory = [point.gpu_memory_bytes for point in (first, second) if point.gpu_memory_bytes is not None]
     return UsagePoint(
-        begin_s=points[0].begin_s,
-        end_s=points[-1].end_s,
-        cpu_percent=mean([point.cpu_percent for point in points]),
-        memory_mean_bytes=mean([point.memory_mean_bytes for point in points]),
-        memory_peak_bytes=max(point.memory_peak_bytes for point in points),
-        gpu_percent=mean(gpu_percents) if len(gpu_percents) == len(points) else None,
+        begin_s=first.begin_s,
+        end_s=second.end_s,
+        cpu_percent=mean(first.cpu_percent, second.cpu_percent),
+        memory_mean_bytes=mean(first.memory_mean_bytes, second.memory_mean_bytes),
+        memory_peak_bytes=max(first.memory_peak_bytes, second.memory_peak_bytes),
+        gpu_percent=mean(first.gpu_percent or 0.0, second.gpu_percent or 0.0) if has_gpus else None,
         gpu_memory_bytes=max(gpu_memory) if gpu_memory else None,
     )
 

@@ -18,6 +18,7 @@ from hetero.system.records import decode, encode, limits, load
 
 __all__ = [
     "BOTTLENECKS",
+    "MAX_EVENTS",
     "MAX_METRICS",
     "PLACEMENTS",
     "REPORT_FILE_NAME",
@@ -32,6 +33,7 @@ __all__ = [
     "RankFacts",
     "Report",
     "RunFacts",
+    "TimedEvent",
     "Verdict",
     "load_report",
 ]
@@ -42,6 +44,7 @@ PLACEMENTS = ("homogeneous", "heterogeneous", "hybrid")
 ROLES = ("data", "trainer")
 BOTTLENECKS = ("data", "compute", "unknown")
 MAX_JOINED_HOSTS = 10_000
+MAX_EVENTS = 1000
 MAX_METRICS = 100_000
 """Limit of the logged values in a report."""
 _MAX_FILE_BYTES = 64 << 20
@@ -70,6 +73,17 @@ class JoinedFacts:
     """Empty if the host did not state it."""
     present_s: float
     """Seconds from its admission until it left, or until the job ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedEvent:
+    """An event of the run, at the time when the first trainer host heard of it."""
+
+    at_s: float
+    """Seconds since the start of the run."""
+    host: str
+    what: str
+    """The event in words that follow the host's name or a colon, for example ``an endpoint restarted``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +141,8 @@ class RunFacts:
     hosts: tuple[HostUsage, ...] = ()
     events: dict[str, int] = field(default_factory=dict)
     """Counters by name, for example ``endpoint restarts``, ``failovers``, ``hedges``, ``authentication failures``."""
+    timeline: tuple[TimedEvent, ...] = field(default=(), metadata=limits(max_items=MAX_EVENTS))
+    """When hosts came and went and processes restarted, in order. The first 1,000."""
     simulated: tuple[str, ...] = ()
     """One sentence for each thing that was emulated. Empty if everything was real."""
     decisions: tuple[str, ...] = ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import logging
 import os
 import signal
@@ -37,7 +36,7 @@ from hetero.control.status import (
 )
 from hetero.errors import ExitCode, HeteroError
 from hetero.metrics.logged import MetricLog
-from hetero.metrics.steps import Timer
+from hetero.metrics.steps import Timer, encode_summaries
 from hetero.system.logs import LoggedErrors
 from hetero.system.memory import keep_freed_memory
 from hetero.wire.proto import control_pb2 as pb
@@ -374,7 +373,7 @@ class RankSession:
             is_due = is_last or now_s >= self._next_summaries_s or len(timers) != len(self._summaries)
             if is_due or not self.options.wants_step_times:
                 self._next_summaries_s = now_s + _REPORT_INTERVAL_S
-                self._summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
+                self._summaries = encode_summaries([timer.summary() for timer in timers])
             counters = {} if self._counters is None else dict(self._counters())
             times = self._step_times(timers) if self.options.wants_step_times else None
             report = dataclasses.replace(report, summaries_json=self._summaries, counters=counters, step_times=times)

@@ -1,0 +1,56 @@
+"""When hosts came and went and processes restarted, as the first trainer host hears of it."""
+
+from __future__ import annotations
+
+from hetero.control.membership import Membership
+from hetero.control.status import HostStatus
+from hetero.report.model import MAX_EVENTS, TimedEvent
+
+__all__ = ["Timeline"]
+
+_COUNTED = {
+    "endpoint restarts": "an endpoint restarted",
+    "job restarts": "the trainer group restarted",
+    "stuck endpoints": "a stuck endpoint was killed",
+    "tf.data dispatcher restarts": "the tf.data dispatcher restarted",
+    "tf.data worker restarts": "a tf.data worker restarted",
+}
+"""Counters of hosts whose growth is an event, with the event in words."""
+
+
+class Timeline:
+    """Collects events while the job runs. The clocks of hosts are never compared: times are those of the news."""
+
+    def __init__(self) -> None:
+        self.events: list[TimedEvent] = []
+        self._serving: set[str] = set()
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def follow(self, membership: Membership, at_s: float) -> None:
+        """Record what is new since the last call.
+
+        Args:
+            membership: What this host knows of all hosts.
+            at_s: Seconds since the start of the run.
+        """
+        if membership.is_ending:  # every data host leaves now
+            return
+        serving = {record.host for record in membership.endpoints()}
+        for host in sorted(serving - self._serving):
+            self._add(at_s, host, "serves")
+        for host in sorted(self._serving - serving):
+            self._add(at_s, host, "no longer serves")
+        self._serving = serving
+        for status in membership.statuses():
+            self._follow_counters(status, at_s)
+
+    def _follow_counters(self, status: HostStatus, at_s: float) -> None:
+        for name, words in _COUNTED.items():
+            count = status.counters.get(name, 0)
+            if count > self._counts.get((status.host, name), 0):
+                self._add(at_s, status.host, words)
+            self._counts[status.host, name] = count
+
+    def _add(self, at_s: float, host: str, what: str) -> None:
+        if len(self.events) < MAX_EVENTS:
+            self.events.append(TimedEvent(at_s=round(at_s, 3), host=host, what=what))

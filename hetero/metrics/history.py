@@ -1,0 +1,49 @@
+"""A history of bounded length that covers a run of any length. Pure.
+
+If it is full, neighbouring points are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["MAX_POINTS", "History"]
+
+MAX_POINTS = 120
+"""Longest history. Every heartbeat of a host contains its histories, and a chart shows no more points."""
+
+Point = TypeVar("Point")
+
+
+class History(Generic[Point]):
+    """Collects the points of one run.
+
+    Args:
+        merge: Returns one point for two consecutive points.
+    """
+
+    def __init__(self, merge: Callable[[Point, Point], Point]) -> None:
+        self._merge = merge
+        self._points: list[Point] = []
+        self._pending: Point | None = None
+        self._num_pending = 0
+        self._num_per_point = 1
+        """Added points that one point covers. It doubles whenever the history is full."""
+
+    def add(self, point: Point) -> None:
+        """Add the next point."""
+        self._pending = point if self._pending is None else self._merge(self._pending, point)
+        self._num_pending += 1
+        if self._num_pending < self._num_per_point:
+            return
+        self._points.append(self._pending)
+        self._pending, self._num_pending = None, 0
+        if len(self._points) >= MAX_POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [self._merge(first, second) for first, second in pairs]
+            self._num_per_point *= 2
+
+    def points(self) -> list[Point]:
+        """Return the points so far, at most `MAX_POINTS`. The last one may cover less than the others."""
+        return [*self._points, *([] if self._pending is None else [self._pending])]
