@@ -26,7 +26,7 @@ LAYERS = (
     {"cluster"},
     {"config"},
     {"batches"},
-    {"audit", "wire", "pricing", "metrics"},
+    {"audit", "wire", "pricing", "metrics", "pages"},
     {"cache"},
     {"datasets"},
     {"control", "planning"},

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hetero.canary.model import CanaryReport, CandidateForecast
 from hetero.canary.plots import plots_of
 from hetero.canary.text import FIGURE_HEADER, SUMMARY_HEADER, figure_rows, headline_of, summary_rows
-from hetero.studies.page import PLOTS_HINT, html_page, plot_html, table_html
+from hetero.pages.drawing import PLOTS_HINT
+from hetero.pages.page import html_page, plot_html, table_html
 from hetero.system.text import html_text, shortened
 
 __all__ = ["PAGE_FILE_NAME", "canary_page"]

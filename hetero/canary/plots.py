@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetero.canary.model import CanaryReport, CandidateForecast, ForecastFigure
-from hetero.studies.plots import PALETTE, Plot, has_matplotlib, new_figure, svg_of
+from hetero.pages.drawing import PALETTE, Plot, has_matplotlib, new_figure, svg_of
 
 __all__ = ["comparison_plot", "figure_plot", "plots_of", "runs_plot"]
 

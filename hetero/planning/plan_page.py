@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
 from hetero.metrics.figures import BASES, Figure
+from hetero.pages.page import html_page
 from hetero.planning.plan import Plan, PlannedCluster
 from hetero.planning.plan_plot import KINDS, kind_of, pareto_front, plan_svg, rows_text, symbol
 from hetero.planning.plan_text import NOT_ON_SAGEMAKER, break_even_text, cluster_text
@@ -14,8 +13,6 @@ from hetero.system.text import counted, html_text, shortened
 __all__ = ["plan_page"]
 
 _MAX_TITLE_CHARS = 80
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Content security policy: a browser loads nothing and runs no script, whatever the page holds."""
 _BASIS_TEXTS = {
     "measured": "measured on real hardware",
     "simulated": "measured with an emulated part",
@@ -25,16 +22,9 @@ _BASIS_TEXTS = {
 
 def plan_page(plan: Plan) -> str:
     """Return the page. It is valid both as HTML and as XML."""
-    css = resources.files("hetero.planning").joinpath("data", "plan_page.css").read_text(encoding="utf-8")
-    title = html_text(shortened(f"Plan for {plan.command}", _MAX_TITLE_CHARS))
+    title = shortened(f"Plan for {plan.command}", _MAX_TITLE_CHARS)
     parts = [_headline(plan), _figures(plan), _plot(plan), _table(plan), _to_paste(plan), _notes(plan), _origin(plan)]
-    body = "\n".join(part for part in parts if part)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{html_text(_POLICY)}"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return html_page(title, parts)
 
 
 def _headline(plan: Plan) -> str:

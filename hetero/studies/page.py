@@ -5,20 +5,18 @@ The page needs no other file, no network and no script.
 
 from __future__ import annotations
 
-import base64
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import resources
 
+from hetero.pages.drawing import PLOTS_HINT, Plot, has_matplotlib
+from hetero.pages.page import html_page, plot_html, table_html
 from hetero.studies.placeholders import placeholders
 from hetero.studies.plan import StudyPlan
 from hetero.studies.plots import (
-    Plot,
     Results,
     communication_plot,
     correlation_plot,
-    has_matplotlib,
     pareto_plot,
     quality_over_time_plot,
     quality_plot,
@@ -33,71 +31,18 @@ from hetero.system.text import counted, html_text, shortened
 
 __all__ = [
     "PAGE_FILE_NAME",
-    "PLOTS_HINT",
     "cell_table",
     "correlation_text",
-    "html_page",
     "notes",
-    "plot_html",
     "study_page",
-    "table_html",
 ]
 
 logger = logging.getLogger(__name__)
 
 PAGE_FILE_NAME = "study.html"
-PLOTS_HINT = 'The page has no plots, because matplotlib is not installed: pip install "hetero[plots]"'
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _MAX_ROWS = 1000
 _SIZE_OPTIONS = ("nproc_per_node", "cluster_file")
 """Launch options that choose the size of the cluster."""
-
-
-def html_page(title: str, parts: Sequence[str]) -> str:
-    """Return an HTML page with the style of hetero's pages. A browser loads nothing and runs no script for it.
-
-    Args:
-        title: Title, as plain text.
-        parts: HTML of the page's parts, in order. Texts in it must be escaped, see `hetero.system.text.html_text`.
-    """
-    css = resources.files("hetero.studies").joinpath("data", "study_page.css").read_text(encoding="utf-8")
-    body = "\n".join(part for part in parts if part)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{html_text(_POLICY)}"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{html_text(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n"
-        "</html>\n"
-    )
-
-
-def plot_html(plot: Plot) -> str:
-    """Return the HTML of a plot with its caption. The image is part of the page."""
-    data = base64.b64encode(plot.svg.encode()).decode("ascii")
-    return (
-        f'<figure><h3>{html_text(plot.title)}</h3><img alt="{html_text(plot.title)}" '
-        f'src="data:image/svg+xml;base64,{data}"/><figcaption>{html_text(plot.caption)}</figcaption></figure>'
-    )
-
-
-def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Return an HTML table of texts.
-
-    Args:
-        header: Names of the columns.
-        rows: Cells of each row.
-        right: Columns with numbers, which are aligned to the right.
-    """
-
-    def cells(tag: str, texts: Sequence[str]) -> str:
-        starts = [f'<{tag} class="number">' if at in right else f"<{tag}>" for at in range(len(texts))]
-        return "".join(f"{start}{html_text(text)}</{tag}>" for start, text in zip(starts, texts, strict=True))
-
-    lines = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table>\n<thead><tr>{cells("th", header)}</tr></thead>\n<tbody>\n{lines}\n</tbody>'
-        "\n</table></div>"
-    )
 
 
 def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Row], findings: Sequence[Finding]) -> str:

@@ -5,14 +5,13 @@ matplotlib is imported when a plot is drawn. Nothing here uses pyplot, so no sta
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hetero.errors import ConfigError
+from hetero.pages.drawing import PALETTE, Plot, new_figure, svg_of
 from hetero.studies.designs import Correlations
 from hetero.studies.runs import FINISHED, Level, RunResult
 from hetero.studies.statistics import interval_of, pareto_front, series_of
@@ -22,38 +21,21 @@ from hetero.system.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.ticker import Locator
 
 __all__ = [
-    "Plot",
     "Results",
     "communication_plot",
     "correlation_plot",
-    "has_matplotlib",
-    "new_figure",
     "pareto_plot",
     "quality_over_time_plot",
     "quality_plot",
     "scaling_plot",
-    "svg_of",
 ]
 
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c510a", "#4d4d4d")
-"""Colours that people with colour blindness can tell apart (Okabe and Ito)."""
 _MARKERS = "osD^vPX*"
-_SIZE = (6.4, 4.2)
 _MAX_SERIES = len(PALETTE)
 _MAX_CURVES = 60
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
-    """A drawn plot."""
-
-    title: str
-    caption: str
-    svg: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,42 +69,6 @@ class Results:
             label = ", ".join(f"{name} {result.levels.get(name)}" for name in varied)
             found.setdefault(label, []).append(result)
         return found if len(found) <= _MAX_SERIES else {"": self.finished}
-
-
-def has_matplotlib() -> bool:
-    """Return whether matplotlib is installed."""
-    try:
-        import matplotlib.figure  # noqa: F401  the import is the question
-    except ImportError:
-        return False
-    return True
-
-
-def new_figure(width: float = _SIZE[0], height: float = _SIZE[1]) -> Figure:
-    """Return an empty figure whose size is in inches.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure as MatplotlibFigure
-    except ImportError as error:
-        raise ConfigError('plots need matplotlib; to do: pip install "hetero[plots]"') from error
-    return MatplotlibFigure(figsize=(width, height), layout="constrained")
-
-
-def svg_of(figure: Figure) -> str:
-    """Return a figure as SVG. Equal figures are equal texts. A ``$`` in a text is that character, not mathematics."""
-    import matplotlib as mpl
-    from matplotlib.text import Text
-
-    target = io.StringIO()
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)
-    # Texts of ticks are also made while the figure is drawn.
-    with mpl.rc_context({"svg.hashsalt": "hetero", "svg.fonttype": "path", "text.parse_math": False}):
-        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
-    return target.getvalue()
 
 
 def scaling_plot(found: Results, *, cost: bool) -> Plot | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetero.cluster import slug
 from hetero.errors import ConfigError, ExitCode
+from hetero.pages.drawing import PLOTS_HINT, has_matplotlib
 from hetero.pricing import Catalogue
 from hetero.studies.checks import CHECKS, check_study
 from hetero.studies.conduct import Progress, conduct, read_results
@@ -18,9 +19,8 @@ from hetero.studies.constraints import Cell
 from hetero.studies.executors import LaunchExecutor, SimulateExecutor, check_groups, groups_of, read_cluster
 from hetero.studies.file_values import whole_of
 from hetero.studies.ledger import LEDGER_FILE_NAME, digest_of_script
-from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, notes, study_page
+from hetero.studies.page import PAGE_FILE_NAME, cell_table, correlation_text, notes, study_page
 from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
-from hetero.studies.plots import has_matplotlib
 from hetero.studies.runs import FAILED, STOPPED, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import MAX_RUNS, Settings, Study, read_study
 from hetero.studies.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet

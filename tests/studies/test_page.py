@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from hetero.system.text import html_text
 
 pytest.importorskip("matplotlib")
 
+SVG = "{http://www.w3.org/2000/svg}"
 CHANGES: dict[str, Any] = {
     "factors": {"cluster": CLUSTERS, "samples": [100_000, 1_000_000]},
     "replicates": 2,
@@ -63,9 +63,11 @@ def test_page_is_one_valid_document_that_loads_and_runs_nothing(plan: StudyPlan,
     text = study_page(plan, results, rows(results, metrics=plan.study.metrics), [FINDING])
     root = ET.fromstring(text)
     assert {each.tag for each in root.iter()} & {"script", "link", "iframe", "object"} == set()
-    sources = [each.attrib["src"] for each in root.iter("img")]
-    assert len(sources) == 7
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert len(list(root.iter(f"{SVG}svg"))) == 7
+    names = [each.attrib["id"] for each in root.iter() if "id" in each.attrib]
+    assert len(names) == len(set(names)), "names of elements are unique in a page"
+    links = [value for each in root.iter() for key, value in each.attrib.items() if key.endswith(("href", "src"))]
+    assert all(link.startswith("data:image/png") or link.removeprefix("#") in names for link in links)
     assert "default-src 'none'" in text.replace("&#x27;", "'")
     assert "&lt;script&gt;alert(1)" in text
     assert "a &lt;b&gt;batch&lt;/b&gt;" in text
@@ -148,7 +150,7 @@ def test_page_without_matplotlib_says_what_to_install(
     monkeypatch.setattr(builtins, "__import__", without)
     text = study_page(plan, results, rows(results), [])
     assert "pip install &quot;hetero[plots]&quot;" in text
-    assert not re.search("<img", text)
+    assert "<svg" not in text
     assert "<h2>Runs</h2>" in text
 
 
@@ -172,7 +174,7 @@ def test_dollar_in_a_name_or_a_level_is_a_character() -> None:
     ]
     text = study_page(plan, results, rows(results, metrics=plan.study.metrics), [])
     assert "cannot be drawn" not in text
-    assert text.count("<img") == 6
+    assert text.count("<svg") == 6
 
 
 def test_plot_that_fails_is_a_notice(
@@ -184,7 +186,7 @@ def test_plot_that_fails_is_a_notice(
     monkeypatch.setattr(page, "quality_plot", fail)
     text = study_page(plan, results, rows(results), [])
     assert "The plot of quality cannot be drawn: ValueError: no &lt;room&gt;" in text
-    assert text.count("<img") == 6
+    assert text.count("<svg") == 6
 
 
 def drawn(draw: Callable[[Results], plots.Plot | None], found: Results) -> tuple[Any, str]:
