@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetero import config
 from hetero.cli.arguments import Subparsers
-from hetero.cli.output import say
+from hetero.cli.output import check_page, say, write_page
 from hetero.errors import ConfigError, ExitCode
-from hetero.system.documents import write_text
 
 if TYPE_CHECKING:
     from hetero.planning import PlanOptions
@@ -81,7 +80,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.pricing import Catalogue
     from hetero.report.profile import load_any_profile
 
-    _check_output(namespace.html, namespace.profile)
+    check_page(namespace.html, (namespace.profile,))
     options = _options(namespace)
     catalogue = Catalogue.load(
         profile=namespace.price_profile,
@@ -91,7 +90,7 @@ def _run(namespace: argparse.Namespace) -> int:
     )
     plan = make_plan(load_any_profile(namespace.profile, catalogue), catalogue, options)
     if namespace.html is not None:
-        _write(namespace.html, plan_page(plan))
+        write_page(namespace.html, plan_page(plan))
     say(json.dumps(plan.to_json(), indent=2, allow_nan=False) + "\n" if namespace.json else plan_text(plan))
     return int(ExitCode.OK)
 
@@ -135,23 +134,6 @@ def _options(namespace: argparse.Namespace) -> PlanOptions:
             raise
         flag = _FLAGS.get(error.record.name, error.record.name)
         raise ConfigError(dataclasses.replace(error.record, name=flag)) from None
-
-
-def _check_output(html: Path | None, profile: Path) -> None:
-    """Reject an HTML file that would replace the profile or the report."""
-    from hetero.planning.profile import PROFILE_FILE_NAME
-    from hetero.report.model import REPORT_FILE_NAME
-
-    inputs = (profile, *(profile / name for name in (PROFILE_FILE_NAME, REPORT_FILE_NAME)))
-    if html is not None and html.is_file() and any(path.is_file() and html.samefile(path) for path in inputs):
-        raise ConfigError(f"--html {html} is a file that the plan reads; give another file to --html")
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        write_text(path, page)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}; give another file to --html") from error
 
 
 def _baseline(text: str | None) -> tuple[str, int | None]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from hetero.cli.arguments import Subparsers
-from hetero.cli.output import say
+from hetero.cli.output import check_page, say, write_page
 from hetero.errors import ExitCode
 
 __all__ = ["add"]
@@ -17,15 +17,19 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser("report", allow_abbrev=False, help="show a run, or compare it with its baseline")
     parser.add_argument("baseline", type=Path, metavar="A", help="report.json or its folder: the run, or the baseline")
     parser.add_argument("candidate", type=Path, nargs="?", metavar="B", help="the run to compare with A")
+    parser.add_argument("--html", type=Path, metavar="FILE", help='also write an HTML page (needs "hetero[plots]")')
     parser.set_defaults(run=_run)
 
 
 def _run(namespace: argparse.Namespace) -> int:
     from hetero.report import commands
 
+    check_page(namespace.html, [path for path in (namespace.baseline, namespace.candidate) if path is not None])
     if namespace.candidate is None:
         text = commands.show_file(namespace.baseline)
     else:
         text = commands.compare_files(namespace.baseline, namespace.candidate)
+    if namespace.html is not None:
+        write_page(namespace.html, commands.page_of_files(namespace.baseline, namespace.candidate))
     say(text.rstrip("\n") + "\n")
     return int(ExitCode.OK)

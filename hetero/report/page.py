@@ -1,0 +1,192 @@
+"""Shows a run, or the comparison of two runs, as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.steps import StepSummary
+from hetero.pages.drawing import PALETTE
+from hetero.pages.page import figures_html, html_page, plot_html, table_html
+from hetero.report.charts import ShownRun, break_even_plot, cpu_plot, parts_plot, steps_plot
+from hetero.report.compare import Comparison
+from hetero.report.model import Report
+from hetero.report.verdict import pace_text, percent_text, speedup_text, verdict_text
+from hetero.system.quantities import NOT_KNOWN, bytes_text, seconds_text
+from hetero.system.text import counted, html_text, shortened
+
+__all__ = ["comparison_page", "run_page"]
+
+_MAX_TITLE_CHARS = 80
+_MAX_ROWS = 100
+
+
+def run_page(report: Report) -> str:
+    """Return the page of one run.
+
+    Raises:
+        ConfigError: If matplotlib is not installed.
+    """
+    runs = _shown([report])
+    return html_page(
+        shortened(f"Run of {report.run.command}", _MAX_TITLE_CHARS),
+        [
+            _title(report, f"{report.run.placement.capitalize()} run", report.verdict.advice),
+            figures_html(list(_run_cells(report))),
+            *_body(runs, None),
+        ],
+    )
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Return the page that compares two runs.
+
+    Raises:
+        ConfigError: If matplotlib is not installed.
+    """
+    runs = _shown([comparison.baseline, comparison.candidate])
+    command = comparison.candidate.run.command
+    return html_page(
+        shortened(f"Was it worth it? {command}", _MAX_TITLE_CHARS),
+        [
+            _title(comparison.candidate, *_headline(comparison)),
+            figures_html(list(_comparison_cells(comparison))),
+            *_body(runs, comparison),
+        ],
+    )
+
+
+def _shown(reports: Sequence[Report]) -> list[ShownRun]:
+    """Return the runs that have steps, with names that tell them apart."""
+    placements = [report.run.placement for report in reports]
+    names = placements if len(set(placements)) == len(placements) else ["first run", "second run"][: len(reports)]
+    shown = []
+    for name, report, colour in zip(names, reports, (PALETTE[1], PALETTE[0]), strict=False):
+        steps = _slowest_steps(report)
+        if steps is not None:
+            shown.append(ShownRun(name=name, report=report, colour=colour, steps=steps))
+    return shown
+
+
+def _slowest_steps(report: Report) -> StepSummary | None:
+    headline = report.headline
+    if headline is None:
+        return None
+    found = [
+        (rank.rank, each) for rank in report.run.ranks for label, each in rank.labelled if label == headline.loader
+    ]
+    return next((each for rank, each in found if rank == headline.slowest_step_rank), found[0][1] if found else None)
+
+
+def _title(report: Report, answer: str, why: str) -> str:
+    simulated = ' <span class="small">simulated</span>' if report.run.simulated else ""
+    return (
+        f'<p class="command">Run of <code>{html_text(report.run.command)}</code>{simulated}</p>\n'
+        f"<h1>{html_text(answer)}<span>: {html_text(why)}</span></h1>"
+    )
+
+
+def _headline(comparison: Comparison) -> tuple[str, str]:
+    """Return the verdict, and what it stands on."""
+    if comparison.objections:
+        what = "Whether the second run is cheaper" if comparison.speedup else "Which run is faster and which is cheaper"
+        return f"{what} cannot be said", " ".join(comparison.objections)
+    if comparison.saving is None:
+        return f"{speedup_text(comparison.speedup)} times the pace" if comparison.speedup else "No verdict", (
+            "whether it is cheaper cannot be said without all prices"
+        )
+    if comparison.is_worth_it is None:
+        start, _, why = verdict_text(comparison).partition(": ")
+        return start, why
+    return verdict_text(comparison).capitalize(), f"the second run has {pace_text(comparison)}"
+
+
+def _run_cells(report: Report) -> Iterator[tuple[str, str, str]]:
+    headline, cost = report.headline, report.cost
+    if headline is not None and headline.step_time_mean is not None:
+        yield "step time", seconds_text(headline.step_time_mean.value), headline.step_time_mean.basis
+    if headline is not None and headline.data_wait_mean is not None:
+        yield "data wait", seconds_text(headline.data_wait_mean.value), headline.data_wait_mean.basis
+    if headline is not None and headline.samples_per_s is not None:
+        yield "samples/s", f"{headline.samples_per_s.value:,.0f}", headline.samples_per_s.basis
+    if cost.per_1k_steps is not None:
+        yield "USD per 1,000 steps", f"{cost.per_1k_steps.value:.4g}", cost.per_1k_steps.basis
+
+
+def _comparison_cells(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    for report, which in ((comparison.baseline, "first run"), (comparison.candidate, "second run")):
+        step = report.headline.step_time_mean if report.headline else None
+        usd = None if comparison.objections else report.cost.per_1k_steps
+        cost = "" if usd is None else f", USD {usd.value:.4g} per 1,000 steps"
+        value = NOT_KNOWN if step is None else seconds_text(step.value)
+        yield f"step time of the {which}, {report.run.placement}", value, f"{_hosts(report)}{cost}"
+    if comparison.speedup is not None:
+        even = comparison.break_even_speedup
+        below = "" if even is None else f"break-even at {even.value:.2f}x ({even.basis})"
+        yield "pace of the second run", f"{speedup_text(comparison.speedup)}x", below
+    if comparison.saving is not None:
+        yield "saving of the second run", f"{percent_text(comparison.saving)} %", comparison.saving.basis
+
+
+def _hosts(report: Report) -> str:
+    return " + ".join(f"{group.count} x {group.instance_type}" for group in report.run.groups)
+
+
+def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[str]:
+    if any(run.steps.history.begin_s for run in runs):
+        yield plot_html(steps_plot(runs))
+    if any(run.steps.num_steps_measured for run in runs):
+        yield plot_html(parts_plot(runs))
+    plots = [plot for run in runs if (plot := cpu_plot(run)) is not None]
+    if comparison is not None and (plot := break_even_plot(comparison)) is not None:
+        plots.insert(0, plot)
+    if plots:
+        yield f'<div class="plots">{"".join(map(plot_html, plots))}</div>'
+    for run in runs:
+        yield from _tables(run)
+    if comparison is not None and comparison.caveats:
+        yield f"<h2>Caveats</h2>\n{_list(comparison.caveats)}"
+    simulated = list(dict.fromkeys(line for run in runs for line in run.report.run.simulated))
+    if simulated:
+        yield f"<h2>Simulated</h2>\n{_list(simulated)}"
+
+
+def _tables(run: ShownRun) -> Iterator[str]:
+    facts = run.report.run
+    yield f"<h2>Hosts, {html_text(run.name)}</h2>"
+    yield f"<p>{html_text(run.report.verdict.advice)}</p>"
+    trainers = {rank.host for rank in facts.ranks}
+    header = ("host", "role", "batches made", "vCPUs used", "CPUs busy", "peak", "memory peak", "GPU")
+    is_emulated = facts.options.get("emulate_sample_s", "None") != "None"
+    rows = [
+        _host_row(usage, "trainer" if usage.host in trainers else "data", is_emulated=is_emulated)
+        for usage in facts.hosts
+    ]
+    yield table_html(header, rows[:_MAX_ROWS], right=range(2, len(header)))
+    if len(rows) > _MAX_ROWS:
+        yield f'<p class="small">{counted(len(rows) - _MAX_ROWS, "host")} more in report.json.</p>'
+    if facts.timeline:
+        events = [(f"{event.at_s:.1f} s", event.host, event.what) for event in facts.timeline[:_MAX_ROWS]]
+        yield f"<h3>Events, {html_text(run.name)}</h3>"
+        yield table_html(("at", "host", "event"), events, right=(0,))
+
+
+def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, ...]:
+    busy_s, slots = usage.endpoints_busy_s, usage.endpoint_slots
+    share = None
+    if is_emulated and busy_s is not None and slots and usage.duration_s > 0:
+        share = busy_s / (slots * usage.duration_s)
+    return (
+        usage.host,
+        role,
+        NOT_KNOWN if usage.batches_computed is None else f"{usage.batches_computed:,}",
+        NOT_KNOWN if share is None else f"{100 * share:.0f} % of {slots}",
+        NOT_KNOWN if usage.cpu_percent_mean is None else f"{usage.cpu_percent_mean / 100:.2f}",
+        NOT_KNOWN if usage.cpu_percent_peak is None else f"{usage.cpu_percent_peak / 100:.2f}",
+        bytes_text(usage.memory_peak_bytes),
+        NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",
+    )
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>\n{''.join(f'<li>{html_text(line)}</li>' for line in lines)}\n</ul>"
