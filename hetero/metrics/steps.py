@@ -90,6 +90,21 @@ class Extent:
     """How many of them were delivered or have raised. The others are in flight, or were discarded."""
     max_in_flight: int = 0
     """Most batches that were requested and not yet delivered."""
+    pass_steps: int | None = None
+    """Steps of the latest pass, from its epoch's first batch to its last. None if the loader does not know it."""
+    pass_end: int = 0
+    """Value of `num_passed` when the latest pass has no batches left."""
+
+    def begin_pass(self, *, steps: int | None, num_done: int) -> None:
+        """Count a pass that begins.
+
+        Args:
+            steps: Steps of the pass, None if the loader does not know it.
+            num_done: How many of them were done before, because the pass resumes a loaded state.
+        """
+        self.num_passes += 1
+        self.pass_steps = steps
+        self.pass_end = self.num_passed + (steps or 0) - num_done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +176,10 @@ class StepSummary:
     """Passes that began. 0 if the loader does not count them."""
     num_complete_passes: int = field(default=0, metadata=limits(maximum=2**53))
     """Passes that delivered all of their batches."""
+    pass_steps: int | None = field(default=None, metadata=limits(maximum=2**53))
+    """Steps of the latest pass, if the loader knows it. A pass that resumes a loaded state has those before it too."""
+    pass_steps_left: int = field(default=0, metadata=limits(maximum=2**53))
+    """How many of `pass_steps` have not been done yet."""
     max_in_flight: int = field(default=0, metadata=limits(maximum=2**53))
     """Most batches that were requested and not yet delivered. 0 if the loader does not count them."""
     num_not_delivered: int = field(default=0, metadata=limits(maximum=2**53))
@@ -401,6 +420,8 @@ class StepTimer:
             pass_samples=self.extent.pass_samples,
             num_passes=self.extent.num_passes,
             num_complete_passes=self.extent.num_complete_passes,
+            pass_steps=self.extent.pass_steps,
+            pass_steps_left=max(0, self.extent.pass_end - self.extent.num_passed),
             max_in_flight=self.extent.max_in_flight,
             num_not_delivered=max(0, self.extent.num_requested - self.extent.num_passed),
             first_batch_at_s=self._first_batch_at_s,

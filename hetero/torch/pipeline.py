@@ -177,10 +177,12 @@ class Pipeline(LoaderPipeline):
         """Begin a pass. Return its number, its start, and its batches."""
         self.progress.leave()
         self.take_sampler_epoch()
-        self.extent.num_passes += 1
         number, start = self.progress.begin()
         if self.sampler_order is None:
-            return number, *self._begin_own_order(start, plan)
+            start, planned = self._begin_own_order(start, plan)
+            self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
+            return number, start, planned
+        self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
         planned = plan(start)
         # A loaded state may be at the end of its epoch. The pass is then the next epoch.
         if start.may_skip and start.batches:
