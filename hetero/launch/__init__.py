@@ -12,7 +12,7 @@ staged.py        the files that hetero.sagemaker.prepare adds to the code, such 
 control_plane.py the hub of a host, and what all hosts must agree on
 joining.py       joins a running job, or registers with the main host of a job
 wanted_hosts.py  how many data hosts the job could use
-summaries.py     the loader of a rank that takes the most time
+summaries.py     the summaries in a report of a rank
 summary.py       metrics and report of a run
 timeline.py      when hosts came and went and processes restarted, for the report
 failure.py       the failure file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import os
@@ -12,7 +13,7 @@ from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
 from hetero.control.membership import Membership
 from hetero.control.rank.session import LAUNCHER_VARIABLE
-from hetero.control.status import Cause, HostState, RankReport
+from hetero.control.status import Cause, HostState, HostStatus, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import progress
 from hetero.launch.data_services import ServiceWatch, find_service
@@ -228,6 +229,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
     # Start the ranks and watch them until they have ended.
     interval_s = progress.interval_s(os.environ)
     next_progress_s = time.monotonic() + interval_s
+    earlier: collections.deque[list[HostStatus]] = collections.deque(maxlen=progress.RECENT_LINES)
     stopped_s = math.inf
     service = find_service(host.options.data_service)
     watch = service.watch(host.name, host.placement.servers, host.timings) if host.placement.data_service else None
@@ -250,7 +252,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
                     return
             elif host.is_first_trainer and time.monotonic() >= next_progress_s:
                 next_progress_s = time.monotonic() + interval_s
-                _show_progress(host)
+                _show_progress(host, earlier)
         if status != 0:
             with host.hub.membership() as membership:
                 reported = {report.rank: report.failure for report in membership.own.ranks if report.failure}
@@ -262,7 +264,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
     finally:
         ranks.kill()
     if host.is_first_trainer and profile is None:
-        _show_progress(host)  # in a short job this is the first progress line
+        _show_progress(host, earlier)  # in a short job this is the first progress line
     logger.info("ranks are done")
 
 
@@ -339,16 +341,22 @@ def _words_on_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
     return f"the end of the processes of rank {names}, whose scripts have ended"
 
 
-def _show_progress(host: LaunchedHost) -> None:
+def _show_progress(host: LaunchedHost, earlier: collections.deque[list[HostStatus]]) -> None:
+    """Log the progress and its metrics.
+
+    Args:
+        host: This host.
+        earlier: Statuses of the trainer hosts at the latest progress lines. Those of this line are added.
+    """
     with host.hub.membership() as membership:
-        reports = membership.own.ranks
         trainers = membership.statuses(Role.TRAINER)
         endpoints = membership.endpoints()
         others = membership.statuses(Role.DATA)
         others += [gone.status for gone in membership.newcomers.departed if gone.status is not None]
-    text = progress.describe(reports)
-    if text:
-        logger.info("progress: %s", text)
+    found = progress.measure(trainers, earlier[0] if earlier else ())
+    earlier.append(trainers)
+    if found is not None:
+        logger.info("progress: %s", progress.describe(found))
     wanted = host.wanted.observe(window_of(trainers, others, endpoints)) if host.placement.remote else None
     log_metrics(progress_metrics(trainers, num_endpoints=len(endpoints), wanted=wanted))
 

@@ -1,22 +1,37 @@
-"""The loader of a rank that takes the most time."""
+"""The summaries in a report of a rank: by loader, and of the loader that takes the most time."""
 
 from __future__ import annotations
 
+import collections
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from hetero.errors import ConfigError
 from hetero.metrics.steps import StepSummary
 
-__all__ = ["longest_summary"]
+__all__ = ["longest_summary", "named_summaries"]
 
 
 def longest_summary(summaries_json: Iterable[bytes]) -> StepSummary | None:
     """Return the summary of the loader with the longest total time. None without a valid summary."""
-    found = []
+    found = _summaries(summaries_json)
+    return max(found, key=lambda summary: (summary.total_s, summary.num_steps), default=None)
+
+
+def named_summaries(summaries_json: Iterable[bytes]) -> dict[str, StepSummary]:
+    """Return the summary of each loader by the name that `RankReport.loader` has, in which namesakes are numbered."""
+    found: dict[str, StepSummary] = {}
+    counts: collections.Counter[str] = collections.Counter()
+    for summary in _summaries(summaries_json):
+        counts[summary.name] += 1
+        number = counts[summary.name]
+        found[summary.name if number == 1 else f"{summary.name}#{number}"] = summary
+    return found
+
+
+def _summaries(summaries_json: Iterable[bytes]) -> Iterator[StepSummary]:
     for part in summaries_json:
         try:
-            found.append(StepSummary.from_json(json.loads(part)))
+            yield StepSummary.from_json(json.loads(part))
         except (ValueError, ConfigError):
             continue  # a malformed summary is logged when the report is written
-    return max(found, key=lambda summary: (summary.total_s, summary.num_steps), default=None)

@@ -165,8 +165,9 @@ def test_loader_of_any_name_is_one_line_of_progress_and_one_cell_of_the_report(l
         timer.end_wait(1)
     report = RankReport(rank=0, summaries_json=(json.dumps(timer.summary().to_json()).encode(),))
     status = HostStatus(host="algo-1", incarnation="i", version="1", script_digest="d", ranks=(report,))
-    (received,) = status_from_proto(status_to_proto(status)).ranks
-    logging.getLogger("hetero.x").info("progress: %s", progress.describe([received]))
+    found = progress.measure([status_from_proto(status_to_proto(status))])
+    assert found is not None
+    logging.getLogger("hetero.x").info("progress: %s", progress.describe(found))
     for line in lines():
         assert line.startswith("[data_group algo-2 data] ")
         assert not METRIC.match(line)
