@@ -2,7 +2,8 @@
 # make check   lint, types and the quick tests, at most three minutes on two idle cores: for a change in one place
 # make test-v3  the tests with version 3 of the SageMaker SDK, which fits into no environment beside version 2; needs
 #              Python 3.11 or newer
-# make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison
+# make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison;
+#              DEMO_FLAGS="--step-seconds 0.6" emulates slower accelerators, for machines that are slow or busy
 # make soak    kills, stops, slows and cuts off processes of simulated jobs at random, and compares what was fed to the
 #              ranks with an undisturbed run; DURATION_S=600 SEED=1 EVENTS=1000000
 # make tf-jobs   N=50 simulated TensorFlow jobs in a row, a third of them ended by an exception, SIGTERM or a kill: does
@@ -97,7 +98,7 @@ reliability: $(DEV)
 	$(ENV)/python -m pytest -q tests/reliability/test_document.py
 
 demo: $(DEMO)
-	$(ENV)/python examples/photos/demo.py
+	$(ENV)/python examples/photos/demo.py $(DEMO_FLAGS)
 
 bench: $(BENCH)
 	@for question in transport pipelines scaling interference memory compression gpu_feed tf_feed strangers safeguards planner; do \
