@@ -32,6 +32,7 @@ from hetero.cluster.roles import assign_roles
 from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
+from hetero.report.verdict import upper_bounds_note
 from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.runs import FAILED, STOPPED, Billing, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import PRICE_OPTIONS, Budget
@@ -310,7 +311,8 @@ def report_of(
     for cluster in request.clusters:
         own = [each for each in planned if each.cluster == cluster and each.run.run_id in by_id]
         points = tuple(_point(each, by_id[each.run.run_id], by_samples=request.by_samples) for each in own)
-        reports = [report for each in own if (report := by_id[each.run.run_id].report) is not None]
+        named = {each.run.run_id: report for each in own if (report := by_id[each.run.run_id].report) is not None}
+        reports = list(named.values())
         objections = dict.fromkeys(report.cost.objection for report in reports if report.cost.objection)
         missing = [kind for kind in _types_of(cluster) if kind not in request.as_fast_as]
         has_cost = own and (not missing or not objections)
@@ -322,7 +324,10 @@ def report_of(
             memory_limit_bytes=memory_limit_of(cluster, catalogue, memory_gib),
             data_bytes=data_bytes,
             cache_bytes=level_2_bytes(),
-            notes=() if has_cost else tuple(_note(text, missing) for text in objections),
+            notes=(
+                *filter(None, [upper_bounds_note(named)]),
+                *(() if has_cost else (_note(text, missing) for text in objections)),
+            ),
         )
         basis = "simulated" if any(report.run.simulated for report in reports) else options.basis
         forecasts.append(forecast(candidate, replace(options, basis=basis)))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hetero.report.build import EMULATION_FLAGS, missing_emulation
 from hetero.report.compare import Comparison, Range
+from hetero.report.model import Report
 from hetero.system.quantities import seconds_text
+from hetero.system.text import counted
 
-__all__ = ["answer_text", "pace_text", "percent_text", "speedup_text", "verdict_text"]
+__all__ = ["answer_text", "pace_text", "percent_text", "speedup_text", "upper_bounds_note", "verdict_text"]
 
 _LONGER = 2
 """Factor by which longer emulated times are suggested. Twice the time halves the share of real work in it."""
+_MAX_NAMED = 5
 
 
 def answer_text(comparison: Comparison) -> str:
@@ -64,6 +69,28 @@ def percent_text(saving: Range) -> str:
     """Return a fraction in percent, or its bounds if they differ in the first decimal."""
     low, high = _percent(saving.low), _percent(saving.high)
     return low if low == high else f"{low} to {high}"
+
+
+def upper_bounds_note(reports: Mapping[str, Report]) -> str:
+    """Return a sentence about runs whose times are only upper bounds, because real work shows. Empty without such runs.
+
+    Args:
+        reports: The runs by name.
+    """
+    found = []
+    for name, report in reports.items():
+        times_s = None if report.headline is None else report.headline.step_time_range_s
+        if times_s is not None and seconds_text(times_s[0]) != seconds_text(times_s[1]):
+            found.append(
+                f"{name} (a step took {seconds_text(times_s[1])}, without it {seconds_text(times_s[0])} or more)"
+            )
+    if not found:
+        return ""
+    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    return (
+        f"The real work of this machine shows in {len(found)} of {counted(len(reports), 'run')}, so their times are "
+        f"upper bounds: {', '.join(found[:_MAX_NAMED])}{more}."
+    )
 
 
 def _percent(fraction: float) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from hetero.pages.drawing import PLOTS_HINT, Plot, has_matplotlib
 from hetero.pages.page import html_page, plot_html, table_html
+from hetero.report.verdict import upper_bounds_note
 from hetero.studies.placeholders import placeholders
 from hetero.studies.plan import StudyPlan
 from hetero.studies.plots import (
@@ -100,9 +101,10 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
 
 
 def notes(study: Study, results: Sequence[RunResult]) -> list[str]:
-    """Return sentences about what the results lack: metrics of the study that no run logged."""
+    """Return sentences about what the results lack: metrics that no run logged, and times that are only bounds."""
     finished = [each for each in results if each.state == FINISHED]
-    found = []
+    reports = {each.run_id: each.report for each in finished if each.report is not None}
+    found = [note] if (note := upper_bounds_note(reports)) else []
     for metric in study.metrics:
         if finished and not any(series_of(each.metrics, metric.name) for each in results):
             how = "no line of a log matches its regex" if metric.regex else "no run logged it"

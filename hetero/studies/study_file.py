@@ -71,7 +71,8 @@ MAX_RUNS = 10_000
 RESERVED = frozenset(
     (
         *("run_id", "replicate", "state", "exit_code", "cause", "started_at", "wall_s", "usd"),
-        *("compute_s", "data_wait_s", "other_s", "step_time_s", "data_wait_per_step_s", "samples_per_s"),
+        *("compute_s", "data_wait_s", "other_s", "samples_per_s"),
+        *("step_time_s", "step_time_least_s", "data_wait_per_step_s"),
         *("cpu_percent", "memory_bytes", "gpu_percent", "gpu_memory_bytes", "communication_over_computation"),
         *("base_steps", "base_learning_rate"),
     )

@@ -43,10 +43,11 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
 
     The columns are: ``run_id``, levels and derived quantities, ``replicate``, ``state``, ``exit_code``, ``cause``,
     ``started_at``, ``wall_s``, a column ``PHASE_s`` per phase, ``usd``, then from the report ``step_time_s``,
-    ``data_wait_per_step_s``, ``samples_per_s``, ``cpu_percent``, ``memory_bytes``, ``gpu_percent``,
-    ``gpu_memory_bytes``, then the last value of each metric, and for each of ``metrics`` its best value, the time to
-    its target, and its quality after each stated time. The phases are parts of ``wall_s``. A phase with the name of a
-    level gets ``phase_`` in front, and a logged metric with the name of another column ``metric_``.
+    ``step_time_least_s`` (its lower bound in an emulated run), ``data_wait_per_step_s``, ``samples_per_s``,
+    ``cpu_percent``, ``memory_bytes``, ``gpu_percent``, ``gpu_memory_bytes``, then the last value of each metric, and
+    for each of ``metrics`` its best value, the time to its target, and its quality after each stated time. The phases
+    are parts of ``wall_s``. A phase with the name of a level gets ``phase_`` in front, and a logged metric with the
+    name of another column ``metric_``.
 
     Args:
         results: The results.
@@ -121,6 +122,7 @@ def _from_report(report: Report | None) -> Row:
 
     return {
         "step_time_s": figure("step_time_mean"),
+        "step_time_least_s": figure("step_time_least"),
         "data_wait_per_step_s": figure("data_wait_mean"),
         "samples_per_s": figure("samples_per_s"),
         "cpu_percent": mean([usage.cpu_percent_mean for usage in usages]),

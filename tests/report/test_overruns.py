@@ -7,7 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from hetero.metrics import StepSummary
+from hetero.pricing import Catalogue
+from hetero.report import RankFacts, RunFacts, build_report
 from hetero.report.overruns import least_step_time_s
+from hetero.report.verdict import upper_bounds_note
 
 SummaryMaker = Callable[..., StepSummary]
 LATE = {"milliseconds of computing batches": 1000, "milliseconds of emulation overruns": 200}
@@ -46,3 +49,20 @@ def test_least_step_time_is_not_known_without_emulation_or_steps(summary_of: Sum
     assert least_step_time_s([summary_of(0.2)], {}) is None
     assert least_step_time_s([summary_of(0.2, step_wait_s=0.1), summary_of(None, step_wait_s=0.1)], {}) is None
     assert least_step_time_s([], LATE) is None
+
+
+def test_note_about_several_runs_names_those_whose_times_are_upper_bounds(
+    make_facts: Callable[..., RunFacts], summary_of: SummaryMaker
+) -> None:
+    late = (RankFacts(rank=0, host="h", loaders=(summary_of(0.2, 1.0, step_wait_s=0.1),)),)
+    reports = {
+        name: build_report(make_facts(**changes), Catalogue.load())
+        for name, changes in {"exact": {}, "late": {"ranks": late}, "none": {"ranks": ()}}.items()
+    }
+    assert upper_bounds_note(reports) == (
+        "The real work of this machine shows in 1 of 3 runs, so their times are upper bounds: late (a step took "
+        "200 ms, without it 100 ms or more)."
+    )
+    assert upper_bounds_note({"exact": reports["exact"]}) == ""
+    many = {f"run {number}": reports["late"] for number in range(7)}
+    assert upper_bounds_note(many).endswith("100 ms or more) and 2 more.")
