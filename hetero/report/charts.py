@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ShownRun", "break_even_plot", "cpu_plot", "parts_plot", "steps_plot"]
 
 _WIDTH_IN = 11.0
-_WINDOW = 0.1
+_WINDOW = 0.3
 """Length of the moving mean, as a share of a run's history. A step waits for data or does not, so single steps jump."""
 _MAX_EVENT_TEXTS = 12
 """Events of a run that the plot of steps names. More would cover each other; the page lists all."""

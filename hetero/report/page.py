@@ -156,7 +156,7 @@ def _tables(run: ShownRun) -> Iterator[str]:
     yield f"<h2>Hosts, {html_text(run.name)}</h2>"
     yield f"<p>{html_text(run.report.verdict.advice)}</p>"
     trainers = {rank.host for rank in facts.ranks}
-    header = ("host", "role", "batches made", "vCPUs used", "CPUs busy", "peak", "memory peak", "GPU")
+    header = ("host", "role", "batches made", "vCPUs used, start included", "CPUs busy", "peak", "memory peak", "GPU")
     is_emulated = facts.options.get("emulate_sample_s", "None") != "None"
     rows = [
         _host_row(usage, "trainer" if usage.host in trainers else "data", is_emulated=is_emulated)
