@@ -37,9 +37,9 @@ class Timeline:
             return
         serving = {record.host for record in membership.endpoints()}
         for host in sorted(serving - self._serving):
-            self._add(at_s, host, "serves")
+            self._add(at_s, host, "endpoints begin to serve")
         for host in sorted(self._serving - serving):
-            self._add(at_s, host, "no longer serves")
+            self._add(at_s, host, "endpoints no longer serve")
         self._serving = serving
         for status in membership.statuses():
             self._follow_counters(status, at_s)

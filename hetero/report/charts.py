@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.metrics.steps import StepSummary
 from hetero.pages.drawing import PALETTE, Plot, new_figure, svg_of
@@ -15,13 +15,15 @@ from hetero.system.quantities import seconds_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["ShownRun", "break_even_plot", "cpu_plot", "parts_plot", "steps_plot"]
+__all__ = ["ShownRun", "cost_plot", "cpu_plot", "parts_plot", "steps_plot"]
 
 _WIDTH_IN = 11.0
 _WINDOW = 0.3
 """Length of the moving mean, as a share of a run's history. A step waits for data or does not, so single steps jump."""
 _MAX_EVENT_TEXTS = 12
 """Events of a run that the plot of steps names. More would cover each other; the page lists all."""
+_HOST_COLOURS = PALETTE[2:]
+"""Colours of hosts, which are not those of runs."""
 _PARTS = {"accelerator": PALETTE[0], "compute": PALETTE[0], "real work that shows": PALETTE[4], "data wait": PALETTE[1]}
 
 
@@ -50,10 +52,13 @@ def steps_plot(runs: Sequence[ShownRun]) -> Plot:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("time since the first step [s]")
     axes.set_ylabel("step time [ms]")
-    _finish(axes)
-    first_steps = runs[0].steps.history.num_steps
-    dot = "A dot is one step." if set(first_steps) <= {1} else f"A dot is the mean of {first_steps[0]} steps."
-    caption = f"{dot} The line is the moving mean. A vertical line is an event."
+    _finish(axes, has_legend=False)
+    figure.legend(loc="outside upper right", frameon=False, ncols=3, fontsize="small")
+    num_steps = max((number for run in runs for number in run.steps.history.num_steps), default=1)
+    dot = "A dot is one step" if num_steps == 1 else f"A dot is the mean of up to {num_steps} steps"
+    caption = f"{dot}, the line is the mean of the steps around. Where batches come in bursts, few steps wait long."
+    if any(run.report.run.timeline for run in runs):
+        caption += " A dashed vertical line is an event."
     return Plot(title="Step time over time", caption=caption, svg=svg_of(figure))
 
 
@@ -123,44 +128,50 @@ def cpu_plot(run: ShownRun) -> Plot | None:
         return None
     figure = new_figure(_WIDTH_IN / 2, 2.8)
     axes = figure.subplots()
-    for usage, colour in zip(hosts, PALETTE, strict=False):
+    trainers = {rank.host for rank in run.report.run.ranks}
+    for usage, colour in zip(hosts, _HOST_COLOURS, strict=False):
         times_s = [(begin + end) / 2 for begin, end in zip(usage.series.begin_s, usage.series.end_s, strict=True)]
-        axes.plot(times_s, [value / 100 for value in usage.series.cpu_percent], color=colour, label=usage.host)
+        label = f"{usage.host} ({'trainer' if usage.host in trainers else 'data'})"
+        axes.plot(times_s, [value / 100 for value in usage.series.cpu_percent], color=colour, label=label)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("time since the host's start [s]")
-    axes.set_ylabel("CPUs busy")
+    axes.set_xlabel("time since the host's start, with its start-up [s]")
+    num_cpus = max(usage.num_cpus for usage in hosts)
+    axes.set_ylabel(f"CPUs busy, of {num_cpus}")
     _finish(axes)
-    caption = f"The first {len(PALETTE)} of {len(hosts)} hosts." if len(hosts) > len(PALETTE) else ""
-    if any(usage.scope == "tree" for usage in hosts):
-        caption = f"Real CPUs of the one machine that all hosts share. {caption}".strip()
+    is_shared = any(usage.scope == "tree" for usage in hosts)
+    caption = (
+        f"All hosts share the {num_cpus} CPUs of one machine. Emulated vCPUs do not show here." if is_shared else ""
+    )
+    if len(hosts) > len(_HOST_COLOURS):
+        caption = f"{caption} The first {len(_HOST_COLOURS)} of {len(hosts)} hosts.".strip()
     return Plot(title=f"CPU use of the hosts, {run.name}", caption=caption, svg=svg_of(figure))
 
 
-def break_even_plot(comparison: Comparison) -> Plot | None:
-    """Return the saving against the speed-up, with the break-even and the runs. None without a saving."""
-    saving, speedup, even = comparison.saving, comparison.speedup, comparison.break_even_speedup
-    if saving is None or speedup is None or even is None:
+def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
+    """Return the cost of the same work in both runs, with the bounds and the break-even. None without a saving."""
+    saving, even = comparison.saving, comparison.break_even_speedup
+    first_usd, step = comparison.baseline.cost.per_1k_steps, comparison.baseline.headline
+    if saving is None or even is None or first_usd is None or step is None or step.step_time_mean is None:
         return None
     figure = new_figure(_WIDTH_IN / 2, 2.8)
     axes = figure.subplots()
-
-    def draw_curve(start: float, end: float, **style: Any) -> None:
-        paces = [start + (end - start) * at / 100 for at in range(101)]
-        axes.plot(paces, [100 * (1 - even.value / pace) for pace in paces], **style)
-
-    draw_curve(0.8 * min(speedup.low, even.value), 1.25 * max(speedup.high, even.value), color="0.5", linewidth=1.5)
-    axes.axhline(0, color="0.5", linewidth=1)
-    axes.axvline(even.value, color="0.5", linewidth=1, linestyle=":")
-    axes.text(even.value, 0.02, f" break-even {even.value:.2f}x", transform=axes.get_xaxis_transform(), color="0.5")
-    draw_curve(speedup.low, speedup.high, color=PALETTE[2], linewidth=5, solid_capstyle="round")
-    axes.plot([speedup.low], [100 * saving.low], "o", color=PALETTE[2], markersize=8, label="second run")
-    axes.set_xlabel(f"pace of the second run per {comparison.per}, first run = 1")
-    axes.set_ylabel("saving [%]")
+    low, high = (first_usd.value * (1 - share) for share in (saving.high, saving.low))
+    axes.barh(0, first_usd.value, height=0.6, color=runs[0].colour)
+    axes.barh(1, high, height=0.6, color=runs[-1].colour)
+    axes.plot([low, high], [1, 1], color="#000000", linewidth=3)
+    axes.text(first_usd.value, 0, f" {first_usd.value:.4g}", va="center")
+    axes.text(high, 1, f" {high:.4g}", va="center")
+    axes.axvline(first_usd.value, color="0.5", linewidth=1, linestyle=":")
+    axes.set_yticks([0, 1], [run.name for run in runs])
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel(f"USD for {'1,000 steps' if comparison.per == 'step' else 'the samples of 1,000 steps'}")
     _finish(axes)
-    caption = "Above the horizontal line the second run is cheaper for the same work."
-    if speedup.low != speedup.high:
-        caption += " The thick line has the bounds of the second run."
-    return Plot(title="Saving against pace", caption=caption, svg=svg_of(figure))
+    even_s = seconds_text(step.step_time_mean.value / even.value)
+    caption = f"The second run costs as much as the first if a step takes {even_s} ({even.value:.2f} times the pace)."
+    if low != high:
+        caption += " The black line has the bounds of its cost."
+    return Plot(title="Cost of the same work", caption=caption, svg=svg_of(figure))
 
 
 def _finish(axes: Axes, *, has_legend: bool = True) -> None:

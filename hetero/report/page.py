@@ -8,7 +8,7 @@ from hetero.metrics.hosts import HostUsage
 from hetero.metrics.steps import StepSummary
 from hetero.pages.drawing import PALETTE
 from hetero.pages.page import figures_html, html_page, plot_html, table_html
-from hetero.report.charts import ShownRun, break_even_plot, cpu_plot, parts_plot, steps_plot
+from hetero.report.charts import ShownRun, cost_plot, cpu_plot, parts_plot, steps_plot
 from hetero.report.compare import Comparison
 from hetero.report.model import Report
 from hetero.report.verdict import pace_text, percent_text, speedup_text, verdict_text
@@ -117,9 +117,12 @@ def _comparison_cells(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     for report, which in ((comparison.baseline, "first run"), (comparison.candidate, "second run")):
         step = report.headline.step_time_mean if report.headline else None
         usd = None if comparison.objections else report.cost.per_1k_steps
-        cost = "" if usd is None else f", USD {usd.value:.4g} per 1,000 steps"
+        hourly = report.cost.hourly
+        facts = [_hosts(report), "" if hourly is None else f"USD {hourly.value:.4g} per hour"]
+        facts.append("" if usd is None else f"USD {usd.value:.4g} per 1,000 steps")
+        facts.append("" if report.headline is None else f"{report.headline.num_steps_measured} steps measured")
         value = NOT_KNOWN if step is None else seconds_text(step.value)
-        yield f"step time of the {which}, {report.run.placement}", value, f"{_hosts(report)}{cost}"
+        yield f"step time of the {which}, {report.run.placement}", value, "; ".join(filter(None, facts))
     if comparison.speedup is not None:
         even = comparison.break_even_speedup
         below = "" if even is None else f"break-even at {even.value:.2f}x ({even.basis})"
@@ -133,12 +136,16 @@ def _hosts(report: Report) -> str:
 
 
 def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[str]:
+    simulated = dict.fromkeys(line for run in runs for line in run.report.run.simulated)
+    if simulated:
+        lines = [_of_which_runs(line, runs) for line in simulated]
+        yield f'<div class="notice">Simulated, everything else is real:\n{_list(lines)}</div>'
     if any(run.steps.history.begin_s for run in runs):
         yield plot_html(steps_plot(runs))
     if any(run.steps.num_steps_measured for run in runs):
         yield plot_html(parts_plot(runs))
     plots = [plot for run in runs if (plot := cpu_plot(run)) is not None]
-    if comparison is not None and (plot := break_even_plot(comparison)) is not None:
+    if comparison is not None and len(runs) == 2 and (plot := cost_plot(comparison, runs)) is not None:
         plots.insert(0, plot)
     if plots:
         yield f'<div class="plots">{"".join(map(plot_html, plots))}</div>'
@@ -146,9 +153,12 @@ def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[s
         yield from _tables(run)
     if comparison is not None and comparison.caveats:
         yield f"<h2>Caveats</h2>\n{_list(comparison.caveats)}"
-    simulated = list(dict.fromkeys(line for run in runs for line in run.report.run.simulated))
-    if simulated:
-        yield f"<h2>Simulated</h2>\n{_list(simulated)}"
+
+
+def _of_which_runs(line: str, runs: Sequence[ShownRun]) -> str:
+    """Return what was simulated, after the name of the run if it was not so in all of them."""
+    names = [run.name for run in runs if line in run.report.run.simulated]
+    return line if len(names) == len(runs) else f"{', '.join(names)}: {line}"
 
 
 def _tables(run: ShownRun) -> Iterator[str]:
@@ -156,32 +166,38 @@ def _tables(run: ShownRun) -> Iterator[str]:
     yield f"<h2>Hosts, {html_text(run.name)}</h2>"
     yield f"<p>{html_text(run.report.verdict.advice)}</p>"
     trainers = {rank.host for rank in facts.ranks}
-    header = ("host", "role", "batches made", "vCPUs used, start included", "CPUs busy", "peak", "memory peak", "GPU")
+    header = ("host", "role", "batches made", "time of its vCPUs", "CPUs busy", "peak", "memory peak", "GPU")
     is_emulated = facts.options.get("emulate_sample_s", "None") != "None"
     rows = [
         _host_row(usage, "trainer" if usage.host in trainers else "data", is_emulated=is_emulated)
         for usage in facts.hosts
     ]
-    yield table_html(header, rows[:_MAX_ROWS], right=range(2, len(header)))
+    known = [at for at in range(len(header)) if any(row[at] != NOT_KNOWN for row in rows)]
+    shown = [[row[at] for at in known] for row in rows[:_MAX_ROWS]]
+    yield table_html([header[at] for at in known], shown, right=[place for place, at in enumerate(known) if at > 1])
     if len(rows) > _MAX_ROWS:
         yield f'<p class="small">{counted(len(rows) - _MAX_ROWS, "host")} more in report.json.</p>'
+    taken = sum(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
+    unused = facts.events.get("batches computed", 0) - taken
+    if unused > 0:
+        yield (
+            f'<p class="small">The script took {taken:,} batches. The other {unused:,} were made ahead, for epochs that '
+            "did not come.</p>"
+        )
     if facts.timeline:
         events = [(f"{event.at_s:.1f} s", event.host, event.what) for event in facts.timeline[:_MAX_ROWS]]
         yield f"<h3>Events, {html_text(run.name)}</h3>"
-        yield table_html(("at", "host", "event"), events, right=(0,))
+        yield table_html(("time of the run", "host", "event"), events, right=(0,))
 
 
 def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, ...]:
     busy_s, slots = usage.endpoints_busy_s, usage.endpoint_slots
-    share = None
-    if is_emulated and busy_s is not None and slots and usage.duration_s > 0:
-        share = busy_s / (slots * usage.duration_s)
     return (
         usage.host,
         role,
         NOT_KNOWN if usage.batches_computed is None else f"{usage.batches_computed:,}",
-        NOT_KNOWN if share is None else f"{100 * share:.0f} % of {slots}",
-        NOT_KNOWN if usage.cpu_percent_mean is None else f"{usage.cpu_percent_mean / 100:.2f}",
+        f"{busy_s:,.0f} s of {slots} vCPUs" if is_emulated and busy_s is not None and slots else NOT_KNOWN,
+        NOT_KNOWN if usage.cpu_percent_mean is None else f"{usage.cpu_percent_mean / 100:.2f} of {usage.num_cpus}",
         NOT_KNOWN if usage.cpu_percent_peak is None else f"{usage.cpu_percent_peak / 100:.2f}",
         bytes_text(usage.memory_peak_bytes),
         NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",

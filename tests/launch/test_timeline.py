@@ -29,10 +29,10 @@ def test_timeline_has_hosts_that_come_and_go_once_each() -> None:
     for at_s, known in enumerate([news(), news("b", "a"), news("a", "b"), news("a"), news("a", "b")]):
         timeline.follow(known, float(at_s))
     assert [(event.at_s, event.host, event.what) for event in timeline.events] == [
-        (1.0, "a", "serves"),
-        (1.0, "b", "serves"),
-        (3.0, "b", "no longer serves"),
-        (4.0, "b", "serves"),
+        (1.0, "a", "endpoints begin to serve"),
+        (1.0, "b", "endpoints begin to serve"),
+        (3.0, "b", "endpoints no longer serve"),
+        (4.0, "b", "endpoints begin to serve"),
     ]
 
 
