@@ -181,8 +181,8 @@ def _tables(run: ShownRun) -> Iterator[str]:
     unused = facts.events.get("batches computed", 0) - taken
     if unused > 0:
         yield (
-            f'<p class="small">The script took {taken:,} batches. The other {unused:,} were made ahead, for epochs that '
-            "did not come.</p>"
+            f'<p class="small">The script took {taken:,} batches. The other {unused:,} were made ahead, for epochs '
+            "that did not come.</p>"
         )
     if facts.timeline:
         events = [(f"{event.at_s:.1f} s", event.host, event.what) for event in facts.timeline[:_MAX_ROWS]]
