@@ -11,23 +11,24 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hetero.metrics.steps import StepSummary
 
-__all__ = ["BUSY_COUNTER", "EXCESS_COUNTER", "OVERRUN_COUNTER", "least_step_time_s", "overrun_sentences"]
+__all__ = ["LATE_COUNTER", "OVERRUN_COUNTER", "least_step_time_s", "overrun_sentences"]
 
-BUSY_COUNTER = "milliseconds of computing batches"
-EXCESS_COUNTER = "milliseconds of emulation overruns"
+LATE_COUNTER = "milliseconds later than emulated"
 OVERRUN_COUNTER = "emulation overruns"
 
 
 def least_step_time_s(ranks: Sequence[StepSummary], events: Mapping[str, int]) -> float | None:
     """Return a lower bound of the mean step time of a job on a machine whose real work never shows.
 
-    Two parts of a rank's time may be longer than emulated:
+    The end of a job is the end of a chain of work, each part of which waits for the one before. Without the real work
+    that shows, it would come earlier by no more than the parts of this chain that were late:
 
-    - Compute. A step would take exactly its emulated time.
-    - Data wait. Endpoints that were late by a share of their time delay a rank by that share of its time at most.
+    - Compute. A step would take exactly its emulated time. Time in which a rank waits for another rank's compute or
+      data in a collective counts as late here, which makes the bound lower, not wrong.
+    - Data wait. Batches of the chain are made one after the other, so it is late by no more than the time in which at
+      least one emulated vCPU was late, see `hetero.dataplane.endpoint.compute.Compute.late_s`.
 
-    The job is as slow as its slowest rank, so its bound is the largest bound of a rank. Ranks wait for each other in
-    collectives, so the compute of the faster ranks is too long too, and their bounds are lower.
+    The job is as slow as its slowest rank, so its bound is the largest bound of a rank.
 
     Args:
         ranks: Summaries of the same loader on all ranks.
@@ -36,24 +37,18 @@ def least_step_time_s(ranks: Sequence[StepSummary], events: Mapping[str, int]) -
     Returns:
         Seconds per step, at most the measured step time. None if nothing is emulated, or a rank measured no step.
     """
-    late = _share_of_late_work(events)
-    is_emulated = late > 0 or any(summary.step_wait_s is not None for summary in ranks)
+    late_s = events.get(LATE_COUNTER, 0) / 1000
+    is_emulated = late_s > 0 or any(summary.step_wait_s is not None for summary in ranks)
     if not is_emulated or not ranks or not all(summary.num_steps_measured for summary in ranks):
         return None
-    return max(_least_total_s(summary, late) / summary.num_steps_measured for summary in ranks)
+    return max(_least_total_s(summary, late_s) / summary.num_steps_measured for summary in ranks)
 
 
-def _share_of_late_work(events: Mapping[str, int]) -> float:
-    """Return which share of the endpoints' time was longer than emulated, in [0, 1]."""
-    busy_ms, excess_ms = events.get(BUSY_COUNTER, 0), events.get(EXCESS_COUNTER, 0)
-    return min(1.0, excess_ms / busy_ms) if busy_ms else 0.0
-
-
-def _least_total_s(summary: StepSummary, late: float) -> float:
-    compute_s, wait_s = summary.compute_total_s, summary.data_wait_total_s
+def _least_total_s(summary: StepSummary, late_s: float) -> float:
+    compute_s = summary.compute_total_s
     if summary.step_wait_s is not None:
         compute_s = min(compute_s, summary.step_wait_s * summary.num_steps_measured)
-    return compute_s + max(0.0, wait_s - late * summary.total_s)
+    return compute_s + max(0.0, summary.data_wait_total_s - late_s)
 
 
 def overrun_sentences(which: str, ranks: Sequence[StepSummary], events: Mapping[str, int]) -> Iterator[str]:

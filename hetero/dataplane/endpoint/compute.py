@@ -11,6 +11,7 @@ import heapq
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from hetero.system.fault_injection import faults_at
 __all__ = ["Compute", "Task"]
 
 _ASK_INTERVAL_S = 0.005
+_MAX_LATE = 100
+"""Late intervals that are kept apart. A task that was late for longer than these counts more than once."""
 _MAX_QUEUED = 256
 
 logger = logging.getLogger(__name__)
@@ -133,9 +136,9 @@ class Compute:
         self._real_work = threading.Lock()
         self._fault = faults_at("compute")
         self.num_overruns = 0
-        """Emulated tasks that took longer than their emulated time. Waiting for other tasks counts as task time."""
-        self.excess_s = 0.0
-        """Seconds by which these tasks took longer, over all slots."""
+        """Emulated tasks whose work took longer than emulated. Waiting for other tasks counts as task time."""
+        self._late: deque[tuple[float, float]] = deque()
+        self._earlier_late_s = 0.0
         self.busy_s = 0.0
         """Seconds spent on tasks, over all slots, with the waiting of emulated tasks."""
         self._threads = [
@@ -203,17 +206,39 @@ class Compute:
                 _, _, task = heapq.heappop(self._queue)
                 self._running.add(task)
             taken_s = self._clock()
-            excess_s = self._run(task)
+            overran = self._run(task)
             with self._lock:
                 self._running.discard(task)
-                self.num_overruns += excess_s > 0
-                self.excess_s += excess_s
+                self.num_overruns += overran
             task.finish()
-            took_s = self._clock() - taken_s
+            ended_s = self._clock()
+            took_s = ended_s - taken_s
+            if 0 < task.emulated_s < took_s:
+                self._add_late(taken_s + task.emulated_s, ended_s)
             del task  # otherwise its result would stay in memory until this thread takes another task
 
-    def _run(self, task: Task) -> float:
-        """Run one task, and wait until its emulated time has passed. Return the seconds that it took longer."""
+    @property
+    def late_s(self) -> float:
+        """Seconds in which at least one slot was occupied for longer than emulated.
+
+        The work was too slow, a thread woke up late, or finishing a task took time. Tasks on the critical path of a job
+        are one after the other, so all their delays together are at most this time.
+        """
+        with self._lock:
+            return self._earlier_late_s + sum(end_s - begin_s for begin_s, end_s in self._late)
+
+    def _add_late(self, begin_s: float, end_s: float) -> None:
+        """Add an interval that ends now, and merge it with those that it overlaps."""
+        with self._lock:
+            while self._late and self._late[-1][1] >= begin_s:
+                begin_s = min(begin_s, self._late.pop()[0])
+            self._late.append((begin_s, end_s))
+            if len(self._late) > _MAX_LATE:
+                begin_s, end_s = self._late.popleft()
+                self._earlier_late_s += end_s - begin_s
+
+    def _run(self, task: Task) -> bool:
+        """Run one task, and wait until its emulated time has passed. Return whether the work took longer than that."""
         taken_s = self._clock()
         if not task.is_cancelled():
             with self._real_work:
@@ -223,4 +248,4 @@ class Compute:
         remaining_s = taken_s + task.emulated_s - self._clock()
         if remaining_s > 0:
             task.wait_cancelled(remaining_s)
-        return max(0.0, -remaining_s) if task.emulated_s > 0 else 0.0
+        return task.emulated_s > 0 and remaining_s < 0

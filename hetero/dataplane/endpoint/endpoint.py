@@ -77,8 +77,8 @@ class EndpointStatistics:
     """Parts of batches that were computed for other endpoints."""
     num_overruns: int = 0
     """Emulated batches whose real work took longer than the emulated time."""
-    excess_s: float = 0.0
-    """Seconds by which these batches took longer, over all slots."""
+    late_s: float = 0.0
+    """Seconds in which at least one slot was occupied for longer than emulated. See `Compute.late_s`."""
     busy_s: float = 0.0
     """Seconds spent on batches, over all slots."""
     auth_failures: int = 0
@@ -218,7 +218,7 @@ class Endpoint:
             num_requests=self._service.delivery.num_busy,
             num_parts=self._service.num_parts,
             num_overruns=self._compute.num_overruns,
-            excess_s=self._compute.excess_s,
+            late_s=self._compute.late_s,
             busy_s=self._compute.busy_s,
             auth_failures=self._access.auth_failures + self._service.delivery.num_rejected,
             private_bytes=0 if self._memory is None else self._memory.private_bytes,

@@ -118,8 +118,26 @@ def test_compute_counts_real_work_longer_than_emulated() -> None:
     task = compute.submit(0, lambda _task: 1, emulated_s=0.5)
     assert task.wait(30)
     assert compute.num_overruns == 1
-    assert compute.excess_s == 0.5  # the clock ticks once a second
+    compute.submit(0, lambda _task: 1).wait(30)  # the thread has counted the first task when it takes the second
+    assert compute.late_s == 2.5  # the clock ticks once a second, three times from taking the task to its end
     compute.close()
+
+
+def test_compute_counts_time_in_which_several_slots_are_late_once() -> None:
+    compute = Compute()
+    for begin_s, end_s in [(5.0, 6.0), (1.0, 7.0), (8.0, 9.0), (8.5, 10.0), (20.0, 21.0)]:  # as they end
+        compute._add_late(begin_s, end_s)
+    compute.close()
+    assert compute.late_s == (7.0 - 1.0) + (10.0 - 8.0) + (21.0 - 20.0)
+
+
+def test_compute_remembers_few_late_intervals_and_all_of_their_time() -> None:
+    compute = Compute()
+    for number in range(1000):
+        compute._add_late(float(number), number + 0.5)
+    compute.close()
+    assert compute.late_s == 500.0
+    assert len(compute._late) < 1000
 
 
 def test_compute_closed_refuses_work(compute: Compute) -> None:
