@@ -43,9 +43,9 @@ from harness import HERE, RESULTS, call, environment, save, say
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, cost
 from hetero.report import load_report
-from hetero.report.compare import Range
 from hetero.report.markdown import PricePerformance, price_performance_table
 from hetero.simulate.simulate import SimulatedGroup, parse_group
+from hetero.system.quantities import NOT_KNOWN
 
 WARMUP_CYCLES = 2
 PHOTOS = HERE.parent / "data" / "bench-photos-tiny"
@@ -371,10 +371,13 @@ def row(outcome: Outcome, baseline: Outcome) -> PricePerformance:
         hourly_usd=outcome.hourly_usd,
         step_time_s=outcome.step_time_s,
         per_1k_steps_usd=outcome.cost_usd,
-        speedup=None if is_baseline else Range.exact(speedup, "simulated"),
-        saving=None if is_baseline or None in costs else Range.exact(cost.saving(*costs), "simulated"),
+        speedup=NOT_KNOWN if is_baseline else f"{speedup:.2f}x",
+        saving=NOT_KNOWN if is_baseline or None in costs else f"{100 * cost.saving(*costs):.1f} %",
         basis="simulated",
     )
+
+
+BASELINE = "homogeneous"
 
 
 def published_rows(profile: Profile, published: Published) -> list[PricePerformance]:
@@ -388,12 +391,8 @@ def published_rows(profile: Profile, published: Published) -> list[PricePerforma
             hourly_usd=published.hourly_usd[name],
             step_time_s=times[name],
             per_1k_steps_usd=costs[name],
-            speedup=None
-            if name == "homogeneous"
-            else Range.exact(cost.speedup(times[name], times["homogeneous"]), "published"),
-            saving=None
-            if name == "homogeneous"
-            else Range.exact(cost.saving(costs[name], costs["homogeneous"]), "published"),
+            speedup=NOT_KNOWN if name == BASELINE else f"{cost.speedup(times[name], times[BASELINE]):.2f}x",
+            saving=NOT_KNOWN if name == BASELINE else f"{100 * cost.saving(costs[name], costs[BASELINE]):.1f} %",
             basis="published",
         )
         for name in times

@@ -170,7 +170,7 @@ def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
     even_s = seconds_text(step.step_time_mean.value / even.value)
     caption = f"The second run costs as much as the first if a step takes {even_s} ({even.value:.2f} times the pace)."
     if low != high:
-        caption += " The black line has the bounds of its cost."
+        caption += " Its bar is an upper bound. The black line leads to a lower bound."
     return Plot(title="Cost of the same work", caption=caption, svg=svg_of(figure))
 
 

@@ -36,12 +36,7 @@ class Range:
     low: float
     high: float
     basis: str
-    """``measured`` or ``simulated``, or ``published`` in a table of published figures."""
-
-    @classmethod
-    def exact(cls, value: float, basis: str) -> Range:
-        """Return the range of a ratio that is known exactly."""
-        return cls(low=value, high=value, basis=basis)
+    """``measured`` or ``simulated``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
 from hetero.pricing.tables import markdown_table
 from hetero.report.build import cost_objection
-from hetero.report.compare import Comparison, Range
+from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Expectation, GroupFacts, Headline, Report, RunFacts
-from hetero.report.verdict import answer_text, pace_text, percent_text, speedup_text
+from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_text
 from hetero.system.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
 from hetero.system.text import code_span, markdown_text
 
@@ -77,7 +77,9 @@ def render_comparison(comparison: Comparison) -> str:
             saving=saving,
             basis=report.run.basis,
         )
-        for report, speedup, saving in zip(reports, (None, comparison.speedup), (None, comparison.saving), strict=True)
+        for report, speedup, saving in zip(
+            reports, (NOT_KNOWN, _times(comparison)), (NOT_KNOWN, saving_text(comparison)), strict=True
+        )
     ]
     sections = ["# Price and performance", _answer(comparison), price_performance_table(rows)]
     missing = dict.fromkeys(line for report in reports for line in report.cost.missing)
@@ -112,10 +114,10 @@ class PricePerformance:
     samples_per_s: float | None = None
     per_1k_steps_usd: float | None
     per_million_samples_usd: float | None = None
-    speedup: Range | None = None
-    """Speed-up against the baseline row. None in the baseline row."""
-    saving: Range | None = None
-    """Fraction of the baseline row's cost. None in the baseline row."""
+    speedup: str = NOT_KNOWN
+    """Speed-up against the baseline row, as text. A dash in the baseline row."""
+    saving: str = NOT_KNOWN
+    """Saving against the baseline row, as text. A dash in the baseline row."""
     basis: str
 
 
@@ -142,13 +144,17 @@ def price_performance_table(rows: Sequence[PricePerformance]) -> str:
             number_text(row.samples_per_s),
             _usd(row.per_1k_steps_usd),
             _usd(row.per_million_samples_usd),
-            NOT_KNOWN if row.speedup is None else f"{speedup_text(row.speedup)}x",
-            NOT_KNOWN if row.saving is None else f"{percent_text(row.saving)} %",
+            row.speedup,
+            row.saving,
             row.basis,
         )
         for row in rows
     ]
     return _known_columns(header, cells, right=range(2, 9))
+
+
+def _times(comparison: Comparison) -> str:
+    return f"{speedup_text(comparison)}x" if comparison.speedup is not None else NOT_KNOWN
 
 
 def _plan_text(report: Report, expected: Expectation) -> str:

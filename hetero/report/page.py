@@ -11,7 +11,7 @@ from hetero.pages.page import figures_html, html_page, plot_html, table_html
 from hetero.report.charts import ShownRun, cost_plot, cpu_plot, parts_plot, steps_plot
 from hetero.report.compare import Comparison
 from hetero.report.model import Report
-from hetero.report.verdict import pace_text, percent_text, speedup_text, verdict_text
+from hetero.report.verdict import pace_text, saving_text, speedup_text, verdict_text
 from hetero.system.quantities import NOT_KNOWN, bytes_text, seconds_text
 from hetero.system.text import counted, html_text, shortened
 
@@ -92,7 +92,7 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
         what = "Whether the second run is cheaper" if comparison.speedup else "Which run is faster and which is cheaper"
         return f"{what} cannot be said", " ".join(comparison.objections)
     if comparison.saving is None:
-        return f"{speedup_text(comparison.speedup)} times the pace" if comparison.speedup else "No verdict", (
+        return f"{speedup_text(comparison)} times the pace" if comparison.speedup else "No verdict", (
             "whether it is cheaper cannot be said without all prices"
         )
     if comparison.is_worth_it is None:
@@ -126,9 +126,9 @@ def _comparison_cells(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     if comparison.speedup is not None:
         even = comparison.break_even_speedup
         below = "" if even is None else f"break-even at {even.value:.2f}x ({even.basis})"
-        yield "pace of the second run", f"{speedup_text(comparison.speedup)}x", below
+        yield "pace of the second run", f"{speedup_text(comparison)}x", below
     if comparison.saving is not None:
-        yield "saving of the second run", f"{percent_text(comparison.saving)} %", comparison.saving.basis
+        yield "saving of the second run", saving_text(comparison), comparison.saving.basis
 
 
 def _hosts(report: Report) -> str:

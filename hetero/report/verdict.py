@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetero.report.build import EMULATION_FLAGS, missing_emulation
-from hetero.report.compare import Comparison, Range
+from hetero.report.compare import Comparison
 from hetero.report.model import Report
-from hetero.system.quantities import seconds_text
+from hetero.system.quantities import NOT_KNOWN, seconds_text
 from hetero.system.text import counted
 
-__all__ = ["answer_text", "pace_text", "percent_text", "speedup_text", "upper_bounds_note", "verdict_text"]
+__all__ = ["answer_text", "bound_text", "pace_text", "saving_text", "speedup_text", "upper_bounds_note", "verdict_text"]
 
 _LONGER = 2
 """Factor by which longer emulated times are suggested. Twice the time halves the share of real work in it."""
@@ -52,23 +52,38 @@ def verdict_text(comparison: Comparison) -> str:
 
 def pace_text(comparison: Comparison) -> str:
     """Return the pace of the second run as a multiple of the first run's."""
-    speedup = comparison.speedup
-    assert speedup is not None, "there is no pace if the runs cannot be compared"
     reports = (comparison.baseline, comparison.candidate)
     here = " on this machine" if any(missing_emulation(report.run) for report in reports) else ""
-    return f"{speedup_text(speedup)} times the pace per {comparison.per}{here} ({speedup.basis})"
+    assert comparison.speedup is not None, "there is no pace if the runs cannot be compared"
+    return f"{speedup_text(comparison)} times the pace per {comparison.per}{here} ({comparison.speedup.basis})"
 
 
-def speedup_text(speedup: Range) -> str:
-    """Return a speed-up, or its bounds if they differ in the second decimal."""
-    low, high = f"{speedup.low:.2f}", f"{speedup.high:.2f}"
-    return low if low == high else f"{low} to {high}"
+def speedup_text(comparison: Comparison) -> str:
+    """Return the speed-up of the second run as `bound_text` does, with two decimals. A dash if it is not known."""
+    speedup = comparison.speedup
+    if speedup is None:
+        return NOT_KNOWN
+    return bound_text(f"{speedup.low:.2f}", f"{speedup.high:.2f}", comparison.is_worth_it)
 
 
-def percent_text(saving: Range) -> str:
-    """Return a fraction in percent, or its bounds if they differ in the first decimal."""
-    low, high = _percent(saving.low), _percent(saving.high)
-    return low if low == high else f"{low} to {high}"
+def saving_text(comparison: Comparison) -> str:
+    """Return the saving of the second run in percent as `bound_text` does, with one decimal. A dash if not known."""
+    saving = comparison.saving
+    if saving is None:
+        return NOT_KNOWN
+    return f"{bound_text(_percent(saving.low), _percent(saving.high), comparison.is_worth_it)} %"
+
+
+def bound_text(low: str, high: str, is_worth_it: bool | None) -> str:
+    """Return the bound that the verdict stands on: the lower one of a run that is worth it, the upper one of another.
+
+    The other bound is left out, because a short run may miss it by its first steps. Equal bounds are one exact figure.
+    """
+    if low == high:
+        return low
+    if is_worth_it is None:
+        return f"{low} to {high}"
+    return f"at least {low}" if is_worth_it else f"at most {high}"
 
 
 def upper_bounds_note(reports: Mapping[str, Report]) -> str:

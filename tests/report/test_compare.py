@@ -196,8 +196,9 @@ def test_compare_with_late_steps_in_the_second_run_gives_a_lower_bound(
     assert comparison.is_worth_it is True
     text = render_comparison(comparison)
     assert "The second run is **worth it: at least 50.4 % cheaper** for the same work." in text
-    assert "2.98 to 6.48 times the pace" in text
-    assert "50.4 to 77.2 %" in text
+    assert "at least 2.98 times the pace" in text
+    assert "at least 50.4 %" in text
+    assert "77.2" not in text
     assert "In the second run, 30 of 105 steps (over all ranks) computed longer than" in comparison.caveats[0]
 
 
@@ -217,7 +218,9 @@ def test_compare_with_late_steps_that_leave_the_second_run_dearer_says_by_how_mu
 ) -> None:
     comparison = compare_pair(make_facts, late_ranks(summary_of, step_time_s=1.5, emulated_s=1.0))
     assert comparison.is_worth_it is False
-    assert "The second run is **not worth it: at least 24.1 % dearer**" in render_comparison(comparison)
+    text = render_comparison(comparison)
+    assert "The second run is **not worth it: at least 24.1 % dearer**" in text
+    assert "at most -24.1 %" in text
 
 
 def test_compare_with_bounds_that_contain_both_answers_says_what_would_decide(

@@ -78,8 +78,8 @@ def rows_of(page: str) -> list[list[str]]:
 def test_comparison_page_begins_with_the_verdict_and_its_bound(report_of: Callable[..., Report]) -> None:
     page = comparison_page(compare(report_of(), report_of(is_heterogeneous=True)))
     (headline,) = texts(page, "h1")
-    assert headline.startswith("Worth it: at least 69.6 % cheaper: the second run has 4.86 to 8.64 times the pace")
-    assert "69.6 to 82.9 %" in texts(page, "dd")
+    assert headline.startswith("Worth it: at least 69.6 % cheaper: the second run has at least 4.86 times the pace")
+    assert "at least 69.6 %" in texts(page, "dd")
     assert ["algo-2", "data", "1,234", "480 s of 16 vCPUs", "0.50 of 2", "1.20", "2,000 MB"] in rows_of(page)
     assert ["10.3 s", "algo-2", "an endpoint restarted"] in rows_of(page)
     assert texts(page, "h3")[:4] == [
