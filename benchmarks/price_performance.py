@@ -51,6 +51,9 @@ WARMUP_CYCLES = 2
 PHOTOS = HERE.parent / "data" / "bench-photos-tiny"
 """Tiny photographs. Decoding one takes a thousandth of the emulated time of a sample."""
 
+BASELINE = "homogeneous"
+"""Name of the published cluster that the others are compared with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
@@ -375,9 +378,6 @@ def row(outcome: Outcome, baseline: Outcome) -> PricePerformance:
         saving=NOT_KNOWN if is_baseline or None in costs else f"{100 * cost.saving(*costs):.1f} %",
         basis="simulated",
     )
-
-
-BASELINE = "homogeneous"
 
 
 def published_rows(profile: Profile, published: Published) -> list[PricePerformance]:

@@ -32,9 +32,10 @@ ROOM = 2.0
 SAMPLE_SHARE = 0.4
 """vCPU time of a sample / emulated step. The 64 samples of a step take the 8 vCPUs of an ml.p3.2xlarge 3.2 steps, so
 data is what the homogeneous job waits for."""
-WARMUP_STEPS = 3
-"""The homogeneous job gets its batches in bursts of 8, one for each vCPU, which are 4 steps. The 24 steps between the
-last one of the first burst and the end of the epoch are 6 whole bursts, so their mean is that of a long run."""
+WARMUP_STEPS, NUM_STEPS = 7, 28
+"""The homogeneous job gets its batches in bursts of 8, one for each vCPU, which are 4 steps. The 20 steps that are
+measured are 5 whole bursts, so their mean is that of a long run. What a late start has left lies before them."""
+NUM_MEASURING_STEPS = 12
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,14 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = ["--nproc-per-node=2", f"--warmup-steps={WARMUP_STEPS}"]
     script = [f"{here}/train.py", f"--data={args.data}", "--image-size=64", "--epochs=1"]
 
-    def simulate(name: str, *flags: str) -> list[str]:
-        return ["hetero", "simulate", *flags, *options, f"--output-dir={runs[name]}", *script]
+    def simulate(name: str, *flags: str, num_steps: int = NUM_STEPS) -> list[str]:
+        return [
+            *("hetero", "simulate", *flags, *options, f"--output-dir={runs[name]}"),
+            *(*script, f"--steps-per-epoch={num_steps}"),
+        ]
 
     if code := run("1/5 Real JPEGs", ["python", f"{here}/make_data.py", f"--output={args.data}"]):
         return code
     step_s = args.step_seconds
     if step_s is None:
-        command = simulate("measured", *all_groups)
+        command = simulate("measured", *all_groups, num_steps=NUM_MEASURING_STEPS)
         if code := run("2/5 Measure this machine: the job without emulation", command):
             return code
         real_s = real_work_s(runs["measured"])
