@@ -35,7 +35,7 @@ data is what the homogeneous job waits for."""
 WARMUP_STEPS, NUM_STEPS = 7, 28
 """The homogeneous job gets its batches in bursts of 8, one for each vCPU, which are 4 steps. The 20 steps that are
 measured are 5 whole bursts, so their mean is that of a long run. What a late start has left lies before them."""
-NUM_MEASURING_STEPS = 12
+NUM_MEASURING_STEPS = 18
 
 
 def main(argv: Sequence[str] | None = None) -> int:
