@@ -169,9 +169,10 @@ def test_import_is_light() -> None:
     assert min(took for took, _ in runs) < 0.150
 
 
-def test_launcher_needs_no_numpy_and_no_framework() -> None:
+@pytest.mark.parametrize("program", ["hetero.launch.launcher", "hetero.launch.ranks.agent"])
+def test_launcher_and_agent_need_no_numpy_and_no_framework(program: str) -> None:
     heavy = {"numpy", "torch", "tensorflow", "hetero.loaders", "hetero.tf"}
-    code = f"import sys, hetero.launch.launcher; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, {program}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n", "it delays the start of every job"
 

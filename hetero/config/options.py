@@ -138,8 +138,8 @@ class LaunchOptions:
     nproc_per_node: int | None = _option(None, low=1, high=1024, metavar="N")
     """Ranks per trainer host, 1 to 1024. Default: with torch one per GPU if there are GPUs, otherwise 1."""
     framework: str | None = _option(None, choices=FRAMEWORKS, shared=True)
-    """Framework of the ranks. With torch, torchrun starts them. With tensorflow, each gets a TF_CONFIG. Default: torch,
-    and tensorflow with --data-service tf."""
+    """Framework of the ranks. With torch, they get the variables of torchrun. With tensorflow, each gets a TF_CONFIG.
+    Default: torch, and tensorflow with --data-service tf."""
     endpoints_per_host: int | None = _option(
         None, low=1, high=1024, metavar="N", data_service="grpc", to_do="give tf_workers_per_host instead"
     )

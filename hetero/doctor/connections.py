@@ -1,7 +1,7 @@
 """Ports and proxies: whether this host can bind its port, which other hosts it can reach, and which proxy is set.
 
 The examination tries two ports of every other host: the port of its launcher (``--port``), and one of the ephemeral
-ports that endpoints and torchrun get from the system. A security group that allows only the first port blocks all
+ports that endpoints and ranks get from the system. A security group that allows only the first port blocks all
 batches. No process needs to listen, because a refused connection shows that the host was reached.
 """
 
@@ -156,7 +156,7 @@ def _meaning(hosts: str, control: str, other: str, at_control: str, at_other: st
         listens = "their launchers listen" if at_control == _ANSWERS else "no launcher listens yet, which is fine"
         return ok(f"{hosts}: reached on port {control} ({listens}) and on others")
     if at_control in open_:
-        found = f"{hosts}: reached on port {control}, but on port {other}: {at_other}; endpoints and torchrun need any"
+        found = f"{hosts}: reached on port {control}, but on port {other}: {at_other}; endpoints and ranks need any"
         return error(found, everything)
     if at_other in open_:
         return error(f"{hosts}: on port {control}: {at_control}, although port {other} can be reached", everything)

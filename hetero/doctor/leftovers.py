@@ -23,8 +23,7 @@ _MODULES = {
     "hetero.cli": "launcher",
     "hetero.dataplane.endpoint.endpoint": "endpoint",
     "hetero.dataplane.endpoint.fork_server": "endpoint",
-    "hetero.launch.ranks.torchrun_agent": "ranks",
-    "hetero.launch.ranks.tf_agent": "ranks",
+    "hetero.launch.ranks.agent": "ranks",
     "hetero.launch.ranks.rank": "ranks",
     "hetero.dataplane.pool.tf_server": "server of tf.data.service",
 }

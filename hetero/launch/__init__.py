@@ -20,5 +20,5 @@ metric_lines.py  metrics as log lines for the platform
 watchdog.py      ends a launcher whose main loop is stuck
 data_services/   what data hosts run: endpoints or tf.data.service
 auto_endpoints/  --trainer-endpoints auto: how many endpoints trainer hosts run
-ranks/           starts ranks: torchrun, TensorFlow, MPI
+ranks/           starts ranks: PyTorch, TensorFlow, MPI
 """

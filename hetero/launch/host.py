@@ -32,7 +32,7 @@ from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
 from hetero.launch.control_plane import make_hub
 from hetero.launch.data_services import HostFacts, find_service
 from hetero.launch.failure import shown_first_line
-from hetero.launch.ranks.ranks import AGENTS
+from hetero.launch.ranks.frameworks import RANK_FRAMEWORKS
 from hetero.launch.ranks.starter import RankStarter
 from hetero.launch.staged import job_token
 from hetero.launch.summary import output_folder, write_metrics, write_report
@@ -125,7 +125,7 @@ class LaunchedHost:
         self.child_environment = {"HETERO_JOB_ID": self.job_id, "PYTHONHASHSEED": "0"}
         if platform.signals_every_process:
             self.child_environment[SHIELD_VARIABLE] = "1"
-        if AGENTS[framework_of(options)].uses_grpc:
+        if RANK_FRAMEWORKS[framework_of(options)].uses_grpc:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
         """Time of the request to stop this host, in monotonic seconds. None before such a request."""

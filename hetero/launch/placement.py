@@ -9,7 +9,7 @@ from pathlib import Path
 from hetero.cluster import ClusterSpec, Platform, Role
 from hetero.config import LaunchOptions, framework_of, trainer_endpoints_of
 from hetero.launch.data_services import Servers, find_service
-from hetero.launch.ranks.ranks import AGENTS
+from hetero.launch.ranks.frameworks import RANK_FRAMEWORKS
 
 __all__ = ["Placement", "count_gpus", "needed_descriptors", "plan"]
 
@@ -57,7 +57,8 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
     has_trainer_endpoints = bool(trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts)))
     uses_endpoints = has_trainer_endpoints or options.emulate_sample_s is not None
     framework = framework_of(options)
-    num_ranks = num_given or options.nproc_per_node or (num_gpus if AGENTS[framework].has_rank_per_gpu else 1) or 1
+    num_by_default = num_gpus if RANK_FRAMEWORKS[framework].has_rank_per_gpu else 1
+    num_ranks = num_given or options.nproc_per_node or num_by_default or 1
     return Placement(
         servers=service.plan(options, cluster),
         num_ranks=num_ranks if is_trainer else 0,

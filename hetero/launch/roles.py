@@ -219,7 +219,6 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
         num_hosts=len(host.trainer_hosts),
         host_index=host.trainer_hosts.index(host.name),
         meeting_points=_meeting_points(host, ports),
-        own_address=host.address,
         num_ranks=host.placement.num_ranks,
         num_cpus=usable_cpus(),
         num_gpus=host.placement.num_gpus,
@@ -303,11 +302,13 @@ def _is_left_alone(host: LaunchedHost) -> bool:
     """Return whether this host's ranks wait for ranks that another host will not start.
 
     This happens if a request to stop arrives when this host has started its ranks and another trainer host has not.
+    Ranks that have begun a step do not wait for others.
     """
     with host.hub.membership() as membership:
         others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.name]
         is_without_ranks = any(status.state is HostState.DONE and not status.ranks for status in others)
-        return membership.stop_requested and is_without_ranks and not membership.own.ranks
+        has_begun = any(report.steps_started for report in membership.own.ranks)
+        return membership.stop_requested and is_without_ranks and not has_begun
 
 
 def _let_others_end(host: LaunchedHost, stopped_s: float) -> None:

@@ -71,8 +71,7 @@ def check_not_child_of_rank() -> None:
 def warn_in_process_of_rank() -> None:
     """Log a warning if a rank started this process as ``mp.spawn`` does, because this process is not a rank.
 
-    This is called when the loader is imported, because the process may never reach its first batch. With torchrun's
-    environment and a ``tcp://`` address, ``init_process_group`` waits forever for a server that never starts.
+    This is called when the loader is imported, because the process may wait for others before its first batch.
     """
     is_spawned = getattr(multiprocessing.current_process(), "_inheriting", False)
     if is_spawned and control.current() is None and os.environ.get(control.LAUNCHER_VARIABLE):
@@ -88,8 +87,7 @@ def _warn_if_of_mp_spawn() -> None:
     if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":
         logger.warning(
             "a rank of the job started this process (%s) with mp.spawn. It is not a rank, so it gets no batches from "
-            "data hosts, and init_process_group with a tcp:// address may wait forever. Start every trainer as a rank "
-            "instead: hetero launch --nproc-per-node N",
+            "data hosts. Start every trainer as a rank instead: hetero launch --nproc-per-node N",
             process.name,
         )
 

@@ -162,11 +162,7 @@ class Hosts:
         for process, parent in self._children(TRAINER):
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                if (
-                    "hetero.launch.ranks.rank" in line
-                    and "hetero.launch.ranks.torchrun_agent" not in line
-                    and parent is not None
-                ):
+                if "hetero.launch.ranks.rank" in line and parent is not None:
                     found.append(process)
         return found
 

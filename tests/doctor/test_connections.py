@@ -111,7 +111,7 @@ def test_matrix_says_which_hosts_answer_refuse_and_are_silent(tmp_path: Path) ->
         "gone": Level.ERROR,
     }
     assert "no launcher listens yet, which is fine" in by_host["refuses"].found
-    assert "endpoints and torchrun need any" in by_host["others-closed"].found
+    assert "endpoints and ranks need any" in by_host["others-closed"].found
     assert "a rule that names itself" in by_host["others-closed"].to_do
 
 

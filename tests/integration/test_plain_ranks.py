@@ -1,4 +1,4 @@
-"""Ranks that no torchrun starts, in a whole job."""
+"""Ranks without torch, in a whole job."""
 
 from __future__ import annotations
 

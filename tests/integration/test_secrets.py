@@ -84,7 +84,7 @@ def test_token_of_a_simulated_job_is_in_nothing_that_it_says_or_leaves(
     job.wait_line("step 5")
     token = token_of(job)
     seen = check(token, told(job.processes()))
-    assert seen >= 2 * 6  # simulate, two launchers, fork server, endpoint, torchrun, rank, where they could be read
+    assert seen >= 2 * 6  # simulate, two launchers, fork server, endpoint, agent, rank, where they could be read
     assert job.wait() == code, job.output[-3000:]
     folders = [job.directory, tmp_path]
     assert check(token, left(job, *folders)) > 8
@@ -152,6 +152,6 @@ def test_launchers_and_endpoints_alone_listen_on_their_hosts_addresses(start_job
     assert len(blocks) == 1, own
     assert re.fullmatch(r"127\.\d+\.0", blocks.pop()), own
     assert {ip.rpartition(".")[2] for ip in ips} - {"1"} == {"2", "3", "4", "5"}, own
-    # torchrun's rendezvous and gloo are torch's: it listens where it likes. SECURITY.md says so.
+    # The store of rank 0 and gloo are torch's: it listens where it likes. SECURITY.md says so.
     everywhere = {port for places in others.values() for ip, port in places if ip in ("::", "0.0.0.0")}
     assert len(everywhere) <= 2, others

@@ -1,9 +1,9 @@
 """Starts, watches and ends the ranks of a trainer host.
 
 starter.py          the interface of a rank starter
-ranks.py            starts and watches the agent of the framework; the registry of agents
-torchrun_agent.py   torch's own agent, as a child of the launcher
-tf_agent.py         hetero's agent, which starts ranks of TensorFlow
+ranks.py            starts and watches the agent
+agent.py            the process between the launcher and the ranks: starts them, and ends them when one fails
+frameworks.py       what ranks of each training framework need; the registry of frameworks
 mpi_ranks.py        the starter for mpirun, which has already made a process for each rank
 parent_launcher.py  finds out whether mpirun or torchrun started this process
 leader.py           the local leader of the launchers that mpirun or torchrun made on one host, and its followers

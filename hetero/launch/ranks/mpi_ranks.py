@@ -4,7 +4,7 @@
 (`hetero.launch.ranks.leader`) and starts the training script once, as its rank. MPI accepts this child as the rank,
 because it inherits the environment, which identifies the rank.
 
-torchrun is not used. These ranks cannot be restarted, because MPI does not allow a second process for a rank.
+These ranks cannot be restarted, because MPI does not allow a second process for a rank.
 """
 
 from __future__ import annotations

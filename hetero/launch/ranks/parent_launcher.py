@@ -80,8 +80,8 @@ def find_parent(environ: Mapping[str, str]) -> ParentLauncher | None:
 def take_variables(environ: MutableMapping[str, str], parent: ParentLauncher) -> dict[str, str]:
     """Remove from an environment the variables that the parent launcher set for this process alone. Return them.
 
-    Otherwise all children would inherit them. MPI would wait for ever if a second process used the same rank, and a
-    second torchrun would give each rank one thread.
+    Otherwise all children would inherit them. MPI would wait for ever if a second process used the same rank, and each
+    rank would have one thread.
     """
     names = [name for name in environ if _is_its(name, parent)]
     # torchrun sets this variable to 1 if it starts several processes and the variable is not set.

@@ -75,8 +75,6 @@ def main(arguments: Sequence[str]) -> int:
         return int(error.exit_code)
     if session is not None:
         session.take_late_stops()
-        # torch's own agent sets this variable when it restarts ranks. Here the launcher restarts them.
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(session.generation)
     failure = _run(list(arguments))
     ledger.close_current()  # needed because `os._exit` below runs no exit handlers
     if failure is not None:
@@ -166,7 +164,9 @@ def is_echo(error: BaseException) -> bool:
     text = str(error)
     from_gloo = "gloo" in text and ("closed by peer" in text or "reset by peer" in text)
     from_tensorflow = "OpError" in names and any(words in text.lower() for words in _OF_OTHER_RANKS)
-    return "DistBackendError" in names or "DistNetworkError" in names or from_gloo or from_tensorflow
+    # The TCPStore is lost with rank 0. Rank 0 itself may fail to open it, because its port is in use.
+    from_torch = "DistBackendError" in names or ("DistNetworkError" in names and "failed to listen" not in text)
+    return from_torch or from_gloo or from_tensorflow
 
 
 def _exit_failure(code: object) -> _Failure | None:

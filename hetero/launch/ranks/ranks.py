@@ -1,4 +1,4 @@
-"""The ranks of one trainer host, started by `torch.distributed.run` or by `hetero.launch.ranks.tf_agent`."""
+"""The ranks of one trainer host, which `hetero.launch.ranks.agent` starts as a child of the launcher."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ import psutil
 from hetero.control.rank.session import RESTART_VARIABLE
 from hetero.control.status import Cause
 from hetero.errors import PortError
+from hetero.launch.ranks.agent import FAILURES_FILE, RANKS_FILE
+from hetero.launch.ranks.frameworks import RANK_FRAMEWORKS
 from hetero.launch.ranks.rank import LOG_VARIABLE
 from hetero.launch.ranks.rank_folder import RankFolder
-from hetero.launch.ranks.starter import Agent, RanksOptions, RankStarter
-from hetero.launch.ranks.tf_agent import TensorFlowAgent
-from hetero.launch.ranks.torchrun_agent import Torchrun
+from hetero.launch.ranks.starter import RanksOptions, RankStarter
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import PARENT_VARIABLE, is_resource_tracker, kill_all, start_child
 from hetero.system.scripts import script_words
 
-__all__ = ["AGENTS", "AgentStarter", "RankProcesses", "free_port"]
+__all__ = ["AgentStarter", "RankProcesses", "free_port"]
 
-AGENTS: dict[str, Agent] = {"torch": Torchrun(), "tensorflow": TensorFlowAgent()}
-"""The agent that starts the ranks of each framework."""
+_AGENT = "rank agent"
+"""Name of the agent in messages."""
 _KILL_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class AgentStarter(RankStarter):
-    """Starts ranks with an agent.
+    """Starts ranks with the agent.
 
     Args:
-        framework: Training framework of the ranks, a key of `AGENTS`.
+        framework: Training framework of the ranks, a key of `RANK_FRAMEWORKS`.
     """
 
     def __init__(self, framework: str) -> None:
-        self._agent = AGENTS[framework]
+        self._framework = RANK_FRAMEWORKS[framework]
 
     def obstacle(self, *, is_trainer: bool, job_restarts: int) -> str:
         """Return why ranks cannot be started on this host, and what to do. Empty if they can be started."""
-        return self._agent.obstacle() if is_trainer else ""
+        return self._framework.obstacle() if is_trainer else ""
 
     def poll(self) -> None:
         """Do nothing, because the ranks do not exist before `start`."""
 
     def meeting_hosts(self, trainer_hosts: Sequence[str], ports: Mapping[str, int] | None = None) -> Sequence[str]:
         """Return the trainer hosts where ranks listen."""
-        return trainer_hosts if self._agent.meets_everywhere else trainer_hosts[:1]
+        return trainer_hosts if self._framework.meets_everywhere else trainer_hosts[:1]
 
     def num_ports(self, host: str, trainer_hosts: Sequence[str], num_ranks: int) -> int:
         """Return how many consecutive ports the ranks listen on at ``host``."""
         if host not in self.meeting_hosts(trainer_hosts):
             return 0
-        return num_ranks if self._agent.meets_everywhere else 1
+        return num_ranks if self._framework.meets_everywhere else 1
 
     def start(self, options: RanksOptions, *, host: str, relay: LineRelay, run_dir: Path) -> RankProcesses:
         """Start the agent, which starts the ranks."""
@@ -84,32 +84,30 @@ class RankProcesses:
     """
 
     def __init__(self, options: RanksOptions, *, host: str, relay: LineRelay, run_dir: Path) -> None:
-        self._options = options
         first_rank = options.host_index * options.num_ranks
         ranks = range(first_rank, first_rank + options.num_ranks)
         self._folder = RankFolder(run_dir / f"ranks-{options.generation}", ranks, host=host, relay=relay)
-        self._result_file = self._folder.path / "ended.json"
+        environ = {
+            # Otherwise every rank would start as many threads as the host has CPUs.
+            "OMP_NUM_THREADS": str(max(1, options.num_cpus // options.num_ranks)),
+            **os.environ,
+            **options.environment,
+            PARENT_VARIABLE: str(os.getpid()),
+            **self._folder.environment,
+            RESTART_VARIABLE: str(options.generation),
+            "PYTHONUNBUFFERED": "1",
+        }
+        framework = RANK_FRAMEWORKS[options.framework]
+        variables = [framework.variables(options, local_rank, environ) for local_rank in range(options.num_ranks)]
+        # Not in the arguments, because one argument may have 128 KiB and TF_CONFIG lists all ranks of the job.
+        (self._folder.path / RANKS_FILE).write_text(json.dumps(variables), encoding="utf-8")
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        relay.add(self._agent_name, read_end)
+        relay.add(_AGENT, read_end)
         script = script_words(options.script, is_module=options.is_module)
+        command = [sys.executable, "-m", "hetero.launch.ranks.agent", str(self._folder.path)]
         self._process = start_child(
-            [
-                sys.executable,
-                "-m",
-                *AGENTS[options.framework].command(options, self._result_file),
-                *script,
-                *options.script_args,
-            ],
-            env={
-                # Without this variable torch's agent limits every rank to one thread, and logs a warning.
-                "OMP_NUM_THREADS": str(max(1, options.num_cpus // options.num_ranks)),
-                **os.environ,
-                **options.environment,
-                PARENT_VARIABLE: str(os.getpid()),
-                **self._folder.environment,
-                RESTART_VARIABLE: str(options.generation),
-                "PYTHONUNBUFFERED": "1",
-            },
+            [*command, *script, *options.script_args],
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
@@ -118,12 +116,8 @@ class RankProcesses:
         os.close(write_end)
 
     @property
-    def _agent_name(self) -> str:
-        return AGENTS[self._options.framework].name
-
-    @property
     def pid(self) -> int:
-        """Process id of the agent, torch's or hetero's, which starts the ranks."""
+        """Process id of the agent, which starts the ranks."""
         return self._process.pid
 
     def poll(self) -> int | None:
@@ -138,7 +132,7 @@ class RankProcesses:
         """
         failures = self._failures()
         if not failures:
-            return self._folder.describe(self._agent_name, self._process.poll() or 1)
+            return self._folder.describe(_AGENT, self._process.poll() or 1)
         return self._folder.root(failures, reported)
 
     def failure_at_stop(self) -> Cause | None:
@@ -187,13 +181,13 @@ class RankProcesses:
     def _name_of(self, process: psutil.Process) -> str:
         """Return a process's id, name and state, for messages. A process in disk-sleep waits for a device."""
         with contextlib.suppress(psutil.Error):
-            name = self._agent_name if process.pid == self._process.pid else process.name()
+            name = _AGENT if process.pid == self._process.pid else process.name()
             return f"process {process.pid} ({name}, {process.status()})"
         return f"process {process.pid}"
 
     def _failures(self) -> list[tuple[int, int]]:
         try:
-            found = json.loads(self._result_file.read_text(encoding="utf-8"))
+            found = json.loads((self._folder.path / FAILURES_FILE).read_text(encoding="utf-8"))
             return [(int(failure["rank"]), int(failure["exit_status"])) for failure in found]
         except (OSError, ValueError, KeyError, TypeError):
             return []

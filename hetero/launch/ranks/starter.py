@@ -1,7 +1,4 @@
-"""The interface of a rank starter, and the options that it gets. `hetero.launch.ranks.ranks` contains the registry.
-
-CONTRIBUTING.md says how to add a starter.
-"""
+"""The interface of a rank starter, and the options that it gets. CONTRIBUTING.md says how to add a starter."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Protocol
 from hetero.control.status import Cause
 from hetero.system.line_relay import LineRelay
 
-__all__ = ["Agent", "RankStarter", "Ranks", "RanksOptions"]
+__all__ = ["RankStarter", "Ranks", "RanksOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +30,6 @@ class RanksOptions:
     meeting_points: Sequence[tuple[str, int]]
     """Address and first free port of each host whose ranks listen for other ranks. With tensorflow these are all
     trainer hosts in order, with torch the first one, with mpirun the host of rank 0."""
-    own_address: str
     num_ranks: int
     """Number of ranks on this host."""
     num_cpus: int
@@ -112,27 +108,4 @@ class RankStarter(ABC):
             host: This host's name, for causes.
             relay: Receives the ranks' output, one source per rank.
             run_dir: Private folder of this launcher.
-        """
-
-
-class Agent(Protocol):
-    """A process that starts and watches the ranks of one host, as a child of the launcher."""
-
-    name: str
-    """Name of the process in messages."""
-    meets_everywhere: bool
-    """Whether every rank listens on its own port. Otherwise all connect to one port of the first trainer host."""
-    has_rank_per_gpu: bool
-    """Whether each GPU of the host has its own rank by default. Otherwise one rank uses all GPUs."""
-    uses_grpc: bool
-    """Whether the framework connects the ranks over gRPC, which must then not use a proxy."""
-
-    def obstacle(self) -> str:
-        """Return why the agent cannot run on this host, and what to do. Empty if it can run."""
-
-    def command(self, options: RanksOptions, result_file: Path) -> list[str]:
-        """Return the agent's module and its arguments, without the script.
-
-        If ranks fail, the agent exits with 1 and writes a JSON list of objects with ``rank`` and ``exit_status`` to
-        ``result_file``, in order of time.
         """

@@ -70,7 +70,7 @@ def torch_distributed(request: TrainingRequest) -> Iterator[Problem]:
             "every group starts its own torchrun, also on data hosts."
             + " hetero's launcher holds back all but one of them."
             * held,
-            "leave out distribution=. hetero's launcher starts torchrun on the trainer group",
+            "leave out distribution=. hetero's launcher starts the ranks of the trainer group",
             is_error=not held,
         )
 
@@ -356,7 +356,7 @@ def drivers_of_version_3() -> Iterator[Problem]:
     """Report ``distributed=`` of version 3 with groups, which only the trainer shows."""
     yield Problem(
         "the trainer has distributed=. The drivers of version 3 of the SDK span all groups, also data hosts",
-        "leave out distributed=. hetero's launcher starts torchrun on the trainer group",
+        "leave out distributed=. hetero's launcher starts the ranks of the trainer group",
     )
 
 

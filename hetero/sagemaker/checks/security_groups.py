@@ -12,7 +12,7 @@ from hetero.sagemaker.request import TrainingRequest
 __all__ = ["seen_security_groups"]
 
 _LOW_PORT, _HIGH_PORT = 1024, 65535
-"""Ports that a rule must allow. The user chooses the launchers' port, and endpoints and torchrun use any free port."""
+"""Ports that a rule must allow. The user chooses the launchers' port, and endpoints and ranks use any free port."""
 _ANYWHERE = "0.0.0.0/0"
 
 

@@ -34,7 +34,6 @@ OPTIONS = RanksOptions(
     num_hosts=1,
     host_index=0,
     meeting_points=[("127.0.0.1", 1)],
-    own_address="127.0.0.1",
     num_ranks=2,
     num_cpus=2,
     num_gpus=0,

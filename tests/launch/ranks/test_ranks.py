@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +20,15 @@ import pytest
 
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
+from hetero.launch.ranks.agent import FAILURES_FILE
 from hetero.launch.ranks.rank import is_echo
 from hetero.launch.ranks.rank_folder import RankFolder, first_to_fail
 from hetero.launch.ranks.ranks import RankProcesses, free_port
 from hetero.launch.ranks.starter import RanksOptions
-from hetero.launch.ranks.torchrun_agent import Torchrun
 from hetero.system.line_relay import LineRelay
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:34723."
+NOT_LISTENING = "The server socket has failed to listen on any local network address."
 ABORTED = """{{function_node __wrapped__CollectiveReduceV2}} Collective ops is aborted by: Socket closed
 Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling
 /tensorflow.WorkerService/RecvBuf:
@@ -44,7 +46,7 @@ Additional GRPC error information from remote target coordination_service while 
         ([(0, 30)], {0}, 0),
         ([(0, 30), (1, -9)], {0}, 1),  # rank 0's connection to it broke
         ([(0, 30), (1, 7)], {0}, 1),  # os._exit(7)
-        ([(0, -15), (1, 30)], {1}, 1),  # torch's agent ended rank 0 because of rank 1
+        ([(0, -15), (1, 30)], {1}, 1),  # the agent ended rank 0 because of rank 1
         ([(1, -15), (0, -15)], set(), 1),  # somebody ended rank 1, and the agent then rank 0
         ([(0, -6), (1, 30)], {1}, 1),  # NCCL's watchdog aborted rank 0 because of rank 1
         ([(0, 30), (1, -6)], {0}, 0),
@@ -70,6 +72,14 @@ class DistBackendError(RuntimeError):
     """Stands for torch's, by name."""
 
 
+class DistNetworkError(RuntimeError):
+    """Stands for torch's, by name."""
+
+
+class DistStoreError(RuntimeError):
+    """Stands for torch's, by name."""
+
+
 class OpError(Exception):
     """Stands for TensorFlow's, by name."""
 
@@ -83,6 +93,10 @@ class UnavailableError(OpError):
     [
         (RuntimeError(GLOO), True),
         (DistBackendError("NCCL communicator was aborted"), True),
+        (DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed."), True),  # rank 0 had the store
+        (DistNetworkError("Broken pipe"), True),
+        (DistNetworkError(f"{NOT_LISTENING} port: 29500, useIpv6: false, code: -98, name: EADDRINUSE"), False),
+        (DistStoreError("Timed out after 4 seconds waiting for clients. 1/2 clients joined."), False),
         (UnavailableError(ABORTED), True),
         (OpError(f"Graph execution error:\n\n{ABORTED}"), True),
         (UnavailableError(LEADER_LOST), True),
@@ -97,60 +111,41 @@ def test_echo_is_a_broken_process_group_only(error: Exception, expected: bool) -
     assert is_echo(error) is expected
 
 
-def options_at(address: str, *, framework: str = "torch") -> RanksOptions:
-    """Return what one rank of a host at an address is told."""
-    return RanksOptions(
-        script="train.py",
-        script_args=(),
-        framework=framework,
-        num_hosts=1,
-        host_index=0,
-        meeting_points=[(address, 29500)],
-        own_address=address,
-        num_ranks=1,
-        num_cpus=1,
-        num_gpus=0,
-        environment={},
-    )
+OPTIONS = RanksOptions(
+    script="train.py",
+    script_args=("--lr", "1"),
+    framework="torch",
+    num_hosts=2,
+    host_index=1,
+    meeting_points=[("10.0.0.1", 29500)],
+    num_ranks=2,
+    num_cpus=6,
+    num_gpus=0,
+    environment={"HETERO_JOB_ID": "j"},
+)
 
 
 def start(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    relay: LineRelay,
-    command: list[str],
-    *,
-    framework: str = "torch",
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relay: LineRelay, command: Sequence[str] = ()
 ) -> RankProcesses:
-    """Return a rank whose agent is another command."""
+    """Return ranks whose agent is another command, or the real one."""
     monkeypatch.setattr(
-        "hetero.launch.ranks.ranks.start_child",
-        lambda _command, **options: subprocess.Popen(command, **options),
+        "hetero.launch.ranks.ranks.start_child", lambda own, **options: subprocess.Popen(command or own, **options)
     )
-    return RankProcesses(options_at("127.0.0.1", framework=framework), host="algo-1", relay=relay, run_dir=tmp_path)
+    return RankProcesses(OPTIONS, host="algo-1", relay=relay, run_dir=tmp_path)
 
 
 @pytest.mark.fault("F9")
 @pytest.mark.parametrize(
-    ("number", "is_echo", "framework", "agent"),
-    [
-        (signal.SIGKILL, False, "torch", "torchrun"),
-        (signal.SIGSEGV, False, "tensorflow", "rank starter"),
-        (signal.SIGABRT, True, "torch", "torchrun"),
-        (signal.SIGTERM, True, "tensorflow", "rank starter"),
-    ],
+    ("number", "is_echo"),
+    [(signal.SIGKILL, False), (signal.SIGSEGV, False), (signal.SIGABRT, True), (signal.SIGTERM, True)],
 )
 def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    is_echo: bool,
-    framework: str,
-    agent: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, is_echo: bool
 ) -> None:
     code = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), {int(number)})"
     relay = LineRelay(lambda _source, _line: None)
-    ranks = start(tmp_path, monkeypatch, relay, [sys.executable, "-c", code], framework=framework)
+    ranks = start(tmp_path, monkeypatch, relay, [sys.executable, "-c", code])
     try:
         os.waitid(os.P_PID, ranks.pid, os.WEXITED | os.WNOWAIT)
         assert ranks.poll() == -number
@@ -159,7 +154,7 @@ def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
         ranks.kill()
         relay.close()
     assert (cause.by_signal, cause.is_echo) == (True, is_echo)
-    assert cause.summary.startswith(f"{agent} killed by {number.name}")
+    assert cause.summary.startswith(f"rank agent killed by {number.name}")
 
 
 def test_agent_that_cannot_be_killed_is_named_and_not_waited_for(
@@ -174,7 +169,7 @@ def test_agent_that_cannot_be_killed_is_named_and_not_waited_for(
             device.setattr("hetero.launch.ranks.ranks.kill_all", lambda _: None)
             ranks.kill()
         assert ranks.poll() is None
-        words = rf"not ended 0 s after SIGKILL: process {ranks.pid} \(torchrun, [\w-]+\); continuing without"
+        words = rf"not ended 0 s after SIGKILL: process {ranks.pid} \(rank agent, [\w-]+\); continuing without"
         assert re.search(words, caplog.text)
     finally:
         monkeypatch.setattr("hetero.launch.ranks.ranks._KILL_TIMEOUT_S", 30.0)
@@ -183,16 +178,31 @@ def test_agent_that_cannot_be_killed_is_named_and_not_waited_for(
     assert ranks.poll() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "fd00::1"])
-def test_ranks_meet_at_the_bare_address_also_if_it_is_ipv6(tmp_path: Path, address: str) -> None:
-    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+def test_ranks_of_the_second_host_get_their_numbers_and_a_share_of_the_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TELLS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    relay = LineRelay(lambda _source, _line: None)
+    ranks = start(tmp_path, monkeypatch, relay)
+    try:
+        os.waitid(os.P_PID, ranks.pid, os.WEXITED | os.WNOWAIT)
+        assert ranks.poll() == 0, relay.tail("rank agent")
+    finally:
+        ranks.kill()
+        relay.close()
+    told = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (2, 3)]
+    assert told == [["--lr", "1", "j", "2", "0", "3"], ["--lr", "1", "j", "3", "1", "3"]]
 
-    command = Torchrun().command(options_at(address), tmp_path / "ended.json")
-    arguments = dict(argument.split("=", 1) for argument in command if "=" in argument)
-    assert (arguments["--master-addr"], arguments["--local-addr"]) == (address, address)
-    # As torch makes MASTER_ADDR and MASTER_PORT of them.
-    endpoint = f"{arguments['--master-addr']}:{arguments['--master-port']}"
-    assert parse_rendezvous_endpoint(endpoint, -1) == (address, 29500)
+
+TELLS = """
+import json, os, sys
+from pathlib import Path
+told = [os.environ[name] for name in ("HETERO_JOB_ID", "RANK", "LOCAL_RANK", "OMP_NUM_THREADS")]
+Path(f"rank-{os.environ['RANK']}.json").write_text(json.dumps([*sys.argv[1:], *told]))
+"""
 
 
 def ended(tmp_path: Path, exit_status: int, note: dict[str, object] | None) -> RankProcesses:
@@ -200,8 +210,7 @@ def ended(tmp_path: Path, exit_status: int, note: dict[str, object] | None) -> R
     relay: Any = SimpleNamespace(tail=lambda _: ["last line"], add=lambda _name, descriptor: os.close(descriptor))
     ranks = RankProcesses.__new__(RankProcesses)
     ranks._folder = RankFolder(tmp_path / "ranks", [2, 3], host="algo-3", relay=relay)
-    ranks._result_file = tmp_path / "ended.json"
-    ranks._result_file.write_text(json.dumps([{"rank": 2, "exit_status": exit_status}]))
+    (tmp_path / "ranks" / FAILURES_FILE).write_text(json.dumps([{"rank": 2, "exit_status": exit_status}]))
     if note is not None:
         (tmp_path / "ranks" / "end-0").write_text(json.dumps(note))
     return ranks

@@ -1,4 +1,4 @@
-"""Ranks that need no torch: what they are told, and how they end."""
+"""How the ranks of a host end, and what the agent writes about it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from harness import wait_gone
 
-from hetero.launch.ranks.tf_agent import HostRanks
+from hetero.launch.ranks.agent import FAILURES_FILE, RANKS_FILE
 from hetero.system.process import PARENT_VARIABLE
 
 RUN = """
 import sys
-from hetero.launch.ranks import tf_agent
-tf_agent._SETTLE_S, tf_agent._TERM_GRACE_S = (float(text) for text in sys.argv[1:3])
-status = tf_agent.main(sys.argv[3:])
+from hetero.launch.ranks import agent
+agent._SETTLE_S, agent._TERM_GRACE_S = (float(text) for text in sys.argv[1:3])
+status = agent.main(sys.argv[3:])
 heavy = {"tensorflow", "torch"} & {name.partition(".")[0] for name in sys.modules}
 sys.exit(f"it imported {heavy}" if heavy else status)
 """
@@ -44,18 +43,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start_ranks(
         script: str,
         *,
-        num_ranks: int = 2,
+        variables: Sequence[Mapping[str, str]] = ({"RANK": "0"}, {"RANK": "1"}),
         settle_s: float = 0.1,
         term_grace_s: float = 0.1,
         as_launcher: bool = False,
-        **options: Any,
     ) -> subprocess.Popen[str]:
         path = tmp_path / "script.py"
         path.write_text(script)
-        defaults = {"meeting_points": (("127.0.0.1", 7000),), "host_index": 0, "num_gpus": 0}
-        ranks = HostRanks(num_ranks=num_ranks, **{**defaults, **options})
-        own = ["-c", RUN, str(settle_s), str(term_grace_s), str(tmp_path / "ended.json"), ranks.to_json()]
-        command = [*own, str(path), str(tmp_path)]
+        (tmp_path / RANKS_FILE).write_text(json.dumps(variables))
+        command = ["-c", RUN, str(settle_s), str(term_grace_s), str(tmp_path), str(path), str(tmp_path)]
         process = subprocess.Popen(
             [sys.executable, *(["-c", LAUNCH] if as_launcher else []), *command],
             env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
@@ -75,7 +71,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def failures(tmp_path: Path) -> list[tuple[int, int]]:
     """Return which ranks failed, and how, in order."""
-    return [(found["rank"], found["exit_status"]) for found in json.loads((tmp_path / "ended.json").read_text())]
+    return [(found["rank"], found["exit_status"]) for found in json.loads((tmp_path / FAILURES_FILE).read_text())]
 
 
 def wait_for(paths: list[Path]) -> None:
@@ -90,61 +86,21 @@ TELLS = """
 import json, os, sys
 from pathlib import Path
 heavy = [name for name in ("tensorflow", "torch") if name in sys.modules]
-found = {"environment": dict(os.environ), "arguments": sys.argv[1:], "heavy": heavy}
+found = {"own": os.environ["OWN"], "all": os.environ["ALL"], "arguments": sys.argv[1:], "heavy": heavy}
 (Path(sys.argv[1]) / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
 """
 
 
-def test_each_rank_is_told_its_place_and_nothing_imports_a_framework(start: Start, tmp_path: Path) -> None:
-    process = start(TELLS, meeting_points=(("10.0.0.1", 7000), ("10.0.0.2", 7100)), host_index=1)
-    assert process.wait(30.0) == 0, process.stderr.read()
-    assert not (tmp_path / "ended.json").exists()
-    for local_rank, rank in enumerate((2, 3)):
-        found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
-        assert (found["arguments"], found["heavy"]) == ([str(tmp_path)], [])
-        told = found["environment"]
-        assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == (str(local_rank), "2")
-        assert (told["GROUP_RANK"], told["WORLD_SIZE"]) == ("1", "4")
-        assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("10.0.0.1", "7000")
-        assert json.loads(told["TF_CONFIG"]) == {
-            "cluster": {"worker": ["10.0.0.1:7000", "10.0.0.1:7001", "10.0.0.2:7100", "10.0.0.2:7101"]},
-            "task": {"type": "worker", "index": rank},
-        }
-
-
-def host_ranks(**options: Any) -> HostRanks:
-    defaults = {"meeting_points": (("127.0.0.1", 7000),), "host_index": 0, "num_ranks": 1, "num_gpus": 0}
-    return HostRanks(**{**defaults, **options})
-
-
-def test_address_of_ipv6_is_in_brackets_where_a_port_follows() -> None:
-    ranks = host_ranks(meeting_points=(("fd00::1", 7000), ("fd00::2", 7100)))
-    told = HostRanks.from_json(ranks.to_json()).environment(0, {})
-    assert json.loads(told["TF_CONFIG"])["cluster"] == {"worker": ["[fd00::1]:7000", "[fd00::2]:7100"]}
-    assert told["MASTER_ADDR"] == "fd00::1"
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "num_gpus", "stated", "expected"),
-    [
-        (1, 4, None, [None]),  # all of them
-        (2, 0, None, [None, None]),
-        (4, 4, None, ["0", "1", "2", "3"]),
-        (2, 4, None, ["0,1", "2,3"]),
-        (2, 5, None, ["0,1", "2,3"]),
-        (2, 4, "2,3", ["2", "3"]),  # of those that the user allows
-        (2, 4, "GPU-a,GPU-b", ["GPU-a", "GPU-b"]),
-        (2, 4, "3", [None, None]),  # fewer than ranks: they share it as it is
-        (2, 4, "", [None, None]),
-    ],
-)
-def test_ranks_of_a_host_share_its_gpus(
-    num_ranks: int, num_gpus: int, stated: str | None, expected: list[str | None]
+def test_each_rank_gets_its_variables_and_nothing_imports_a_framework(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = host_ranks(num_ranks=num_ranks, num_gpus=num_gpus)
-    environ = {} if stated is None else {"CUDA_VISIBLE_DEVICES": stated}
-    told = [ranks.environment(local_rank, environ).get("CUDA_VISIBLE_DEVICES") for local_rank in range(num_ranks)]
-    assert told == expected
+    monkeypatch.setenv("ALL", "of the launcher")
+    process = start(TELLS, variables=[{"RANK": "2", "OWN": "a"}, {"RANK": "3", "OWN": "b"}])
+    assert process.wait(30.0) == 0, process.stderr.read()
+    assert not (tmp_path / FAILURES_FILE).exists()
+    for rank, own in ((2, "a"), (3, "b")):
+        found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert found == {"own": own, "all": "of the launcher", "arguments": [str(tmp_path)], "heavy": []}
 
 
 SECOND_FAILS_FIRST = """
@@ -189,7 +145,7 @@ time.sleep(600)
 
 
 def test_rank_that_fails_ends_the_others_also_one_that_ignores_sigterm(start: Start, tmp_path: Path) -> None:
-    process = start(THIRD_FAILS, num_ranks=3, term_grace_s=1.0)
+    process = start(THIRD_FAILS, variables=[{"RANK": str(rank)} for rank in range(3)], term_grace_s=1.0)
     wait_for([tmp_path / "ready-0", tmp_path / "ready-1"])
     pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
     assert process.wait(30.0) == 1
