@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 
-from hetero.cluster.document import listing
 from hetero.doctor.diagnosis import Diagnosis, ok, warning
 from hetero.doctor.snapshot import Snapshot
 from hetero.errors import ClusterError
@@ -56,9 +55,6 @@ def _slurm(snapshot: Snapshot) -> Iterator[Diagnosis]:
 
 
 def _kubernetes(snapshot: Snapshot) -> Iterator[Diagnosis]:
-    leaking = sorted(name for name in snapshot.environ if name.startswith("PET_"))
-    if leaking:
-        yield ok(f"{listing(leaking)} are set; ranks do not get them, because torchrun takes them for its options")
     if "HETERO_GRACE_S" not in snapshot.environ:
         yield warning(
             "HETERO_GRACE_S is not set, so ranks have half of Kubernetes' 30 s to save a checkpoint",

@@ -66,7 +66,6 @@ def test_program_that_is_not_there_or_fails_says_nothing(tmp_path: Path) -> None
     [
         ({"HETERO_GRACE_S": "120"}, []),
         ({}, [(Level.WARNING, "HETERO_GRACE_S is not set")]),
-        ({"HETERO_GRACE_S": "120", "PET_NNODES": "2"}, [(Level.OK, "PET_NNODES are set; ranks do not get them")]),
     ],
 )
 def test_pods_are_examined(tmp_path: Path, changes: dict[str, str], expected: list[tuple[Level, str]]) -> None:

@@ -100,7 +100,7 @@ def groups_of_jobset(spec: dict[str, Any], name: str, *, training: Mapping[str, 
             variables |= {
                 "PET_NNODES": str(training["numNodes"]),
                 "PET_NODE_RANK": "{index}",
-                "PET_NPROC_PER_NODE": "7",  # torchrun would take it
+                "PET_NPROC_PER_NODE": "7",  # of torchrun, not of hetero
                 "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
                 "PET_MASTER_PORT": "29400",
             }

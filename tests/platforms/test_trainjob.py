@@ -78,13 +78,6 @@ def test_folders_are_those_of_a_pod() -> None:
     assert str(folders.failure) == "/dev/termination-log"
 
 
-@pytest.mark.parametrize("environ", [pod(), rendered_pod("dnn", 0)])
-def test_ranks_do_not_inherit_the_defaults_of_torchrun(environ: dict[str, str]) -> None:
-    left = {name for name in environ if not name.startswith(TrainJob.stripped)}
-    assert "JOB_COMPLETION_INDEX" in left
-    assert not [name for name in left if name.startswith("PET_")]
-
-
 @pytest.mark.parametrize(
     ("changes", "hosts"),
     [

@@ -28,7 +28,6 @@ class JobSet(Platform):
 
     name = "jobset"
     variables = ("JOBSET_", "REPLICATED_JOB_NAME", "JOB_INDEX", "JOB_COMPLETION_INDEX", "PET_")
-    stripped = ("PET_",)  # torchrun's defaults, which Kubeflow sets
     _source = "JOBSET_*"
 
     @property
