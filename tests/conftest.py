@@ -44,15 +44,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the variables that would make a test read the job or the configuration of its surroundings."""
-    for name in list(os.environ):
-        if name.startswith(("SM_", "SAGEMAKER_", "HETERO_", "SLURM", "JOBSET_", "PET_", "VC_")) and name not in {
-            "HETERO_TIME_SCALE",
-            "HETERO_TEST_PROTOBUF_MATRIX",
-        }:
-            monkeypatch.delenv(name)
+@pytest.fixture(autouse=True, scope="module")
+def _clean_environment() -> Iterator[None]:
+    """Hide the variables that would make a test read the job or the configuration of its surroundings.
+
+    For a whole module, because a job that its tests share starts before the first of them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("SM_", "SAGEMAKER_", "HETERO_", "SLURM", "JOBSET_", "PET_", "VC_")) and name not in {
+                "HETERO_TIME_SCALE",
+                "HETERO_TEST_PROTOBUF_MATRIX",
+            }:
+                patch.delenv(name)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +124,7 @@ def measured(request: pytest.FixtureRequest) -> Measured:
     return record
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _repetition(request: pytest.FixtureRequest) -> int:
     """Which run of the same test this is."""
     number: int = getattr(request, "param", 0)

@@ -1,4 +1,9 @@
-"""The fixtures of the integration tests."""
+"""The fixtures of the integration tests.
+
+Starting a job costs seconds, so several tests share one where they can. A fixture of the module starts it with
+``start_shared_job`` and waits for its end. Each test then asks one thing of its output, report and files. A test that
+sends signals or counts processes starts a job of its own with ``start_job``. Both use the same code and the same sweep.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +50,11 @@ PORT = 17801
 """Control port of launchers that are started by themselves."""
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a command; afterwards nothing of it may be left."""
+@contextlib.contextmanager
+def starting(folder: Path) -> Iterator[Start]:
+    """Yield a function that starts a command; afterwards nothing of it may be left."""
     jobs: list[Job] = []
-    temporary = tmp_path / "tmp"
+    temporary = folder / "tmp"
     temporary.mkdir()
     shared_before = set(Path("/dev/shm").iterdir())
     ports_before = listening_ports()
@@ -101,8 +106,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     assert left_ports == set(), "ports are left open on addresses of simulated hosts"
 
 
-@pytest.fixture
-def start_job(start: Start, tmp_path: Path) -> StartJob:
+def job_starter(start: Start, folder: Path) -> StartJob:
     """Return a function that starts a simulated job."""
     count = itertools.count()
 
@@ -114,7 +118,7 @@ def start_job(start: Start, tmp_path: Path) -> StartJob:
         environment: Mapping[str, str] | None = None,
         on_terminal: bool = False,
     ) -> Job:
-        directory = tmp_path / f"job-{next(count)}"
+        directory = folder / f"job-{next(count)}"
         directory.mkdir()
         command = [sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", str(directory / "run")]
         command += [flag for group in groups for flag in ("--group", group)]
@@ -125,8 +129,7 @@ def start_job(start: Start, tmp_path: Path) -> StartJob:
     return start_simulation
 
 
-@pytest.fixture
-def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
+def launcher_starter(start: Start, folder: Path, network_number: int) -> StartLauncher:
     """Return a function that starts one host of a cluster file: data host algo-1 or trainer host algo-2.
 
     With ``join`` it starts another host, which joins their job.
@@ -135,10 +138,10 @@ def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
         {"instance_group_name": "data_group", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
         {"instance_group_name": "dnn_group", "instance_type": "ml.p3.2xlarge", "hosts": ["algo-2"]},
     ]
-    cluster_file = tmp_path / "cluster.json"
+    cluster_file = folder / "cluster.json"
     cluster_file.write_text(json.dumps({"instance_groups": groups}))
-    network = f"127.{100 + os.getpid() % 100}.7"
-    hosts_file = tmp_path / "hosts"
+    network = f"127.{100 + os.getpid() % 100}.{network_number}"
+    hosts_file = folder / "hosts"
     hosts_file.write_text("".join(f"{network}.{number} algo-{number}\n" for number in range(1, 10)))
 
     def start_host(
@@ -150,7 +153,7 @@ def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
         environment: Mapping[str, str] | None = None,
         join: str = "",
     ) -> Job:
-        directory = tmp_path / host
+        directory = folder / host
         directory.mkdir(exist_ok=True)
         token_file = directory / "token"
         token_file.touch(mode=0o600)
@@ -171,3 +174,50 @@ def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
         return start([*command, *args], directory, {**own, **(environment or {})})
 
     return start_host
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a command; after the test nothing of it may be left."""
+    with starting(tmp_path) as start_command:
+        yield start_command
+
+
+@pytest.fixture
+def start_job(start: Start, tmp_path: Path) -> StartJob:
+    """Return a function that starts a simulated job."""
+    return job_starter(start, tmp_path)
+
+
+@pytest.fixture
+def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
+    """Return a function that starts one host of a cluster file; see `launcher_starter`."""
+    return launcher_starter(start, tmp_path, 7)
+
+
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, _repetition: int) -> Path:
+    """Return the folder of what the tests of a module share, as `tmp_path` is that of one test."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def start_shared(shared_folder: Path, _repetition: int) -> Iterator[Start]:
+    """Return a function that starts a command; after the module's tests nothing of it may be left.
+
+    ``--repeat`` starts it anew for each repetition of the module's tests.
+    """
+    with starting(shared_folder) as start_command:
+        yield start_command
+
+
+@pytest.fixture(scope="module")
+def start_shared_job(start_shared: Start, shared_folder: Path) -> StartJob:
+    """Return a function that starts a simulated job that several tests ask."""
+    return job_starter(start_shared, shared_folder)
+
+
+@pytest.fixture(scope="module")
+def start_shared_launcher(start_shared: Start, shared_folder: Path) -> StartLauncher:
+    """Return a function that starts one host of a job that several tests ask; see `launcher_starter`."""
+    return launcher_starter(start_shared, shared_folder, 6)
