@@ -148,6 +148,13 @@ def chains_alone(*args: str, num_ranks: int = 1) -> list[str]:
         return chains(Path(folder), num_ranks)
 
 
+def audit(one: Path, other: Path) -> tuple[int, str]:
+    """Run ``hetero audit``; return its exit status and what it prints."""
+    command = [sys.executable, "-m", "hetero.cli", "audit", str(one), str(other)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
 def chains(folder: Path, num_ranks: int = 2) -> list[str]:
     """Return the chain of each rank of chain.py that wrote into a folder."""
     return [json.loads((folder / f"rank-{rank}.json").read_text())["chain"] for rank in range(num_ranks)]

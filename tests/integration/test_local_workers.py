@@ -68,9 +68,3 @@ def test_workers_of_a_homogeneous_job_are_forked_and_import_nothing(start_job: S
     assert len((tmp_path / "imports").read_text().splitlines()) == 1
     report = json.loads((job.directory / "run" / "report.json").read_text())
     assert sum(loader["num_steps"] for rank in report["run"]["ranks"] for loader in rank["loaders"]) == 2 * (3 * 10 + 2)
-
-
-def test_killed_rank_of_a_homogeneous_job_leaves_no_workers(start_job: StartJob) -> None:
-    job = start_job([DNN], args=["--num-workers", "2", "--kill-at", "3"])
-    assert job.wait() == 30, job.output
-    assert job.processes() == []

@@ -1,13 +1,12 @@
-"""The log of a job as a platform reads it: figures that its definitions find, no names that start its log watcher."""
+"""The log of a job as a platform reads it: figures that its definitions find."""
 
 from __future__ import annotations
 
 import itertools
 import re
-import signal
 
 import pytest
-from harness import DNN, TIME_SCALE, Job, StartJob, data
+from harness import Job, StartJob, data
 
 from hetero.launch.progress import PROGRESS_MARK, parse
 from hetero.metrics.lines import METRIC_NAMES
@@ -41,7 +40,7 @@ def test_every_metric_definition_finds_its_figure_in_the_log_of_one_host(start_j
         "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--warmup-steps", "2", *PRICES,
         "--emulate-sample-seconds", "0.001", "--emulate-step-seconds", "0.01",  # without them there are no costs
         environment={"HETERO_PROGRESS_SECONDS": "0.2"},
-        args=["--num-samples", "8000"],  # endpoints say once a second how long they have computed
+        args=["--num-samples", "4000"],  # endpoints say once a second how long they have computed
     )  # fmt: skip
     assert job.wait() == 0, job.output
     found = found_in(log_of(job, "algo-2"))
@@ -87,34 +86,3 @@ def test_definitions_are_within_the_limits_of_the_service() -> None:
         assert definition.keys() == {"Name", "Regex"}
         assert len(definition["Name"]) <= 255
         assert len(definition["Regex"]) <= 500
-
-
-def names_that_the_toolkit_watches_for() -> list[str]:
-    toolkit = pytest.importorskip("sagemaker_training", reason="needs sagemaker-training")
-    errors = pytest.importorskip("tensorflow.python.framework.errors_impl", reason="needs TensorFlow")
-    of_tensorflow = [name for name, value in vars(errors).items() if isinstance(value, type)]
-    return [*toolkit._PYTHON_ERRORS_, *toolkit._MPI_ERRORS_, *of_tensorflow]
-
-
-def test_failures_that_are_overcome_leave_no_words_that_start_the_toolkits_log_watcher(start_job: StartJob) -> None:
-    """From a line with one of them on, it keeps every line, and compares each with all that it has kept."""
-    names = names_that_the_toolkit_watches_for()
-    job = start_job(
-        [data(2), DNN],
-        "--endpoints-per-host", "2", "--job-restarts", "1",
-        args=["--faults", "sleep_s=0.005", "--epochs", "6", "--num-samples", "400", "--step-s", "0.05"],
-        environment={"HETERO_TIME_SCALE": str(TIME_SCALE)},
-    )  # fmt: skip
-    job.wait_line("rank 0 epoch 0 step 20")
-    fork_servers = {
-        host: job.find("hetero.dataplane.endpoint.fork_server", host=host)[0] for host in ("algo-1", "algo-2")
-    }
-    fork_servers["algo-1"].children()[0].send_signal(signal.SIGKILL)  # an endpoint
-    job.wait_line("rank 0 epoch 1 step")
-    job.find("hetero.cli", "launch", host="algo-2")[0].send_signal(signal.SIGKILL)  # a data host
-    job.wait_line("data host algo-2 fell silent")
-    assert job.wait() == 0, job.output
-    events = job.report()["run"]["events"]
-    assert events["endpoint restarts"] >= 1, "nothing went wrong"
-    said = [line for host in ("algo-1", "algo-2", "algo-3") for line in log_of(job, host)]
-    assert [line for line in said if any(name in line for name in names)] == []
