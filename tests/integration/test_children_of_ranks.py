@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from harness import DNN, StartJob, data
+from harness import DNN, Job, StartJob, data
 
 SCRIPT = """
-import concurrent.futures, multiprocessing, os, sys, time
+import concurrent.futures, multiprocessing, os, time
 
 import torch.multiprocessing
 import torch.utils.data
@@ -40,7 +41,12 @@ def permitted(index, words):
 
 
 def main():
-    torch.multiprocessing.spawn(globals()[sys.argv[1]], args=("is done",), nprocs=2)
+    try:
+        torch.multiprocessing.spawn(loaded, args=("is refused",))
+    except torch.multiprocessing.ProcessRaisedException as error:
+        print("loaded:", error, flush=True)
+    torch.multiprocessing.spawn(waiting, args=("is done",))
+    torch.multiprocessing.spawn(permitted, args=("is done",))
 
 
 if __name__ == "__main__":
@@ -48,34 +54,35 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    return path
-
-
-def test_child_of_a_rank_that_takes_batches_fails_and_says_how_to_start_it(start_job: StartJob, script: Path) -> None:
-    job = start_job([data(1), DNN], "--endpoints-per-host", "1", script=script, args=["loaded"])
-    assert job.wait() == 30, job.output
-    assert "a process that a rank has started requests batches" in job.output
-    assert "--nproc-per-node N" in job.output
-    assert "child 0 is done" not in job.output
-
-
-def test_child_of_a_rank_that_waits_for_others_has_said_what_it_is(start_job: StartJob, script: Path) -> None:
-    job = start_job([DNN], script=script, args=["waiting"])
+@pytest.fixture(scope="module")
+def job(start_shared_job: StartJob, shared_folder: Path) -> Job:
+    """Return an ended job with a data host, whose rank started three processes with mp.spawn in turn."""
+    script = shared_folder / "script.py"
+    script.write_text(SCRIPT)
+    job = start_shared_job([data(1), DNN], "--endpoints-per-host", "1", script=script)
     assert job.wait() == 0, job.output
-    for process in ("SpawnProcess-1", "SpawnProcess-2"):
-        assert f"a rank of the job started this process ({process}) with mp.spawn. It is not a rank" in job.output
-    assert job.output.count("It is not a rank") == 2  # other processes, such as torch's loader processes, are not meant
+    return job
 
 
-def test_job_whose_data_hosts_made_nothing_says_so_at_its_end(start_job: StartJob, script: Path) -> None:
-    job = start_job([data(1), DNN], "--endpoints-per-host", "1", script=script, args=["permitted"])
-    assert job.wait() == 0, job.output
-    for index in range(2):
-        assert f"child {index} is done" in job.output
+def test_child_of_a_rank_that_takes_batches_fails_and_says_how_to_start_it(job: Job) -> None:
+    text = job.output[job.output.index("loaded: ") :]
+    assert "a process that a rank has started requests batches" in text
+    assert "--nproc-per-node N" in text
+    assert "is refused" not in job.output
+
+
+def test_child_of_a_rank_that_waits_for_others_has_said_what_it_is(job: Job) -> None:
+    pattern = r"a rank of the job started this process \((\S+)\) with mp.spawn. It is not a rank"
+    named = re.findall(pattern, job.output)
+    assert "SpawnProcess-2" in named
+    # Other processes, such as torch's loader processes, are not meant. Their names have two numbers.
+    assert sorted(set(named)) == sorted(named)
+    assert set(named) <= {"SpawnProcess-1", "SpawnProcess-2", "SpawnProcess-3"}
+    assert job.output.count("It is not a rank") == len(named)
+
+
+def test_job_whose_data_hosts_made_nothing_says_so_at_its_end(job: Job) -> None:
+    assert "child 0 is done" in job.output
     assert "ERROR The data host computed no batch: idle, and billed." in job.output
     text = next((job.directory / "run").rglob("report.md")).read_text()
     assert text.splitlines()[2].startswith("The data host computed no batch")

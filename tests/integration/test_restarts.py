@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,78 +28,95 @@ pytestmark = pytest.mark.timeout(300)  # every generation imports torch
 
 
 @pytest.fixture
-def train(start_job: StartJob, tmp_path: Any) -> Any:
+def train(start_job: StartJob, tmp_path: Path) -> Any:
     """Return a function that starts a job with a folder of its own for checkpoint and results."""
+    return trainer(start_job, tmp_path)
+
+
+def trainer(start_job: StartJob, folder: Path) -> Any:
+    """Return a function that starts a job with a folder of its own for checkpoint and results."""
+    output = folder / "results"
+    output.mkdir()
 
     def start(layout: tuple[list[str], int], *flags: str, args: Sequence[str] = (), environment: Any = None) -> Job:
         groups, per_host = layout
-        output = tmp_path / f"results-{len(list(tmp_path.glob('results-*')))}"
-        output.mkdir()
         fixed = ["--endpoints-per-host", "1", "--nproc-per-node", str(per_host)]
-        job: Job = start_job(
-            groups, *fixed, *flags, script=SCRIPT, args=["--output", str(output), *args], environment=environment
-        )
-        job.results = output  # type: ignore[attr-defined]
+        args = ["--output", str(output), *args]
+        job: Job = start_job(groups, *fixed, *flags, script=SCRIPT, args=args, environment=environment)
         return job
 
     return start
 
 
-def links(job: Any) -> list[str]:
-    """Return the last link of each rank's chain."""
-    job.directory = job.results
-    return [job.result(rank)["link"] for rank in range(2)]
+@dataclass(frozen=True)
+class Restarted:
+    """A job that was restarted twice, its results, and its endpoints and ranks around the first restart."""
+
+    job: Job
+    results: Path
+    endpoints: tuple[list[psutil.Process], list[psutil.Process]]
+    old_ranks_alive: list[psutil.Process]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the last link of each rank's chain where nothing fails, computed in one process."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run([sys.executable, str(SCRIPT), "--output", str(folder), "--alone"], check=True)
-    found: list[str] = json.loads((folder / "undisturbed.json").read_text())
-    return found
+def restarted(start_shared_job: StartJob, shared_folder: Path) -> Restarted:
+    """Return an ended job whose second rank was killed in the first epoch and raised in the second."""
+    train = trainer(start_shared_job, shared_folder)
+    job = train(TWO_HOSTS, "--job-restarts", "3", args=["--fail-at", "18", "40", "--how", "kill", "raise"])
+    job.wait_line("step 5")
+    endpoints = job.find("hetero.dataplane.endpoint.fork_server")[0].children()
+    ranks = job.find("hetero.launch.ranks.rank")
+    job.wait_line("goes on after step")
+    alive = [rank for rank in ranks if rank.is_running()]
+    endpoints_after = job.find("hetero.dataplane.endpoint.fork_server")[0].children()
+    assert job.wait() == 0, job.output
+    return Restarted(job, shared_folder / "results", (endpoints, endpoints_after), alive)
+
+
+def test_job_restarts_are_counted(restarted: Restarted) -> None:
+    assert restarted.job.report()["run"]["events"]["job restarts"] == 2
 
 
 @pytest.mark.fault("F10")
-def test_rank_killed_in_mid_epoch_goes_on_from_the_checkpoint(train: Any, undisturbed: Any) -> None:
-    # Killed twice: in the first epoch, and after the restart, in the second.
-    job = train(TWO_HOSTS, "--job-restarts", "3", args=["--fail-at", "18", "40"])
-    assert job.wait() == 0, job.output
-    assert job.report()["run"]["events"]["job restarts"] == 2
-    assert "rank 1 goes on after step 14" in job.output
-    assert "rank 0 goes on after step 35" in job.output
-    assert "because of HET-30" in job.output
-    assert links(job) == undisturbed
+def test_rank_killed_in_mid_epoch_goes_on_from_the_checkpoint(restarted: Restarted) -> None:
+    assert "rank 1 goes on after step 14" in restarted.job.output
+    assert "because of HET-30 algo-3: rank 1 killed by SIGKILL" in restarted.job.output
 
 
 @pytest.mark.fault("F9")
-def test_rank_that_fails_by_itself_goes_on_from_the_checkpoint(train: Any, undisturbed: Any) -> None:
-    # It raises in the first epoch, and exits after the restart, in the second.
-    job = train(ONE_HOST, "--job-restarts", "3", args=["--fail-at", "18", "40", "--how", "raise", "exit"])
-    assert job.wait() == 0, job.output
-    assert job.report()["run"]["events"]["job restarts"] == 2
-    assert links(job) == undisturbed
+def test_rank_that_raises_in_mid_epoch_goes_on_from_the_checkpoint(restarted: Restarted) -> None:
+    assert "rank 0 goes on after step 35" in restarted.job.output
+    assert "because of HET-30 algo-3: rank 1: the training script raised RuntimeError" in restarted.job.output
 
 
-def test_data_hosts_serve_on_through_a_restart(train: Any) -> None:
-    job = train(ONE_HOST, "--job-restarts", "1", args=["--fail-at", "10", "--sleep-s", "0.005"])
-    job.wait_line("step 5")
-    before = job.find("hetero.dataplane.endpoint.fork_server")[0].children()
-    job.wait_line("goes on after step")
-    assert before == job.find("hetero.dataplane.endpoint.fork_server")[0].children()
-    assert job.wait() == 0, job.output
+@pytest.mark.fault("F9")
+@pytest.mark.fault("F10")
+def test_restarted_job_is_fed_what_an_undisturbed_one_is(restarted: Restarted, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(SCRIPT), "--output", str(tmp_path), "--alone"], check=True)
+    links = [json.loads((restarted.results / f"rank-{rank}.json").read_text())["link"] for rank in range(2)]
+    assert links == json.loads((tmp_path / "undisturbed.json").read_text())
+
+
+def test_data_hosts_serve_on_through_a_restart(restarted: Restarted) -> None:
+    before, after = restarted.endpoints
+    assert before == after
+
+
+def test_what_a_killed_rank_has_started_is_gone_after_the_restart(restarted: Restarted) -> None:
+    assert restarted.old_ranks_alive == []
 
 
 def test_job_ends_with_the_cause_when_restarts_are_used_up(train: Any) -> None:
-    job = train(TWO_HOSTS, "--job-restarts", "1", args=["--fail-at", "10", "12", "--how", "raise"])
+    job = train(ONE_HOST, "--job-restarts", "1", args=["--fail-at", "10", "12", "--how", "exit", "raise"])
     assert job.wait() == 30, job.output
-    first_lines = {job.failure(f"algo-{number}").splitlines()[0] for number in (1, 2, 3)}
-    assert first_lines == {"HET-30 algo-3: rank 1: the training script raised RuntimeError: training fails on purpose"}
+    first_lines = {job.failure(f"algo-{number}").splitlines()[0] for number in (1, 2)}
+    assert first_lines == {"HET-30 algo-2: rank 1: the training script raised RuntimeError: training fails on purpose"}
     assert job.report()["run"]["events"]["job restarts"] == 1
 
 
 def test_wrong_option_ends_the_job_without_a_restart(train: Any) -> None:
-    job = train(ONE_HOST, "--job-restarts", "5", args=["--fail-at", "10", "--how", "usage"])
+    args = ["--fail-at", "2", "--fail-rank", "0", "--how", "usage"]
+    job = train((["dnn_group=ml.p3.2xlarge:1"], 1), "--job-restarts", "5", args=args)
     assert job.wait() == 2, job.output
     assert "restart 1" not in job.output
 
@@ -125,13 +144,3 @@ def test_lost_trainer_launcher_ends_the_job_without_a_restart(train: Any, measur
     assert "restart 1" not in job.output
     assert "algo-3 fell silent" in job.failure("algo-1")
     assert job.failure("algo-2").splitlines()[0] == job.failure("algo-1").splitlines()[0]
-
-
-def test_what_a_killed_rank_has_started_is_gone_after_the_restart(train: Any) -> None:
-    job = train(ONE_HOST, "--job-restarts", "1", args=["--fail-at", "10", "--sleep-s", "0.01"])
-    job.wait_line("step 5")
-    ranks = job.find("hetero.launch.ranks.rank")
-    assert ranks
-    job.wait_line("goes on after step")
-    assert not any(psutil.pid_exists(rank.pid) and rank.is_running() for rank in ranks)
-    assert job.wait() == 0, job.output

@@ -77,19 +77,21 @@ def by_argument(scale: float) -> Any:
 
 
 def main() -> None:
-    """Run two epochs."""
+    """Run two epochs of each data set that the command line names."""
     global ARGS, SCALE
     parser = argparse.ArgumentParser()
-    parser.add_argument("--as-argument", action="store_true")
+    parser.add_argument("names", nargs="+", choices=("by_argument", "by_global"))
     parser.add_argument("--num-workers", type=int, default=0)
     ARGS = parser.parse_args()
     SCALE = 0.5
-    dataset = by_argument(SCALE) if ARGS.as_argument else by_global()
     context = "forkserver" if ARGS.num_workers else None
-    loader = DataLoader(dataset, batch_size=4, num_workers=ARGS.num_workers, multiprocessing_context=context)
-    for _ in range(2):
-        total = sum(float(batch.sum()) for batch in loader)
-        print(f"the sum is {total:g}", flush=True)
+    for name in ARGS.names:
+        dataset = by_argument(SCALE) if name == "by_argument" else by_global()
+        loader = DataLoader(dataset, batch_size=4, num_workers=ARGS.num_workers, multiprocessing_context=context)
+        for _ in range(2):
+            total = sum(float(batch.sum()) for batch in loader)
+            print(f"{name}: the sum is {total:g}", flush=True)
+        print(f"{name} is done", flush=True)
 
 
 if __name__ == "__main__":

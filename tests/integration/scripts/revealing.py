@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -44,19 +45,33 @@ def noisy(raise_at: int, kill_at: int) -> torch.utils.data.Dataset:
     return Noisy(raise_at, kill_at)
 
 
+def loader_of(raise_at: int, kill_at: int) -> DataLoader:
+    """Return a loader of a data set that fails there."""
+    shard = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return DataLoader(noisy(raise_at, kill_at), batch_size=4, shuffle=False, seed=1, shard=shard)
+
+
 def main() -> None:
-    """Run one epoch."""
+    """Meet the failures of the data set, then run one epoch."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--fail-at", type=int, default=-1)
+    parser.add_argument("--hold", type=Path, required=True, help="wait after step 5 until there is this file")
     args = parser.parse_args()
     print("environment of a rank", sorted(os.environ.items()), sys.argv, flush=True)
-    shard = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    loader = DataLoader(noisy(args.raise_at, args.kill_at), batch_size=4, shuffle=False, seed=1, shard=shard)
+    for faults in ((args.raise_at, -1), (-1, args.kill_at)):
+        if max(faults) >= 0:
+            try:
+                list(loader_of(*faults))
+            except hetero.DatasetError:
+                logging.getLogger("train").exception("the data set failed")
+    loader = loader_of(-1, -1)
     print("the loader's state", loader.state_dict(), repr(loader), flush=True)
     for step, _ in enumerate(loader):
         print(f"step {step}", flush=True)
+        while step == 5 and not args.hold.exists():
+            time.sleep(0.02)
         if step == args.fail_at:
             from hetero.control.rank import session
 
