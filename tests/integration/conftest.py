@@ -25,6 +25,7 @@ from harness import (
     CHAIN,
     MARKER,
     TIME_SCALE,
+    WITHOUT_TORCH,
     Job,
     Start,
     StartJob,
@@ -162,8 +163,10 @@ def launcher_starter(start: Start, folder: Path, network_number: int) -> StartLa
             (directory / "ml").mkdir(exist_ok=True)
         where = ["--join", f"{join}:{PORT}"] if join else ["--cluster-file", str(cluster_file)]
         command = [sys.executable, "-m", "hetero.cli", "launch", *where, "--host", host]
+        if script in (CHAIN, WITHOUT_TORCH):
+            flags = ("--endpoints-per-host", "1", *flags)
         if script == CHAIN:
-            flags, args = ("--endpoints-per-host", "1", *flags), ["--output", str(directory), *args]
+            args = ["--output", str(directory), *args]
         command += ["--port", str(PORT), *flags, str(script), "--"]
         own = {
             "HETERO_HOSTS_FILE": str(hosts_file),

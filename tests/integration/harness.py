@@ -31,6 +31,8 @@ DNN = "dnn_group=ml.p3.2xlarge:1"
 """The flag value of a group of one trainer host."""
 SLOW = ["--num-samples", "100000", "--step-s", "0.05"]
 """Arguments of chain.py: it goes on until it is ended."""
+WITHOUT_TORCH = CHAIN.with_name("without_torch.py")
+"""A script that data hosts can serve too, and that ends at once; it costs a third of chain.py."""
 _LAST_WORDS_S = 2.0
 """For what lies in the pipe when the job has ended; all of it passes only where a process outlives the job."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import DNN, MARKER, SLOW, StartJob, StartLauncher, failure, sweep, wait_gone
+from harness import DNN, MARKER, SLOW, WITHOUT_TORCH, StartJob, StartLauncher, failure, sweep, wait_gone
 
 from hetero import __version__
 from hetero.config import Timings
@@ -31,10 +31,10 @@ def test_own_name_that_is_resolved_late_is_waited_for(start_launcher: StartLaunc
     hosts = tmp_path / "hosts"
     known = hosts.read_text()
     hosts.write_text("")
-    trainer = start_launcher("algo-2", "--start-timeout", "120")
+    trainer = start_launcher("algo-2", "--start-timeout", "120", script=WITHOUT_TORCH)
     line = trainer.wait_line("waiting for the address of algo-2")
     assert "algo-2" in line
-    data = start_launcher("algo-1", "--start-timeout", "120")
+    data = start_launcher("algo-1", "--start-timeout", "120", script=WITHOUT_TORCH)
     data.wait_line("waiting for the address of algo-1")
     hosts.write_text(known)
     assert trainer.wait() == 0, trainer.output

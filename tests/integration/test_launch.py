@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import StartLauncher, failure
+from harness import WITHOUT_TORCH, StartLauncher, failure
 
 
 def check_rhythm(lines: list[tuple[float, str]], measured: Any) -> None:
@@ -22,27 +22,27 @@ def check_rhythm(lines: list[tuple[float, str]], measured: Any) -> None:
 def test_data_host_comes_late_and_the_trainer_says_whom_it_waits_for(
     start_launcher: StartLauncher, measured: Any
 ) -> None:
-    trainer = start_launcher("algo-2", "--start-timeout", "120")
+    trainer = start_launcher("algo-2", "--start-timeout", "120", script=WITHOUT_TORCH)
     lines = trainer.wait_lines("waiting for algo-1 (", 3)
     assert "refused" in lines[-1][1].lower()
     check_rhythm(lines, measured)
-    data = start_launcher("algo-1", "--start-timeout", "120")
+    data = start_launcher("algo-1", "--start-timeout", "120", script=WITHOUT_TORCH)
     assert trainer.wait() == 0, trainer.output
     assert data.wait() == 0, data.output
 
 
 @pytest.mark.fault("F13")
 def test_trainer_host_comes_late_and_the_data_host_serves_it(start_launcher: StartLauncher) -> None:
-    data = start_launcher("algo-1", "--start-timeout", "120")
+    data = start_launcher("algo-1", "--start-timeout", "120", script=WITHOUT_TORCH)
     data.wait_line("serving with 1 endpoint")
-    trainer = start_launcher("algo-2", "--start-timeout", "120")
+    trainer = start_launcher("algo-2", "--start-timeout", "120", script=WITHOUT_TORCH)
     assert trainer.wait() == 0, trainer.output
     assert data.wait() == 0, data.output
 
 
 @pytest.mark.fault("F13")
 def test_data_host_never_comes_fails_naming_it(start_launcher: StartLauncher) -> None:
-    trainer = start_launcher("algo-2", "--start-timeout", "3")
+    trainer = start_launcher("algo-2", "--start-timeout", "3", script=WITHOUT_TORCH)
     assert trainer.wait() == 20, trainer.output
     assert "algo-1" in failure(trainer).splitlines()[0]
     assert "refused" in failure(trainer).splitlines()[0].lower()  # the last error
@@ -50,7 +50,8 @@ def test_data_host_never_comes_fails_naming_it(start_launcher: StartLauncher) ->
 
 @pytest.mark.fault("F14")
 def test_trainer_host_never_comes_lets_the_data_host_leave(start_launcher: StartLauncher, measured: Any) -> None:
-    data = start_launcher("algo-1", "--start-timeout", "18")  # and its endpoints must be there by then
+    # Its endpoints must be there by then.
+    data = start_launcher("algo-1", "--start-timeout", "18", script=WITHOUT_TORCH)
     check_rhythm(data.wait_lines("waiting for algo-2 (", 2), measured)
     assert data.wait() == 21, data.output
     assert "algo-2" in failure(data).splitlines()[0]
