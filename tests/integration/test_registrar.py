@@ -12,7 +12,7 @@ from harness import CHAIN, Job, Start, chains, chains_alone
 from hetero.errors import ExitCode
 
 NETWORK = f"127.{100 + os.getpid() % 100}.8"
-ARGS = ["--num-samples", "400", "--epochs", "2"]
+ARGS = ["--epochs", "1", "--num-samples", "400"]
 
 
 def start_node(start: Start, folder: Path, index: int, number: int, *flags: str, **changes: str) -> Job:

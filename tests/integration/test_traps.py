@@ -20,7 +20,7 @@ def run(start_job: StartJob, folder: Path, groups: list[str], *args: str) -> tup
 
 def test_traps_are_gone_or_said_with_data_hosts_and_without(start_job: StartJob, tmp_path: Path) -> None:
     here, said_here = run(start_job, tmp_path / "here", [DNN], "--num-workers", "2")
-    there, said_there = run(start_job, tmp_path / "there", [data(2), DNN])
+    there, said_there = run(start_job, tmp_path / "there", [data(1), DNN])
     assert here == there  # values, strides, exceptions, and what a resumed loop meets
     assert here["shared"]["split_alike"] == 0
     num_shared = here["shared"]["split_anyhow"]
