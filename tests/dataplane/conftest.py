@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import textwrap
 import threading
@@ -177,18 +178,12 @@ class Job:
         self._lock = threading.Lock()
 
     def pool(self, host: str = "algo-1", *, ready: bool = True, **options: Any) -> EndpointPool:
-        def publish(records: tuple[EndpointRecord, ...]) -> None:
-            with self._lock:
-                self._records[host] = records
-                served = [entry for entries in self._records.values() for entry in entries]
-                self.directory.replace(served, hosts=self._records)  # the end of an endpoint is not its host's
-
         own = {field.name for field in dataclasses.fields(PoolOptions)} & options.keys()
         settings = {"token_path": str(self.token_path), **{name: options.pop(name) for name in own}}
         given = {"script": str(self.script), "num_endpoints": 1, "address": "127.0.0.1", "job_id": JOB, **options}
         pool = EndpointPool(
             PoolOptions(endpoint=EndpointOptions(host=host, **given), **settings),
-            publish,
+            functools.partial(self.publish, host),
             lambda name, text: self.lines.append(f"{name}: {text}"),
         )
         self.pools.append(pool)
@@ -196,6 +191,12 @@ class Job:
         if ready:
             assert pool.wait_ready(60.0), self.lines
         return pool
+
+    def publish(self, host: str, records: tuple[EndpointRecord, ...]) -> None:
+        with self._lock:
+            self._records[host] = records
+            served = [entry for entries in self._records.values() for entry in entries]
+            self.directory.replace(served, hosts=self._records)  # the end of an endpoint is not its host's
 
     def fleet(self, **options: Any) -> Fleet:
         fleet = Fleet(
@@ -207,21 +208,76 @@ class Job:
         return fleet
 
     def stop(self) -> None:
-        for fleet in self.fleets:
-            fleet.close()
+        self.disconnect()
         for pool in self.pools:
             pool.stop(0.0)
+
+    def disconnect(self) -> None:
+        for fleet in self.fleets:
+            fleet.close()
+        self.fleets.clear()
+
+
+class SharedJob(Job):
+    """A job of several tests: a pool stays for the next test that asks for the same one.
+
+    The directory has the pools that the present test has asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._started: dict[str, EndpointPool] = {}
+
+    def pool(self, host: str = "algo-1", **options: Any) -> EndpointPool:
+        key = f"{host} {sorted(options.items())}"
+        if key not in self._started:
+            self._started[key] = super().pool(host, **options)
+        pool = self._started[key]
+        super().publish(host, pool.records)
+        return pool
+
+    def publish(self, host: str, records: tuple[EndpointRecord, ...]) -> None:
+        """Publish nothing here, because the pool may be of an earlier test."""
+
+    def forget(self) -> None:
+        """End what belongs to one test."""
+        self.disconnect()
+        self._records.clear()
+        self.directory = Directory()
+        self.lines.clear()
+        assert [pool.num_restarts for pool in self.pools] == [0] * len(self.pools), "not a test for a shared job"
+
+
+@contextlib.contextmanager
+def _stopped_afterwards(job: Job) -> Iterator[None]:
+    """Stop the job in the end. None of its processes may be left."""
+    threads = threading.active_count()
+    yield
+    job.stop()
+    assert _processes_of(str(job.script)) == []
+    wait_for(lambda: threading.active_count() <= threads, 10.0)
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """A job without endpoints yet; after the test none of its processes may be left."""
-    threads = threading.active_count()
+    """A job without endpoints yet."""
     job = Job(tmp_path)
-    yield job
-    job.stop()
-    assert _processes_of(str(job.script)) == []
-    wait_for(lambda: threading.active_count() <= threads, 10.0)
+    with _stopped_afterwards(job):
+        yield job
+
+
+@pytest.fixture(scope="module")
+def _job_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedJob]:
+    job = SharedJob(tmp_path_factory.mktemp("job"))
+    with _stopped_afterwards(job):
+        yield job
+
+
+@pytest.fixture
+def shared_job(_job_of_module: SharedJob) -> Iterator[SharedJob]:
+    """A job whose endpoints other tests of the module use too. Tests that end or stop endpoints take `job`."""
+    yield _job_of_module
+    _job_of_module.forget()
 
 
 def _processes_of(script: str) -> list[str]:

@@ -76,13 +76,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 @pytest.mark.parametrize("num_endpoints", [1, 3])
 def test_consumer_fetches_small_batches_itself(
-    job: Any, tools: Any, counted: list[threading.Thread], num_endpoints: int
+    shared_job: Any, tools: Any, counted: list[threading.Thread], num_endpoints: int
 ) -> None:
-    job.pool(num_endpoints=num_endpoints)
+    shared_job.pool(num_endpoints=num_endpoints)
     wanted = tools.requests(tools.spec(), num_batches=100)
-    reader = Reader(job.fleet(), iter(wanted))
+    reader = Reader(shared_job.fleet(), iter(wanted))
     found = list(reader)
-    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
     assert len(counted) >= 80  # the first ones show how large they are
     assert set(counted) == {threading.current_thread()}
     assert reader._fleet.stats.batches == 100
@@ -91,62 +91,62 @@ def test_consumer_fetches_small_batches_itself(
 
 
 def test_batches_that_became_large_are_fetched_whole(
-    job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+    shared_job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only earlier batches show how large the next one is."""
     monkeypatch.setattr(ServedDataset, "observe_size", lambda *_: None)
-    job.pool()
+    shared_job.pool()
     wanted = tools.requests(tools.spec(width=LARGE_WIDTH), num_batches=20)
-    fleet = job.fleet()
+    fleet = shared_job.fleet()
     with fleet.lock:
         fleet.prepare(wanted[0].spec).batch_bytes = 1000
     found = list(Reader(fleet, iter(wanted)))
-    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
     assert len(counted) > 10
 
 
 def test_consumer_with_a_step_leaves_batches_to_fetchers(
-    job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+    shared_job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fetchers receive them while the consumer computes."""
     monkeypatch.setattr(consistency, "ReceiverChoice", ReceiverChoice)
-    job.pool()
+    shared_job.pool()
     wanted = tools.requests(tools.spec(width=LARGE_WIDTH), num_batches=80)
     found = []
-    for batch in Reader(job.fleet(), iter(wanted)):
+    for batch in Reader(shared_job.fleet(), iter(wanted)):
         found.append(batch)
         time.sleep(0.025)  # the training step
-    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
     assert not counted
 
 
 def test_answers_of_a_consumer_that_is_away_are_received_by_another_thread(
-    job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+    shared_job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hetero.dataplane.reader.own_fetches._ABSENT_S", 0.05)
-    job.pool()
+    shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
-    reader = Reader(job.fleet(), iter(wanted))
+    reader = Reader(shared_job.fleet(), iter(wanted))
     found = [next(reader) for _ in range(20)]
     assert outstanding(reader)
     del counted[:]
     tools.wait_for(lambda: outstanding(reader) == 0)
     assert {thread.name for thread in counted} == {"hetero-fleet"}
     found += reader
-    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
 
 
-def test_answers_that_have_just_arrived_are_left_to_the_consumer(job: Any, tools: Any) -> None:
-    job.pool()
+def test_answers_that_have_just_arrived_are_left_to_the_consumer(shared_job: Any, tools: Any) -> None:
+    shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
-    reader = Reader(job.fleet(), iter(wanted))
+    reader = Reader(shared_job.fleet(), iter(wanted))
     found = [next(reader) for _ in range(20)]
     sent = sent_of(reader)
     has_arrived(reader, tools, sent)
     own(reader).receive_for_absent()
     assert sent_of(reader) == sent
     found += reader
-    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
 
 
 def test_consumer_that_is_away_while_an_endpoint_ends_loses_nothing(job: Any, tools: Any, asked: list[Asked]) -> None:
@@ -179,11 +179,13 @@ def test_consumer_hedges_its_own_request(job: Any, tools: Any, counted: list[thr
     tools.wait_for(lambda: outstanding(reader) == 0)
 
 
-def test_time_that_the_consumer_was_away_does_not_count(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_the_consumer_was_away_does_not_count(
+    shared_job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise requests would be overdue only after long steps, and a stuck endpoint would hold up the training."""
-    job.pool()
+    shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
-    fleet = job.fleet()
+    fleet = shared_job.fleet()
     reader = Reader(fleet, iter(wanted))
     for _ in range(20):
         next(reader)
@@ -201,9 +203,9 @@ def test_time_that_the_consumer_was_away_does_not_count(job: Any, tools: Any, mo
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
-def test_reader_that_ends_gives_its_fetches_up(job: Any, tools: Any, how: str) -> None:
-    job.pool()
-    fleet = job.fleet()
+def test_reader_that_ends_gives_its_fetches_up(shared_job: Any, tools: Any, how: str) -> None:
+    shared_job.pool()
+    fleet = shared_job.fleet()
     with contextlib.closing(Reader(fleet, iter(tools.requests(tools.spec())))) as first:
         list(first)
     descriptors = num_descriptors()
@@ -222,7 +224,7 @@ def test_reader_that_ends_gives_its_fetches_up(job: Any, tools: Any, how: str) -
     assert all(connection.num_outstanding == 0 for connection in fleet._table.all())
     tools.wait_for(lambda: num_descriptors() <= descriptors)
     again = Reader(fleet, iter(wanted))
-    assert tools.digest(list(again)) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(list(again)) == tools.digest(tools.local(shared_job.script, wanted))
 
 
 @pytest.mark.parametrize("what", ["raise", "close"])
@@ -314,9 +316,9 @@ def test_news_for_the_consumer_end_its_waiting(job: Any, tools: Any) -> None:
 
 
 def test_request_without_an_idle_connection_is_handed_to_a_fetcher(
-    job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+    shared_job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job.pool()
+    shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=60)
     begin, num_sent = EndpointConnection.begin, 0
 
@@ -326,15 +328,15 @@ def test_request_without_an_idle_connection_is_handed_to_a_fetcher(
         return begin(connection, *given, **options) if num_sent % 3 else None
 
     monkeypatch.setattr(EndpointConnection, "begin", begin_some)
-    found = list(Reader(job.fleet(), iter(wanted)))
-    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    found = list(Reader(shared_job.fleet(), iter(wanted)))
+    assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
     assert 0 < len(counted) < num_sent
 
 
-def test_own_fetch_that_fails_is_requested_again(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.pool()
+def test_own_fetch_that_fails_is_requested_again(shared_job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
-    fleet = job.fleet()
+    fleet = shared_job.fleet()
     reader = Reader(fleet, iter(wanted))
     found = [next(reader) for _ in range(20)]
     reader._fetchers._threads.clear()  # no fetcher is there, as if none had ever been needed
@@ -350,14 +352,14 @@ def test_own_fetch_that_fails_is_requested_again(job: Any, tools: Any, monkeypat
 
     monkeypatch.setattr(SentBatch, "receive", failing)
     found += reader
-    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
     assert num_failed == fleet.stats.retries == 3
 
 
-def test_error_of_a_sample_is_raised_in_its_place(job: Any, tools: Any) -> None:
-    job.pool()
+def test_error_of_a_sample_is_raised_in_its_place(shared_job: Any, tools: Any) -> None:
+    shared_job.pool()
     wanted = tools.requests(tools.spec(raise_at=int(tools.requests(tools.spec())[9].work.indices[0])), num_batches=12)
-    reader = Reader(job.fleet(), iter(wanted))
+    reader = Reader(shared_job.fleet(), iter(wanted))
     found, failed = [], []
     for position in range(12):
         try:
@@ -369,11 +371,11 @@ def test_error_of_a_sample_is_raised_in_its_place(job: Any, tools: Any) -> None:
     assert np.concatenate([batch["index"] for batch in found]).size == 44
 
 
-def test_collection_of_a_reader_in_the_middle_of_anything_does_not_block(job: Any, tools: Any) -> None:
+def test_collection_of_a_reader_in_the_middle_of_anything_does_not_block(shared_job: Any, tools: Any) -> None:
     """The garbage collector runs in any thread, whatever locks that thread holds."""
-    job.pool()
+    shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
-    fleet = job.fleet()
+    fleet = shared_job.fleet()
     dropped = Reader(fleet, iter(wanted))
     for _ in range(20):
         next(dropped)
@@ -386,17 +388,17 @@ def test_collection_of_a_reader_in_the_middle_of_anything_does_not_block(job: An
         dropped._finalizer()
     tools.wait_for(lambda: fetchers.is_closed and connection.num_outstanding == 0)
     assert not len(fetchers._own)
-    assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(shared_job.script, wanted))
 
 
 @pytest.mark.parametrize(("cls", "name"), [(OwnFetches, "add"), (Router, "release"), (Window, "start")])
 def test_interrupt_between_two_steps_leaves_nothing(
-    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, cls: type, name: str
+    shared_job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, cls: type, name: str
 ) -> None:
     """Ctrl-C may end the consumer between any two of its steps, for example before it has added a sent request."""
-    job.pool()
+    shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
-    fleet = job.fleet()
+    fleet = shared_job.fleet()
     reader = Reader(fleet, iter(wanted))
     for _ in range(20):
         next(reader)
@@ -420,13 +422,13 @@ def test_interrupt_between_two_steps_leaves_nothing(
     link = connection._link
     assert link is not None
     tools.wait_for(lambda: len(link._connections) == len(link._idle))
-    assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(shared_job.script, wanted))
 
 
-def test_small_batches_need_no_fetchers(job: Any, tools: Any) -> None:
-    job.pool(num_endpoints=2)
+def test_small_batches_need_no_fetchers(shared_job: Any, tools: Any) -> None:
+    shared_job.pool(num_endpoints=2)
     wanted = tools.requests(tools.spec(), num_batches=400)
-    fleet = job.fleet()
+    fleet = shared_job.fleet()
     for _ in range(3):  # fetchers open the connections, as many as are in use at the same time
         list(Reader(fleet, iter(wanted)))
     reader = Reader(fleet, iter(wanted))
@@ -434,10 +436,10 @@ def test_small_batches_need_no_fetchers(job: Any, tools: Any) -> None:
     assert not reader._fetchers._threads
 
 
-def test_small_batches_keep_within_the_bytes_of_the_window(job: Any, tools: Any) -> None:
-    job.pool()
+def test_small_batches_keep_within_the_bytes_of_the_window(shared_job: Any, tools: Any) -> None:
+    shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
-    fleet = job.fleet()
+    fleet = shared_job.fleet()
     list(Reader(fleet, iter(wanted)))
     batch_bytes = fleet._datasets[wanted[0].spec].batch_bytes
     reader = Reader(fleet, iter(wanted), window_bytes=batch_bytes + 1)
@@ -445,7 +447,7 @@ def test_small_batches_keep_within_the_bytes_of_the_window(job: Any, tools: Any)
     for batch in reader:
         found.append(batch)
         assert reader._window.used_bytes <= batch_bytes + 1
-    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
 
 
 def test_own_request_that_is_not_answered_in_time_is_sent_again(job: Any, tools: Any) -> None:

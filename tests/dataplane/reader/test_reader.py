@@ -58,49 +58,48 @@ BUFFERS = """
 
 LARGE_BATCH = """
     def fill_large(samples):
-        batch = np.zeros(600 * 2**20, dtype=np.uint8)
-        batch[:: 2**20] = np.arange(600) % 251
+        num_mib = samples[0]["index"]
+        batch = np.zeros(num_mib * 2**20, dtype=np.uint8)
+        batch[:: 2**20] = np.arange(num_mib) % 251
         return batch
 
     @hetero.dataset(collate_fn=fill_large, fingerprint="large")
     def large():
-        return Numbers(100, -1, -1, "", 0.0, 1)
+        return Numbers(1000, -1, -1, "", 0.0, 1)
 """
 
 
 @pytest.mark.parametrize("num_endpoints", [1, 2, 3])
 def test_reader_delivers_local_bytes_in_order_for_any_number_of_endpoints(
-    job: Any, tools: Any, num_endpoints: int
+    shared_job: Any, tools: Any, num_endpoints: int
 ) -> None:
-    job.pool(num_endpoints=num_endpoints)
-    fleet = job.fleet()
+    shared_job.pool(num_endpoints=num_endpoints)
+    fleet = shared_job.fleet()
     wanted = tools.requests(tools.spec())
     assert fleet.describe(wanted[0].spec).num_samples == 100
     with Reader(fleet, iter(wanted)) as reader:
         found = list(reader)
-    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
     assert fleet.stats.batches == len(wanted)
     assert fleet.stats.received_bytes > 0
     assert fleet.stats.retries == 0
 
 
-def test_reader_collation_that_reuses_its_buffer_delivers_each_batch_whole(job: Any, tools: Any) -> None:
-    job.pool()
+def test_reader_collation_that_reuses_its_buffer_delivers_each_batch_whole(shared_job: Any, tools: Any) -> None:
+    shared_job.pool()
     wanted = tools.requests(tools.spec("reusing"), num_batches=24, batch_size=1)
-    for request, batch in zip(wanted, Reader(job.fleet(), iter(wanted), prefetch_factor=6), strict=True):
+    for request, batch in zip(wanted, Reader(shared_job.fleet(), iter(wanted), prefetch_factor=6), strict=True):
         assert np.unique(batch).tolist() == request.work.indices.tolist()
 
 
-@pytest.mark.parametrize("name", ["together", "registered"])
-def test_reader_default_collation_that_passes_a_buffer_on_delivers_each_batch_whole(
-    job: Any, tools: Any, name: str
-) -> None:
+def test_reader_default_collation_that_passes_a_buffer_on_delivers_each_batch_whole(job: Any, tools: Any) -> None:
     pytest.importorskip("torch")
     job.script.write_text(job.script.read_text() + textwrap.dedent(BUFFERS))
     job.pool()
-    wanted = tools.requests(tools.spec(name), num_batches=24, batch_size=1)
-    for request, batch in zip(wanted, Reader(job.fleet(), iter(wanted), prefetch_factor=6), strict=True):
-        assert np.unique(batch).tolist() == request.work.indices.tolist()
+    for name in ("together", "registered"):
+        wanted = tools.requests(tools.spec(name), num_batches=12, batch_size=1)
+        for request, batch in zip(wanted, Reader(job.fleet(), iter(wanted), prefetch_factor=6), strict=True):
+            assert np.unique(batch).tolist() == request.work.indices.tolist(), name
 
 
 def test_reader_before_any_endpoint_waits_for_the_first(job: Any, tools: Any) -> None:
@@ -111,9 +110,9 @@ def test_reader_before_any_endpoint_waits_for_the_first(job: Any, tools: Any) ->
     assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, wanted))
 
 
-def test_reader_closed_early_frees_its_threads_and_endpoint(job: Any, tools: Any) -> None:
-    job.pool()
-    fleet = job.fleet()
+def test_reader_closed_early_frees_its_threads_and_endpoint(shared_job: Any, tools: Any) -> None:
+    shared_job.pool()
+    fleet = shared_job.fleet()
     slow = tools.spec(sample_s=0.05)
     for _ in range(3):
         reader = Reader(fleet, iter(tools.requests(slow, num_batches=12)))
@@ -124,32 +123,34 @@ def test_reader_closed_early_frees_its_threads_and_endpoint(job: Any, tools: Any
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hetero-fetcher")]
 
 
-def test_reader_dropped_without_close_is_collected(job: Any, tools: Any) -> None:
-    job.pool()
-    reader = Reader(job.fleet(), iter(tools.requests(tools.spec())))
+def test_reader_dropped_without_close_is_collected(shared_job: Any, tools: Any) -> None:
+    shared_job.pool()
+    reader = Reader(shared_job.fleet(), iter(tools.requests(tools.spec())))
     next(reader)
     del reader
     gc.collect()
     tools.wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("hetero-fetcher")])
 
 
-def test_reader_closed_while_nobody_answers_returns(job: Any, tools: Any) -> None:
-    reader = Reader(job.fleet(), iter(tools.requests(tools.spec())))
+def test_reader_closed_while_nobody_answers_returns(shared_job: Any, tools: Any) -> None:
+    reader = Reader(shared_job.fleet(), iter(tools.requests(tools.spec())))
     reader.close()
     assert next(reader, None) is None
 
 
-def test_readers_share_a_fleet(job: Any, tools: Any) -> None:
-    job.pool(num_endpoints=2)
-    fleet = job.fleet()
+def test_readers_share_a_fleet(shared_job: Any, tools: Any) -> None:
+    shared_job.pool(num_endpoints=2)
+    fleet = shared_job.fleet()
     train, validate = tools.requests(tools.spec(width=4)), tools.requests(tools.spec(width=16), seed=9)
     pairs = list(zip(Reader(fleet, iter(train)), Reader(fleet, iter(validate)), strict=True))
-    assert tools.digest([one for one, _ in pairs]) == tools.digest(tools.local(job.script, train))
-    assert tools.digest([other for _, other in pairs]) == tools.digest(tools.local(job.script, validate))
+    assert tools.digest([one for one, _ in pairs]) == tools.digest(tools.local(shared_job.script, train))
+    assert tools.digest([other for _, other in pairs]) == tools.digest(tools.local(shared_job.script, validate))
 
 
-def test_reader_takes_requests_in_the_consuming_thread_and_no_further_than_the_window(job: Any, tools: Any) -> None:
-    job.pool()
+def test_reader_takes_requests_in_the_consuming_thread_and_no_further_than_the_window(
+    shared_job: Any, tools: Any
+) -> None:
+    shared_job.pool()
     taken: list[threading.Thread] = []
 
     def count() -> Any:
@@ -157,7 +158,7 @@ def test_reader_takes_requests_in_the_consuming_thread_and_no_further_than_the_w
             taken.append(threading.current_thread())
             yield request
 
-    reader = Reader(job.fleet(), count(), prefetch_factor=3)
+    reader = Reader(shared_job.fleet(), count(), prefetch_factor=3)
     reader._window._growth.is_held_up = lambda **_: False  # type: ignore[method-assign]  # batches that overtake
     assert len(taken) <= 3
     for delivered in range(1, 5):
@@ -166,9 +167,9 @@ def test_reader_takes_requests_in_the_consuming_thread_and_no_further_than_the_w
     assert set(taken) == {threading.current_thread()}
 
 
-def test_reader_bounds_its_window_in_bytes(job: Any, tools: Any) -> None:
-    job.pool(num_endpoints=2)
-    fleet = job.fleet()
+def test_reader_bounds_its_window_in_bytes(shared_job: Any, tools: Any) -> None:
+    shared_job.pool(num_endpoints=2)
+    fleet = shared_job.fleet()
     wanted = tools.requests(tools.spec(width=1000))
     with Reader(fleet, iter(wanted), window_bytes=1) as reader:
         for expected, batch in zip(wanted, reader, strict=True):
@@ -177,36 +178,36 @@ def test_reader_bounds_its_window_in_bytes(job: Any, tools: Any) -> None:
             assert len(reader._window.outcomes) <= 1
 
 
-def test_reader_raises_the_samplers_exception_in_its_turn(job: Any, tools: Any) -> None:
-    job.pool()
+def test_reader_raises_the_samplers_exception_in_its_turn(shared_job: Any, tools: Any) -> None:
+    shared_job.pool()
 
     def broken() -> Any:
         yield from tools.requests(tools.spec(), num_batches=3)
         raise LookupError("the sampler is broken")
 
-    reader = Reader(job.fleet(), broken())
+    reader = Reader(shared_job.fleet(), broken())
     assert len(list(itertools.islice(reader, 3))) == 3
     with pytest.raises(LookupError, match="sampler"):
         next(reader)
 
 
-def test_reader_interrupted_in_the_sampler_ends_at_once(job: Any, tools: Any) -> None:
-    job.pool()
+def test_reader_interrupted_in_the_sampler_ends_at_once(shared_job: Any, tools: Any) -> None:
+    shared_job.pool()
 
     def interrupted() -> Any:
         yield from tools.requests(tools.spec(), num_batches=4)
         raise KeyboardInterrupt
 
-    reader = Reader(job.fleet(), interrupted(), prefetch_factor=2)
+    reader = Reader(shared_job.fleet(), interrupted(), prefetch_factor=2)
     with pytest.raises(KeyboardInterrupt):  # with batches still on their way
         list(reader)
 
 
-def test_reader_wrong_token_is_an_error_at_once(job: Any, tools: Any) -> None:
+def test_reader_wrong_token_is_an_error_at_once(shared_job: Any, tools: Any) -> None:
     from hetero.control.security import Token
 
-    job.pool()
-    fleet = job.fleet(token=Token.generate())
+    shared_job.pool()
+    fleet = shared_job.fleet(token=Token.generate())
     with pytest.raises(AuthenticationError, match="algo-1/0"):
         next(Reader(fleet, iter(tools.requests(tools.spec()))))
     with pytest.raises(AuthenticationError):
@@ -222,39 +223,40 @@ def test_reader_of_another_job_is_rejected_by_name(job: Any, tools: Any) -> None
 
 
 @pytest.mark.fault("F24")
-def test_large_batch_below_the_limit_comes_whole(job: Any, tools: Any, measured: Measured) -> None:
+@pytest.mark.parametrize("num_mib", [80, pytest.param(600, marks=pytest.mark.long)])
+def test_large_batch_below_the_limit_comes_whole(job: Any, tools: Any, measured: Measured, num_mib: int) -> None:
     if psutil.virtual_memory().available < 4 * 2**30:
         pytest.skip("needs 4 GiB of memory")
     job.script.write_text(job.script.read_text() + textwrap.dedent(LARGE_BATCH))
     job.pool()
-    request = BatchRequest(spec=tools.spec("large"), work=IndexedWork(np.array([7])), seed=0, epoch=0, position=0)
+    request = BatchRequest(spec=tools.spec("large"), work=IndexedWork(np.array([num_mib])), seed=0, epoch=0, position=0)
     fleet = job.fleet()
     fleet.describe(request.spec)
     begin_s = time.monotonic()
     batch = next(Reader(fleet, iter([request])))
     measured("large_batch_s", time.monotonic() - begin_s)
-    assert batch.shape == (600 * 2**20,)
-    assert (batch[:: 2**20] == np.arange(600) % 251).all()
-    assert int(np.count_nonzero(batch)) == np.count_nonzero(np.arange(600) % 251)
+    assert batch.shape == (num_mib * 2**20,)
+    assert (batch[:: 2**20] == np.arange(num_mib) % 251).all()
+    assert int(np.count_nonzero(batch)) == np.count_nonzero(np.arange(num_mib) % 251)
     assert (fleet.stats.batches, fleet.stats.retries) == (1, 0)
 
 
 def test_reader_waiting_long_says_for_whom_and_again_when_twice_the_time_has_passed(
-    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared_job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("hetero.dataplane.reader.reader._LOG_AFTER_S", 0.4)
-    reader = Reader(job.fleet(prepare_timeout_s=2.6, data_timeout_s=2.6), iter(tools.requests(tools.spec())))
+    reader = Reader(shared_job.fleet(prepare_timeout_s=2.6, data_timeout_s=2.6), iter(tools.requests(tools.spec())))
     with caplog.at_level(logging.WARNING), pytest.raises(EndpointUnavailableError, match="no endpoint has appeared"):
         next(reader)
     said = [record for record in caplog.records if "waiting for batch 0 for" in record.message]
     assert 2 <= len(said) <= 3  # after 0.5, 1 and 2 s: it looks twice a second
 
 
-def test_reader_with_unusable_bounds_is_refused(job: Any) -> None:
+def test_reader_with_unusable_bounds_is_refused(shared_job: Any) -> None:
     with pytest.raises(ConfigError, match="prefetch_factor is 0"):
-        Reader(job.fleet(), iter([]), prefetch_factor=0)
+        Reader(shared_job.fleet(), iter([]), prefetch_factor=0)
     with pytest.raises(ConfigError, match="window_bytes is -1"):
-        Reader(job.fleet(), iter([]), window_bytes=-1)
+        Reader(shared_job.fleet(), iter([]), window_bytes=-1)
 
 
 def limited(limit_gib: int | None) -> MemoryUse:
@@ -283,9 +285,9 @@ def test_window_is_this_ranks_share_of_a_quarter_of_memory_and_at_most_a_gibibyt
     assert default_window_bytes() == expected
 
 
-def test_fleet_in_a_forked_child_is_refused_and_harmless(job: Any, tools: Any) -> None:
-    job.pool()
-    fleet = job.fleet()
+def test_fleet_in_a_forked_child_is_refused_and_harmless(shared_job: Any, tools: Any) -> None:
+    shared_job.pool()
+    fleet = shared_job.fleet()
     reader = Reader(fleet, iter(tools.requests(tools.spec())))
     next(reader)
     child = os.fork()
