@@ -105,14 +105,20 @@ def test_links_that_come_and_go_leave_nothing(start_endpoint: Any, tools: Any) -
 
 @pytest.mark.parametrize("state", ["idle", "computing"])
 def test_endpoint_that_stops_ends_the_link(start_endpoint: Any, link_to: Any, tools: Any, state: str) -> None:
-    endpoint = start_endpoint(
-        lambda request, reply: None if request == b"slow" and tools.wait_for(reply.has_left) else echo(request, reply)
-    )
+    is_computing = threading.Event()
+
+    def answer(request: bytes, reply: Any) -> Any:
+        if request == b"slow":
+            is_computing.set()
+            tools.wait_for(reply.has_left)
+        return echo(request, reply)
+
+    endpoint = start_endpoint(answer)
     link = link_to(endpoint.record)
     fetch(link)
     if state == "computing":
         join = in_thread(lambda: fetch(link, b"slow"))
-        tools.wait_for(lambda: endpoint.delivery._num_busy == 1)
+        assert is_computing.wait(60.0)
     endpoint.stop()
     if state == "computing":
         assert fault_of(join)[0] is Fault.UNREACHABLE

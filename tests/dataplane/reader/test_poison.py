@@ -111,13 +111,14 @@ def test_batch_that_was_lost_is_not_shared_again(stage: Stage, tools: Any, monke
         "hetero.dataplane.reader.routing.Router.choose_homes",
         lambda _, request, lead: named.append(request.position) or ((), None),
     )
-    stage.read(tools.requests(tools.spec(), num_batches=2), num_endpoints=4)
+    reader = stage.read(tools.requests(tools.spec(), num_batches=2), num_endpoints=4)
     (call,) = stage.pending(1)
     assert 1 in named
     del named[:]
     call.end(CallFailedError(Fault.UNREACHABLE, "lost"))
     tools.wait_for(lambda: len([each for each in stage.calls if each.request.position == 1]) == 2)
     assert 1 not in named
+    assert reader.is_open  # without a reference to it, its fetches would be given up
 
 
 @pytest.mark.fault("F3")
