@@ -62,15 +62,24 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield module
 
 
+@pytest.fixture(scope="module")
+def served(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedJob]:
+    """Two endpoints."""
+    job = ServedJob(tmp_path_factory.mktemp("served"), Path(script.__file__))
+    try:
+        job.start(2)
+        yield job
+    finally:
+        job.stop()
+
+
 @pytest.fixture
-def fetched(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """Start a job with two endpoints. Return a function that counts the batches that have arrived."""
-    job = ServedJob(tmp_path, Path(script.__file__))
-    job.start(2)
-    monkeypatch.setattr(control, "_session", job)
+def fetched(served: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """Make loaders fetch from endpoints. Return a function that counts the batches that have arrived."""
+    monkeypatch.setattr(control, "_session", served)
     monkeypatch.setattr(pipeline, "_num_verified", {})
-    yield lambda: remote.fleet_for(job).stats.batches
-    job.stop()
+    yield lambda: remote.fleet_for(served).stats.batches
+    served.disconnect()
     hetero.spec.set_describer(None)
 
 
@@ -86,6 +95,115 @@ def counts(loader: DataLoader[Any]) -> tuple[int, int]:
     """Return how many batches were requested, and how many delivered."""
     extent = loader.step_timer.extent
     return extent.num_requested, extent.num_passed
+
+
+# Workers of torch. These tests come first, so that no worker is forked beside the connections of endpoints.
+
+
+class Processes(torch.utils.data.Dataset[Any]):
+    """Says which process computes a sample."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+@hetero.dataset
+def ahead_test_processes() -> Processes:
+    return Processes()
+
+
+SCALE = 1
+
+
+class Scaled(torch.utils.data.Dataset[Any]):
+    """Reads a global that the script changes."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return SCALE * index
+
+
+@hetero.dataset
+def ahead_test_scaled() -> Scaled:
+    return Scaled()
+
+
+def as_tensor(samples: list[int]) -> torch.Tensor:
+    return torch.tensor(samples)
+
+
+def closure() -> Callable[[list[int]], torch.Tensor]:
+    factor = 1
+    return lambda samples: factor * torch.tensor(samples)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "num_processes"),
+    [
+        (ahead_test_processes, {}, 1),
+        (ahead_test_processes, {"collate_fn": as_tensor}, 1),
+        # torch starts new workers for each pass, which see what the script has changed
+        (Processes, {}, 2),
+        (ahead_test_processes, {"collate_fn": closure()}, 2),
+        (ahead_test_processes, {"worker_init_fn": functools.partial(int)}, 2),
+    ],
+)
+def test_workers_of_torch_go_on_if_their_data_set_cannot_change(
+    make: Callable[[], Any], options: dict[str, Any], num_processes: int
+) -> None:
+    loader = DataLoader(make(), batch_size=2, num_workers=1, **options)
+    pids = [{pid for batch in loader for pid in batch.tolist()} for _ in range(2)]
+    assert [len(each) for each in pids] == [1, 1]
+    assert len(pids[0] | pids[1]) == num_processes
+
+
+def test_workers_of_torch_are_started_anew_when_a_global_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(ahead_test_scaled(), batch_size=8, num_workers=1)
+    found = [batch.tolist() for batch in loader]
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2)
+    found += [batch.tolist() for batch in loader]
+    assert found == [list(range(8)), list(range(0, 16, 2))]
+
+
+def test_workers_of_torch_end_with_the_pass_where_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.torch.local.is_roomy", lambda num_bytes: num_bytes < 4 * 2 * 2 * 8)
+    loader = DataLoader(ahead_test_processes(), batch_size=2, num_workers=1)
+    pids = [pid for _ in range(2) for batch in loader for pid in batch.tolist()]
+    assert len(set(pids)) == 2
+
+
+EXITS = """
+import signal
+import torch
+from hetero.torch import DataLoader
+import hetero
+
+@hetero.dataset
+def exits():
+    return torch.utils.data.TensorDataset(torch.arange(64))
+
+if __name__ == "__main__":
+    loader = DataLoader(exits(), batch_size=4, num_workers=2)
+    keep = [loader, lambda: loader]  # a cycle with the module, which is freed only after the exit handlers
+    assert [len(list(loader)) for _ in range(2)] == [16, 16]
+    print("done", flush=True)
+"""
+
+
+def test_process_with_kept_workers_ends(tmp_path: Path) -> None:
+    script = tmp_path / "exits.py"
+    script.write_text(EXITS)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "done\n"
+    assert done.stderr == ""
+
+
+# Endpoints.
 
 
 @pytest.mark.integration
@@ -235,106 +353,3 @@ def test_dropped_loader_ends_its_threads_at_once(script: Any, fetched: Callable[
         wait_for(lambda: not fetchers())
     finally:
         gc.enable()
-
-
-class Processes(torch.utils.data.Dataset[Any]):
-    """Says which process computes a sample."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        return os.getpid()
-
-
-@hetero.dataset
-def ahead_test_processes() -> Processes:
-    return Processes()
-
-
-SCALE = 1
-
-
-class Scaled(torch.utils.data.Dataset[Any]):
-    """Reads a global that the script changes."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        return SCALE * index
-
-
-@hetero.dataset
-def ahead_test_scaled() -> Scaled:
-    return Scaled()
-
-
-def as_tensor(samples: list[int]) -> torch.Tensor:
-    return torch.tensor(samples)
-
-
-def closure() -> Callable[[list[int]], torch.Tensor]:
-    factor = 1
-    return lambda samples: factor * torch.tensor(samples)
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "num_processes"),
-    [
-        (ahead_test_processes, {}, 1),
-        (ahead_test_processes, {"collate_fn": as_tensor}, 1),
-        # torch starts new workers for each pass, which see what the script has changed
-        (Processes, {}, 2),
-        (ahead_test_processes, {"collate_fn": closure()}, 2),
-        (ahead_test_processes, {"worker_init_fn": functools.partial(int)}, 2),
-    ],
-)
-def test_workers_of_torch_go_on_if_their_data_set_cannot_change(
-    make: Callable[[], Any], options: dict[str, Any], num_processes: int
-) -> None:
-    loader = DataLoader(make(), batch_size=2, num_workers=1, **options)
-    pids = [{pid for batch in loader for pid in batch.tolist()} for _ in range(2)]
-    assert [len(each) for each in pids] == [1, 1]
-    assert len(pids[0] | pids[1]) == num_processes
-
-
-def test_workers_of_torch_are_started_anew_when_a_global_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = DataLoader(ahead_test_scaled(), batch_size=8, num_workers=1)
-    found = [batch.tolist() for batch in loader]
-    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2)
-    found += [batch.tolist() for batch in loader]
-    assert found == [list(range(8)), list(range(0, 16, 2))]
-
-
-def test_workers_of_torch_end_with_the_pass_where_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.torch.local.is_roomy", lambda num_bytes: num_bytes < 4 * 2 * 2 * 8)
-    loader = DataLoader(ahead_test_processes(), batch_size=2, num_workers=1)
-    pids = [pid for _ in range(2) for batch in loader for pid in batch.tolist()]
-    assert len(set(pids)) == 2
-
-
-EXITS = """
-import signal
-import torch
-from hetero.torch import DataLoader
-import hetero
-
-@hetero.dataset
-def exits():
-    return torch.utils.data.TensorDataset(torch.arange(64))
-
-if __name__ == "__main__":
-    loader = DataLoader(exits(), batch_size=4, num_workers=2)
-    keep = [loader, lambda: loader]  # a cycle with the module, which is freed only after the exit handlers
-    assert [len(list(loader)) for _ in range(2)] == [16, 16]
-    print("done", flush=True)
-"""
-
-
-def test_process_with_kept_workers_ends(tmp_path: Path) -> None:
-    script = tmp_path / "exits.py"
-    script.write_text(EXITS)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "done\n"
-    assert done.stderr == ""

@@ -15,7 +15,11 @@ SCRIPT = Path(__file__).with_name("rebuilding_script.py")
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("world_size", "tools"),
-    [(1, ["lightning", "accelerate"]), (2, ["lightning", "accelerate"]), (3, ["accelerate"])],
+    [
+        (1, ["lightning", "accelerate"]),
+        (2, ["lightning", "accelerate"]),
+        pytest.param(3, ["accelerate"], marks=pytest.mark.long),
+    ],
     ids=["alone", "two ranks", "three ranks"],
 )
 def test_loader_rebuilt_by_tools_yields_the_same(world_size: int, tools: list[str], tmp_path: Path) -> None:

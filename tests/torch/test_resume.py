@@ -363,7 +363,17 @@ BETWEEN_PASSES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "num_taken", "named"), BETWEEN_PASSES)
+# Workers take the most time, and a sampler is the same with and without them: one case of each.
+BETWEEN_PASSES_ANYWHERE = [
+    *(pytest.param("here", *case) for case in BETWEEN_PASSES),
+    *(pytest.param("workers", *case, marks=[pytest.mark.long] * (case[1] != 3)) for case in BETWEEN_PASSES),
+    *(pytest.param("endpoints", *case, marks=pytest.mark.integration) for case in BETWEEN_PASSES),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "num_taken", "named"), BETWEEN_PASSES_ANYWHERE, indirect=["where"], scope="module"
+)
 def test_resume_between_passes_of_a_stateful_sampler_goes_on_as_without(
     placement: Placement, kind: type[Endless], num_taken: int | None, named: int | None
 ) -> None:
