@@ -50,53 +50,74 @@ def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     assert outputs[0].startswith("[([0.")
 
 
-@pytest.mark.parametrize("importer", ["factory", "worker_init_fn", "sample", "collate_fn"])
-def test_torch_imported_by_the_users_code_is_seeded_as_if_it_had_been_there(importer: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent("""
-            import sys
-            import hetero.datasets
-            from hetero.batches.fetch import describe, fetch
-            from hetero.batches.indexed import IndexedWork
-            from hetero.batches.request import BatchRequest
-            from hetero.datasets import build, dataset
+IMPORTERS = ["factory", "worker_init_fn", "sample", "collate_fn"]
+IMPORTING = """
+    import sys
+    import hetero.datasets
+    from hetero.batches.fetch import describe, fetch
+    from hetero.batches.indexed import IndexedWork
+    from hetero.batches.request import BatchRequest
+    from hetero.datasets import build, dataset
 
-            importer, early = sys.argv[1:]
-            drawn = []
+    early = sys.argv[1] == "early"
+    drawn = []
 
-            def draw(place):
-                if place == importer or place == 1:
-                    import torch, torch.utils.data
-                    info = torch.utils.data.get_worker_info()
-                    drawn.append([*torch.rand(2).tolist(), info and info.id])
-                    return drawn[-1]
+    def draw(place):
+        if place == importer or place == 1:
+            import torch, torch.utils.data
+            info = torch.utils.data.get_worker_info()
+            drawn.append([*torch.rand(2).tolist(), info and info.id])
+            return drawn[-1]
 
-            class Samples:
-                def __len__(self): return 1
-                def __getitem__(self, index): return draw("sample")
+    class Samples:
+        def __len__(self): return 1
+        def __getitem__(self, index): return draw("sample")
 
-            @dataset(collate_fn=lambda samples: (samples, draw("collate_fn")),
-                     worker_init_fn=draw if importer == "worker_init_fn" else None)
-            def lazy():
-                draw("factory")
-                return Samples()
+    def collate(samples):
+        return samples, draw("collate_fn")
 
-            if early == "early":
-                import torch
-            assert ("torch" in sys.modules) == (early == "early")
-            built = build(lazy(), worker_index=1, num_workers=2)
-            batch = fetch(built, BatchRequest(spec=lazy(), work=IndexedWork((0,)), seed=1, epoch=0, position=0))
-            print(drawn[-1], batch, describe(built).fingerprint)
-        """)
-    )
-    outputs = [
-        subprocess.run([sys.executable, script, importer, early], capture_output=True, text=True, timeout=100)
-        for early in ("early", "late")
-    ]
-    assert [done.returncode for done in outputs] == [0, 0], outputs[1].stderr + outputs[0].stderr
-    assert outputs[0].stdout == outputs[1].stdout
-    assert "[0." in outputs[0].stdout
+    @dataset(collate_fn=collate)
+    def lazy():
+        draw("factory")
+        return Samples()
+
+    @dataset(collate_fn=collate, worker_init_fn=draw)
+    def lazy_with_init():
+        return Samples()
+
+    if early:
+        import torch
+    for importer in sys.argv[2:]:
+        assert ("torch" in sys.modules) == early
+        spec = lazy_with_init() if importer == "worker_init_fn" else lazy()
+        built = build(spec, worker_index=1, num_workers=2)
+        batch = fetch(built, BatchRequest(spec=spec, work=IndexedWork((0,)), seed=1, epoch=0, position=0))
+        print(drawn[-1], batch, describe(built).fingerprint)
+"""
+
+
+def run_importing(folder: Path, *arguments: str) -> list[str]:
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(IMPORTING))
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what a process that has imported torch before draws in each place."""
+    lines = run_importing(tmp_path_factory.mktemp("early"), "early", *IMPORTERS)
+    return dict(zip(IMPORTERS, lines, strict=True))
+
+
+@pytest.mark.parametrize("importer", IMPORTERS)
+def test_torch_imported_by_the_users_code_is_seeded_as_if_it_had_been_there(
+    importer: str, tmp_path: Path, early: dict[str, str]
+) -> None:
+    (late,) = run_importing(tmp_path, "late", importer)
+    assert late == early[importer]
+    assert "[0." in late
 
 
 def test_factory_that_imports_torch_is_run_again_only_if_it_drew_from_it(tmp_path: Path) -> None:

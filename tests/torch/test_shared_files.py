@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import hetero
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
 from hetero.torch import DataLoader
 
-NUM_RECORDS = 2000
+NUM_RECORDS = 400
 
 
 class Records:
@@ -40,6 +41,7 @@ class Records:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         self.file.seek(8 * index)
+        time.sleep(0.0001)  # lets another worker move a position that it shares
         return torch.tensor([int(np.frombuffer(self.file.read(8), np.int64)[0]), self.builder == os.getpid()])
 
 
