@@ -267,17 +267,18 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.fixture(scope="module")
-def _job_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedJob]:
+def job_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedJob]:
+    """The job behind `shared_job`."""
     job = SharedJob(tmp_path_factory.mktemp("job"))
     with _stopped_afterwards(job):
         yield job
 
 
 @pytest.fixture
-def shared_job(_job_of_module: SharedJob) -> Iterator[SharedJob]:
+def shared_job(job_of_module: SharedJob) -> Iterator[SharedJob]:
     """A job whose endpoints other tests of the module use too. Tests that end or stop endpoints take `job`."""
-    yield _job_of_module
-    _job_of_module.forget()
+    yield job_of_module
+    job_of_module.forget()
 
 
 def _processes_of(script: str) -> list[str]:

@@ -26,12 +26,12 @@ _number = itertools.count(1)
 class Links:
     """The links to the endpoints of a job: gRPC's and that of batches, for each endpoint."""
 
-    def __init__(self, chaos: Chaos, job: Any) -> None:
+    def __init__(self, chaos: Chaos, job: Any, pools: list[Any]) -> None:
         self._job = job
         self.calls: list[ChaosProxy] = []
         self.batches: list[ChaosProxy] = []
         records = []
-        for pool in job.pools:
+        for pool in pools:
             for record, pid in zip(pool.records, pool.pids, strict=True):
                 network = f"127.{60 + os.getpid() % 60}.{next(_number) % 256}.1"
                 rpc_port = int(record.address.rpartition(":")[2])
@@ -58,20 +58,27 @@ def _listening(pid: int) -> list[int]:
     return [connection.laddr.port for connection in found if connection.status == psutil.CONN_LISTEN]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _endpoints(job_of_module: Any) -> None:
+    """Start the endpoints of all tests, which hurt only the links to them. Each test is swept on its own."""
+    for number in range(2):
+        job_of_module.pool(f"algo-{number + 1}")
+    job_of_module.forget()
+
+
 @pytest.fixture
-def links(job: Any, tools: Any) -> Iterator[Callable[..., Links]]:
-    """Return a function that starts so many endpoints, and links to them."""
+def links(shared_job: Any, tools: Any) -> Iterator[Callable[..., Links]]:
+    """Return a function that makes links to so many endpoints."""
     before = threading.active_count()
     chaos = Chaos()
     chaos.__enter__()
 
     def links(num_endpoints: int = 1) -> Links:
-        for number in range(num_endpoints):
-            job.pool(f"algo-{number + 1}")
-        return Links(chaos, job)
+        pools = [shared_job.pool(f"algo-{number + 1}") for number in range(num_endpoints)]
+        return Links(chaos, shared_job, pools)
 
     yield links
-    job.stop()
+    shared_job.disconnect()
     chaos.__exit__()
     tools.wait_for(lambda: threading.active_count() <= before)
 
@@ -112,7 +119,7 @@ def _check(tools: Any, job: Any, found: list[Any], wanted: list[Any]) -> None:
 
 @pytest.mark.fault("F16")
 @pytest.mark.parametrize("num_cut", [1, 2], ids=["one of two hosts", "both hosts"])
-def test_partition_loses_and_repeats_nothing(links: Any, job: Any, tools: Any, num_cut: int) -> None:
+def test_partition_loses_and_repeats_nothing(links: Any, shared_job: Any, tools: Any, num_cut: int) -> None:
     found = links(2)
     wanted = _wanted(tools, 60)
     consumer = Consumer(Reader(found.fleet(), iter(wanted)), 0.01)
@@ -127,12 +134,12 @@ def test_partition_loses_and_repeats_nothing(links: Any, job: Any, tools: Any, n
         assert len(consumer.batches) < len(wanted)
     for proxy in [*found.calls, *found.batches]:
         proxy.heal()
-    _check(tools, job, consumer.join(), wanted)
+    _check(tools, shared_job, consumer.join(), wanted)
 
 
 @pytest.mark.fault("F16")
 def test_batches_of_a_silent_endpoint_come_from_the_other_meanwhile(
-    links: Any, job: Any, tools: Any, measured: Measured
+    links: Any, shared_job: Any, tools: Any, measured: Measured
 ) -> None:
     found = links(2)
     wanted = _wanted(tools, 80)
@@ -141,13 +148,13 @@ def test_batches_of_a_silent_endpoint_come_from_the_other_meanwhile(
     begin_s = time.monotonic()
     for proxy in found.of(0):
         proxy.blackhole()
-    _check(tools, job, consumer.join(), wanted)  # it is never healed
+    _check(tools, shared_job, consumer.join(), wanted)  # it is never healed
     measured("rest_of_epoch_s", time.monotonic() - begin_s)
 
 
 @pytest.mark.fault("F18")
 @pytest.mark.parametrize("way", list(Way), ids=str)
-def test_one_way_partition_loses_and_repeats_nothing(links: Any, job: Any, tools: Any, way: Way) -> None:
+def test_one_way_partition_loses_and_repeats_nothing(links: Any, shared_job: Any, tools: Any, way: Way) -> None:
     found = links(2)
     wanted = _wanted(tools, 60)
     consumer = Consumer(Reader(found.fleet(), iter(wanted)), 0.01)
@@ -157,11 +164,13 @@ def test_one_way_partition_loses_and_repeats_nothing(links: Any, job: Any, tools
     tools.wait_for(lambda: len(consumer.batches) >= 50)
     for proxy in found.of(0):
         proxy.heal()
-    _check(tools, job, consumer.join(), wanted)
+    _check(tools, shared_job, consumer.join(), wanted)
 
 
 @pytest.mark.fault("F19")
-def test_host_that_refuses_connections_is_tried_again(links: Any, job: Any, tools: Any, measured: Measured) -> None:
+def test_host_that_refuses_connections_is_tried_again(
+    links: Any, shared_job: Any, tools: Any, measured: Measured
+) -> None:
     found = links(1)
     wanted = _wanted(tools)
     consumer = Consumer(Reader(found.fleet(), iter(wanted)))
@@ -175,20 +184,20 @@ def test_host_that_refuses_connections_is_tried_again(links: Any, job: Any, tool
         proxy.heal()
     tools.wait_for(lambda: len(consumer.batches) > so_far)
     measured("recovery_s", time.monotonic() - begin_s)
-    _check(tools, job, consumer.join(), wanted)
+    _check(tools, shared_job, consumer.join(), wanted)
 
 
 @pytest.mark.fault("F20")
 @pytest.mark.parametrize(
     "faults", [Faults(bytes_per_s=400_000.0), Faults(delay_s=0.03)], ids=["low bandwidth", "latency"]
 )
-def test_slow_link_is_no_loss(links: Any, job: Any, tools: Any, faults: Faults) -> None:
+def test_slow_link_is_no_loss(links: Any, shared_job: Any, tools: Any, faults: Faults) -> None:
     found = links(1)
     for proxy in found.of(0):
         proxy.lay(faults)
     wanted = _wanted(tools, 20)
     fleet = found.fleet()
-    _check(tools, job, list(Reader(fleet, iter(wanted))), wanted)
+    _check(tools, shared_job, list(Reader(fleet, iter(wanted))), wanted)
     assert fleet.stats.endpoint_losses == 0
     assert fleet.stats.failovers == 0
 
@@ -203,23 +212,23 @@ def test_slow_link_is_no_loss(links: Any, job: Any, tools: Any, faults: Faults) 
     ],
     ids=["reset", "truncated", "half-closed"],
 )
-def test_answer_cut_in_the_middle_is_asked_for_again(links: Any, job: Any, tools: Any, faults: Faults) -> None:
+def test_answer_cut_in_the_middle_is_asked_for_again(links: Any, shared_job: Any, tools: Any, faults: Faults) -> None:
     found = links(1)
     found.batches[0].lay(faults, Way.TO_CLIENT)
     wanted = _wanted(tools)
     fleet = found.fleet()
-    _check(tools, job, list(Reader(fleet, iter(wanted))), wanted)
+    _check(tools, shared_job, list(Reader(fleet, iter(wanted))), wanted)
     assert found.batches[0].num_strikes == 3
     assert fleet.stats.retries >= 1
 
 
 @pytest.mark.fault("F22")
-def test_damaged_answers_are_asked_for_again(links: Any, job: Any, tools: Any) -> None:
+def test_damaged_answers_are_asked_for_again(links: Any, shared_job: Any, tools: Any) -> None:
     found = links(1)
     found.batches[0].lay(Faults(corrupt_at=40_000, times=2), Way.TO_CLIENT)
     wanted = _wanted(tools)
     fleet = found.fleet()
-    _check(tools, job, list(Reader(fleet, iter(wanted))), wanted)
+    _check(tools, shared_job, list(Reader(fleet, iter(wanted))), wanted)
     assert found.batches[0].num_strikes == 2
     assert fleet.stats.checksum_errors == 2
     assert fleet.stats.retries == 2
@@ -236,9 +245,9 @@ def test_link_that_damages_everything_is_named(links: Any, tools: Any) -> None:
 
 @pytest.mark.fault("F23")
 @pytest.mark.parametrize("way", list(Way), ids=str)
-def test_part_of_the_stream_that_comes_twice_changes_nothing(links: Any, job: Any, tools: Any, way: Way) -> None:
+def test_part_of_the_stream_that_comes_twice_changes_nothing(links: Any, shared_job: Any, tools: Any, way: Way) -> None:
     found = links(1)
     found.batches[0].lay(Faults(duplicate_chunk=3, times=2), way)
     wanted = _wanted(tools)
-    _check(tools, job, list(Reader(found.fleet(), iter(wanted))), wanted)
+    _check(tools, shared_job, list(Reader(found.fleet(), iter(wanted))), wanted)
     assert found.batches[0].num_strikes >= 1

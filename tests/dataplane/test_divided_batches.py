@@ -51,11 +51,11 @@ def test_first_batch_is_computed_by_all_endpoints(job: Any, tools: Any) -> None:
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_divided_batches_have_the_bytes_of_this_process(job: Any, tools: Any, verify: bool) -> None:
+def test_divided_batches_have_the_bytes_of_this_process(shared_job: Any, tools: Any, verify: bool) -> None:
     spec = tools.spec(sample_s=0.03)
     wanted = [dataclasses.replace(each, verify=verify) for each in tools.requests(spec, num_batches=5, batch_size=24)]
-    with Reader(start(job, spec), iter(wanted)) as reader:
-        assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, wanted))
+    with Reader(start(shared_job, spec), iter(wanted)) as reader:
+        assert tools.digest(list(reader)) == tools.digest(tools.local(shared_job.script, wanted))
 
 
 @pytest.mark.parametrize("place", [5, 18])
@@ -90,23 +90,26 @@ def test_data_set_whose_batches_come_undivided_gets_no_helpers_any_more(
     assert sum(pool.statistics()["num_parts"] for pool in job.pools) == 0
 
 
-def test_batches_of_which_samples_may_be_skipped_are_not_divided(job: Any, tools: Any) -> None:
+def test_batches_of_which_samples_may_be_skipped_are_not_divided(shared_job: Any, tools: Any) -> None:
     index = tools.requests(tools.spec(), num_batches=1, batch_size=24)[0].work.labels[18]
     spec = tools.spec(sample_s=0.03, raise_at=index)
     wanted = [
         dataclasses.replace(each, on_sample_error="skip") for each in tools.requests(spec, num_batches=2, batch_size=24)
     ]
-    fleet = start(job, spec, 1)
+    fleet = start(shared_job, spec, 1)
     with Reader(fleet, iter(wanted)) as reader:
-        assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, wanted))
+        assert tools.digest(list(reader)) == tools.digest(tools.local(shared_job.script, wanted))
     assert not fleet.stats.divided
 
 
-def test_sample_that_raises_in_a_part_is_named(job: Any, tools: Any) -> None:
+def test_sample_that_raises_in_a_part_is_named(shared_job: Any, tools: Any) -> None:
     index = tools.requests(tools.spec(), num_batches=1, batch_size=24)[0].work.labels[18]
     spec = tools.spec(sample_s=0.03, raise_at=index)
     wanted = tools.requests(spec, num_batches=1, batch_size=24)
-    with Reader(start(job, spec, 1), iter(wanted)) as reader, pytest.raises(DatasetError, match=f"at sample {index}:"):
+    with (
+        Reader(start(shared_job, spec, 1), iter(wanted)) as reader,
+        pytest.raises(DatasetError, match=f"at sample {index}:"),
+    ):
         next(reader)
 
 
@@ -118,10 +121,10 @@ def linked(job: Any, record: Any) -> Iterator[EndpointLink]:
         yield link
 
 
-def test_two_endpoints_that_help_each_other_do_not_wait_for_ever(job: Any, tools: Any) -> None:
+def test_two_endpoints_that_help_each_other_do_not_wait_for_ever(shared_job: Any, tools: Any) -> None:
     spec = tools.spec(sample_s=0.03)
-    start(job, spec, 1)
-    records = job.directory.records()
+    start(shared_job, spec, 1)
+    records = shared_job.directory.records()
     wanted: list[BatchRequest] = tools.requests(spec, num_batches=2, batch_size=24)
     batches: dict[int, Any] = {}
     num_parts: list[int] = []
@@ -131,7 +134,7 @@ def test_two_endpoints_that_help_each_other_do_not_wait_for_ever(job: Any, tools
         helper = Helper(**{field.name: getattr(other, field.name) for field in dataclasses.fields(Helper)})
         message = serialize(dataclasses.replace(wanted[number], helpers=(helper,)))
         decoder = BatchDecoder(request=message)
-        with linked(job, records[number]) as link:
+        with linked(shared_job, records[number]) as link:
             link.fetch(message, decoder, timeout_s=60.0, on_call=lambda call: None)
         batches[number] = decoder.result()
         num_parts.append(decoder.num_parts)
@@ -141,4 +144,4 @@ def test_two_endpoints_that_help_each_other_do_not_wait_for_ever(job: Any, tools
         thread.start()
     for thread in threads:
         thread.join(60.0)
-    assert tools.digest([batches[0], batches[1]]) == tools.digest(tools.local(job.script, wanted))
+    assert tools.digest([batches[0], batches[1]]) == tools.digest(tools.local(shared_job.script, wanted))

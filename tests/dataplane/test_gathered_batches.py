@@ -65,13 +65,13 @@ def test_samples_are_loaded_by_the_hosts_that_keep_them(job: Any, tools: Any, fo
     assert len(elsewhere) < 40
 
 
-def test_first_batch_of_a_pass_is_gathered_after_the_first_epoch(job: Any, tools: Any, folder: Path) -> None:
+def test_first_batch_of_a_pass_is_gathered_after_the_first_epoch(shared_job: Any, tools: Any, folder: Path) -> None:
     spec = tools.spec("kept", folder=str(folder))
     (wanted,) = tools.requests(spec, num_batches=1, batch_size=10)
-    fleet = start(job, spec)
+    fleet = start(shared_job, spec)
     for epoch, num_gathered in ((3, 0), (4, 1)):  # a job that resumes in epoch 3
         request = dataclasses.replace(wanted, epoch=epoch)
-        assert tools.digest(read(fleet, [request])) == tools.digest(tools.local(job.script, [request]))
+        assert tools.digest(read(fleet, [request])) == tools.digest(tools.local(shared_job.script, [request]))
         assert fleet.stats.gathered == num_gathered
 
 
@@ -82,13 +82,13 @@ def _noted(folder: Path, pid: int) -> list[int]:
 
 @pytest.mark.parametrize("changes", [{"on_sample_error": "skip"}, {"verify": True}])
 def test_batch_that_one_endpoint_has_to_compute_is_not_gathered(
-    job: Any, tools: Any, folder: Path, changes: dict[str, Any]
+    shared_job: Any, tools: Any, folder: Path, changes: dict[str, Any]
 ) -> None:
     spec = tools.spec("kept", folder=str(folder))
     wanted = [dataclasses.replace(each, **changes) for each in tools.requests(spec, num_batches=4, batch_size=10)]
-    fleet = start(job, spec, HOSTS[:2])
+    fleet = start(shared_job, spec, HOSTS[:2])
     with Reader(fleet, iter(wanted)) as reader:
-        assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, wanted))
+        assert tools.digest(list(reader)) == tools.digest(tools.local(shared_job.script, wanted))
     assert fleet.stats.gathered == 0
 
 
@@ -115,14 +115,14 @@ def test_sample_that_raises_on_the_host_that_keeps_it_is_named(job: Any, tools: 
             next(reader)
 
 
-def test_two_ranks_find_the_same_homes(job: Any, tools: Any, folder: Path) -> None:
+def test_two_ranks_find_the_same_homes(shared_job: Any, tools: Any, folder: Path) -> None:
     spec = tools.spec("kept", folder=str(folder))
     wanted = tools.requests(spec, num_batches=10, batch_size=10)
-    fleets = [start(job, spec, HOSTS[:2]), job.fleet()]
+    fleets = [start(shared_job, spec, HOSTS[:2]), shared_job.fleet()]
     fleets[1].describe(spec)
     for fleet, part in zip(fleets, (wanted[::2], wanted[1::2]), strict=True):
         with Reader(fleet, iter(part)) as reader:
-            assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, part))
+            assert tools.digest(list(reader)) == tools.digest(tools.local(shared_job.script, part))
         assert fleet.stats.gathered >= 2
 
 
