@@ -296,7 +296,7 @@ def of_torch(case: Case) -> Any:
     return torch.utils.data.DataLoader(case.dataset(), collate_fn=COLLATE[case.collate], **case.arguments())
 
 
-@examples(200)
+@examples(80)
 @given(cases(max_workers=1), st.booleans(), st.integers(1, 4))
 def test_loader_without_endpoints_delivers_what_torchs_delivers(case: Case, is_registered: bool, stop: int) -> None:
     expected = trace(of_torch(case), stops=(None, stop, None))
@@ -344,7 +344,7 @@ def fetching_from(job: ServedJob | None) -> Iterator[None]:
 
 
 @pytest.mark.integration
-@examples(100)
+@examples(50)
 @given(
     case=cases(drawing=True),
     shuffle=st.booleans(),
