@@ -22,11 +22,13 @@ def chaos() -> Iterator[Chaos]:
         yield chaos
 
 
-@pytest.fixture(params=["proxies", pytest.param("namespaces", marks=pytest.mark.netns)])
-def make_hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
+@pytest.fixture(scope="module", params=["proxies", pytest.param("namespaces", marks=pytest.mark.netns)])
+def make_hosts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _repetition: int
+) -> Iterator[Callable[..., Hosts]]:
     """Return a function that makes the hosts of a job, on either kind of network; afterwards nothing may be left.
 
-    Each test takes a job of its own, half a minute: where there are namespaces, the short soak alone uses the proxies.
+    The tests of a module share what they make. Where there are namespaces, the short soak alone uses the proxies.
     """
     why_not = NamespaceNetwork.why_not()
     if request.param == "namespaces" and why_not:
@@ -39,7 +41,7 @@ def make_hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
     def make(num_data: int = 2, **options: Any) -> Hosts:
         kind = {"proxies": ProxiedNetwork, "namespaces": NamespaceNetwork}[request.param]
         network = kind(host_names(num_data))
-        hosts = Hosts(network, tmp_path, **options)
+        hosts = Hosts(network, tmp_path_factory.mktemp("hosts"), **options)
         opened.extend([network, hosts])
         return hosts
 

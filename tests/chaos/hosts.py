@@ -128,11 +128,16 @@ class Hosts:
         files = sorted((self.folder / "out").glob("rank-*.json"))
         return {int(file.stem.partition("-")[2]): json.loads(file.read_text()) for file in files}
 
+    def checkpoint(self, rank: int = 0) -> dict[str, Any]:
+        """Return what a rank has saved after its last step; empty before the first one."""
+        with contextlib.suppress(FileNotFoundError):
+            found: dict[str, Any] = json.loads((self.folder / "out" / f"checkpoint-{rank}.json").read_text())
+            return found
+        return {}
+
     def step(self, rank: int = 0) -> int:
         """Return the last step that a rank has saved."""
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
-            return int(json.loads((self.folder / "out" / f"checkpoint-{rank}.json").read_text())["step"])
-        return 0
+        return int(self.checkpoint(rank).get("step", 0))
 
     # Processes
 

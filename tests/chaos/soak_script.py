@@ -56,7 +56,7 @@ def write(path: Path, value: object) -> None:
 
 
 def main() -> None:
-    """Take the steps that are left, and write what was fed in all of them."""
+    """Take the steps that are left, or until the output has a file `enough`; write what was fed in all of them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
@@ -79,7 +79,8 @@ def main() -> None:
         saved = json.loads(checkpoint.read_text())
         loader.load_state_dict(saved["loader"])
         chain, indices = saved["chain"], saved["indices"]
-    while len(indices) < args.steps:
+    is_over = len(indices) >= args.steps
+    while not is_over:
         for batch in loader:
             fed = hashlib.sha256(chain.encode())
             for name in sorted(batch):
@@ -92,7 +93,8 @@ def main() -> None:
             )
             if args.step_s:
                 time.sleep(args.step_s)
-            if len(indices) == args.steps:
+            is_over = len(indices) >= args.steps or (args.output / "enough").exists()
+            if is_over:
                 break
     write(args.output / f"rank-{rank}.json", {"chain": chain, "indices": indices})
 
