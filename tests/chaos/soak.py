@@ -1,11 +1,11 @@
-"""The soak: jobs of three data hosts and two ranks under a seeded random killer, compared with an undisturbed run.
+"""The soak: jobs of three data hosts and two ranks under a seeded random killer, compared to the byte.
 
     make soak DURATION_S=600 SEED=7 [EVENTS=200]
 
 Kills, stops, slows, cuts off and restarts endpoints, data hosts and ranks, about one event in 1.2 s. After every job
-the ranks must have been fed what an undisturbed job feeds them, in the same order and to the byte, and nothing of the
-job may be left: no process, port, shared memory or file. Prints every event with its seed, writes a summary in JSON,
-and exits with 1 if anything was violated. Which event comes next depends on the seed alone; what it meets does not.
+the ranks must have been fed what a process alone computes, in the same order and to the byte, and nothing of the job
+may be left: no process, port, shared memory or file. Prints every event with its seed, writes a summary in JSON, and
+exits with 1 if anything was violated. Which event comes next depends on the seed alone; what it meets does not.
 Whatever ends the soak ends its launchers, and so everything else.
 """
 
@@ -29,6 +29,7 @@ import psutil
 from hosts import TRAINER, Hosts, host_names
 from killer import NUM_RANKS, Killer, Summary
 from networks import NamespaceNetwork, Network, make_network
+from undisturbed import undisturbed
 
 NUM_DATA_HOSTS, ENDPOINTS_PER_HOST = 3, 2
 _FLAGS = (
@@ -53,7 +54,7 @@ class Soak:
         folder: For their files.
         summary: Filled.
         steps: Of every rank and job.
-        step_s: Of a disturbed job.
+        step_s: Of a job.
         max_events: Over all jobs.
     """
 
@@ -67,16 +68,9 @@ class Soak:
         self._expected: dict[int, dict[str, Any]] = {}
 
     def run(self, duration_s: float) -> None:
-        """Run an undisturbed job, then disturbed ones; at least one of these."""
-        with self._job("undisturbed", 0.0) as hosts:
-            hosts.start()
-            hosts.wait_for(lambda: _has_ended(hosts), 120.0, "the undisturbed job's end")
-            code = hosts.launcher(TRAINER).returncode
-            self._wait_for_hosts(hosts)
-            self._expected = hosts.results()
-            if code != 0 or len(self._expected) != NUM_RANKS:
-                raise AssertionError(f"the undisturbed job ended with {code}\n{hosts.tails()}")
-        self._say(f"undisturbed job: {self._steps} steps of {NUM_RANKS} ranks")
+        """Run disturbed jobs, at least one."""
+        self._expected = {rank: undisturbed(self._steps, rank=rank, world_size=NUM_RANKS) for rank in range(NUM_RANKS)}
+        self._say(f"{self._steps} steps of {NUM_RANKS} ranks are compared with what a process alone computes")
         while not self._summary.num_jobs or (
             time.monotonic() - self._started_s < duration_s and self._summary.num_events < self._max_events
         ):
@@ -85,7 +79,7 @@ class Soak:
         self._summary.duration_s = round(time.monotonic() - self._started_s, 1)
 
     def _run_disturbed(self, name: str) -> None:
-        with self._job(name, self._step_s) as hosts:
+        with self._job(name) as hosts:
             num_before = len(self._summary.violations)
             killer = Killer(hosts, self._chance, self._summary, self._say, self._max_events)
             bound_s = time.monotonic() + 120.0 + 10 * self._steps * self._step_s
@@ -141,9 +135,9 @@ class Soak:
                     self._violate(name, f"{host} ended with {code}")
 
     @contextlib.contextmanager
-    def _job(self, name: str, step_s: float) -> Iterator[Hosts]:
+    def _job(self, name: str) -> Iterator[Hosts]:
         self._shared_before = set(Path("/dev/shm").iterdir())
-        args = ["--steps", str(self._steps), "--step-s", str(step_s)]
+        args = ["--steps", str(self._steps), "--step-s", str(self._step_s)]
         with Hosts(self._network, self._folder / name, args=args, flags=[*_FLAGS]) as hosts:
             yield hosts
         for host in hosts.network.hosts:

@@ -8,23 +8,13 @@ killed, and the next test has a new one.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import numpy as np
 import pytest
-import soak_script
 from hosts import LEASE_S, TRAINER, Hosts
 from networks import NamespaceNetwork
-
-from hetero.batches.fetch import fetch
-from hetero.batches.request import BatchRequest
-from hetero.batches.seeds import preserved_generators
-from hetero.datasets import build
-from hetero.loaders.sampling import BuiltInOrder, Shard
+from undisturbed import undisturbed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -32,7 +22,7 @@ MakeHosts = Callable[..., Hosts]
 Measured = Callable[[str, float], None]
 REISSUED_S = 2.0
 """Promised: from the death of a host, where the kernel tells, to its requests being asked for elsewhere."""
-NUM_SAMPLES, WIDTH = 331, 1024
+WIDTH = 1024
 """Batches of 33 KB: on a slow link heartbeats have to wait for them."""
 SERVING = "serving with 1 endpoint"
 
@@ -47,7 +37,7 @@ def jobs(make_hosts: MakeHosts) -> Iterator[list[Hosts]]:
         hosts.wait_for(lambda hosts=hosts: not alive(hosts), 60.0, "every host leaves")
         assert [hosts.launcher(host).returncode for host in hosts.network.hosts] == [0, 0, 0], hosts.tails()
         (found,) = hosts.results().values()
-        assert found == undisturbed(len(found["indices"]))
+        assert found == undisturbed(len(found["indices"]), width=WIDTH)
 
 
 @pytest.fixture
@@ -61,14 +51,14 @@ def hosts(jobs: list[Hosts], make_hosts: MakeHosts) -> Iterator[Hosts]:
         yield hosts
         mend(hosts)
         saved = hosts.checkpoint()
-        assert {"chain": saved["chain"], "indices": saved["indices"]} == undisturbed(saved["step"])
+        assert {"chain": saved["chain"], "indices": saved["indices"]} == undisturbed(saved["step"], width=WIDTH)
         stack.pop_all()
         jobs.append(hosts)
 
 
 def start(make_hosts: MakeHosts) -> Hosts:
     """Start a job that goes on until it has had enough; return once it trains."""
-    args = ["--steps", "1000000", "--step-s", "0.05", "--num-samples", str(NUM_SAMPLES), "--width", str(WIDTH)]
+    args = ["--steps", "1000000", "--step-s", "0.05", "--width", str(WIDTH)]
     hosts = make_hosts(flags=["--endpoints-per-host", "1"], args=args)
     hosts.start()
     hosts.wait_for(hosts.step, 120.0, "the first step")
@@ -95,33 +85,6 @@ def goes_on(hosts: Hosts, num_steps: int = 10) -> None:
     """Wait until the rank has taken some more steps."""
     step = hosts.step()
     hosts.wait_for(lambda: hosts.step() > step + num_steps, 60.0, f"{num_steps} steps")
-
-
-def feed() -> Iterator[tuple[str, list[int]]]:
-    """Yield what a rank is fed in each step of the script, computed by this process: chain and indices."""
-    spec = soak_script.noisy(num_samples=NUM_SAMPLES, width=WIDTH)
-    built, order = build(spec), BuiltInOrder(num_samples=NUM_SAMPLES, batch_size=4, seed=17, shuffle=True)
-    chain = ""
-    for epoch in itertools.count():
-        for planned in order.batches(epoch, Shard()):
-            request = BatchRequest(spec=spec, work=planned.work, seed=17, epoch=epoch, position=planned.position)
-            batch = fetch(built, request)
-            fed = hashlib.sha256(chain.encode())
-            for name in sorted(batch):
-                fed.update(name.encode() + np.asarray(batch[name]).tobytes())
-            chain = fed.hexdigest()
-            yield chain, batch["index"].tolist()
-
-
-_feed = feed()
-_fed: list[tuple[str, list[int]]] = []
-
-
-def undisturbed(num_steps: int) -> dict[str, Any]:
-    """Return what a rank has been fed after so many steps without faults."""
-    with preserved_generators():
-        _fed.extend(itertools.islice(_feed, max(0, num_steps - len(_fed))))
-    return {"chain": _fed[num_steps - 1][0], "indices": [indices for _, indices in _fed[:num_steps]]}
 
 
 def wait_silent(hosts: Hosts, *said: tuple[str, str]) -> None:

@@ -22,8 +22,8 @@ from harness import wait_gone
 @pytest.mark.fault("F39")
 def test_short_soak_finds_nothing_lost_repeated_or_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = tmp_path / "summary.json"
-    flags = ["--duration-s", "1", "--seed", "4", "--steps", "160", "--network", "proxies", "--summary", str(summary)]
-    code = soak.main(flags)
+    flags = ["--duration-s", "1", "--seed", "4", "--steps", "160", "--events", "6"]
+    code = soak.main([*flags, "--network", "proxies", "--summary", str(summary)])
     output = capsys.readouterr().out
     assert code == 0, output
     found = json.loads(summary.read_text())
@@ -44,9 +44,9 @@ def launchers_of(process: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_soak_that_is_ended_takes_its_launchers_along(tmp_path: Path, number: signal.Signals) -> None:
-    command = [sys.executable, soak.__file__, "--network", "proxies", "--steps", "1000000"]
+    command = [sys.executable, soak.__file__, "--network", "proxies", "--step-s", "1"]
     output = tmp_path / "output"
     with output.open("wb") as log:
         process = subprocess.Popen(
