@@ -130,7 +130,8 @@ def test_entry_of_another_sample_or_data_set_is_not_taken(tmp_path: Path) -> Non
     os.close(descriptor)
 
 
-def test_ten_thousand_damaged_files_are_never_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_files", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_damaged_files_are_never_served(tmp_path: Path, num_files: int) -> None:
     chance = random.Random(5)
     path = tmp_path / "damaged"
     values = [*VALUES.values(), photo()]
@@ -138,7 +139,7 @@ def test_ten_thousand_damaged_files_are_never_served(tmp_path: Path) -> None:
     wholes = [b"".join(bytes(piece) for piece in sample.pieces) for sample in samples]
     small = [number for number, whole in enumerate(wholes) if len(whole) < 20_000]
     num_refused = 0
-    for number in range(10_000):
+    for number in range(num_files):
         place = chance.choice(small) if number % 50 else chance.randrange(len(wholes))
         whole = wholes[place]
         damaged = bytearray(whole)
@@ -168,4 +169,4 @@ def test_ten_thousand_damaged_files_are_never_served(tmp_path: Path) -> None:
             read_entry(descriptor, 0, size, index=place, fingerprint=FINGERPRINT)
         os.close(descriptor)
         num_refused += 1
-    assert num_refused > 9_000
+    assert num_refused > 0.9 * num_files

@@ -39,9 +39,18 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("ending", ["end", "error"])
 @pytest.mark.parametrize(
-    ("method", "persistent"), [("none", ""), ("fork", ""), ("fork", "persistent"), ("spawn", "persistent")]
+    ("method", "persistent", "ending"),
+    [  # a process that loads itself, then the ways in which loader workers end
+        ("none", "", "end"),
+        ("fork", "persistent", "error"),
+        pytest.param("none", "", "error", marks=pytest.mark.long),
+        pytest.param("fork", "", "end", marks=pytest.mark.long),
+        pytest.param("fork", "", "error", marks=pytest.mark.long),
+        pytest.param("fork", "persistent", "end", marks=pytest.mark.long),
+        pytest.param("spawn", "persistent", "end", marks=pytest.mark.long),
+        pytest.param("spawn", "persistent", "error", marks=pytest.mark.long),
+    ],
 )
 def test_nothing_is_left_in_memory(tmp_path: Path, method: str, persistent: str, ending: str) -> None:
     pytest.importorskip("torch")
