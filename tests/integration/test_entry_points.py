@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+from arrays_job import ARRAYS, check_fed_as_alone
 from harness import CHAIN, TIME_SCALE, Job, Start, wait_gone
 
 LAUNCHER = Path(__file__).parents[2] / "launchers" / "launcher.py"
-CHECKPOINTED = CHAIN.with_name("checkpointed.py")
 DDP = CHAIN.with_name("ddp.py")
+WITHOUT_TORCH = {"hetero_script": "arrays.py", "hetero_framework": "tensorflow"}
+"""Hyperparameters of jobs whose question is not torch's: nothing in them imports it, or TensorFlow."""
 
 StartHost = Callable[..., Job]
 
@@ -30,7 +32,7 @@ def start_host(start: Start, tmp_path: Path) -> StartHost:
     """
     code = tmp_path / "code"
     code.mkdir()
-    for file in (LAUNCHER, CHAIN, CHECKPOINTED, DDP):
+    for file in (LAUNCHER, CHAIN, ARRAYS, DDP):
         shutil.copy(file, code)
     network = f"127.{100 + os.getpid() % 100}.9"
     hosts_file = tmp_path / "hosts"
@@ -100,8 +102,20 @@ def failure_of(tmp_path: Path, host: str) -> str:
 
 
 def check_result(tmp_path: Path) -> None:
+    """Expect that both ranks have done two epochs of seven steps."""
     results = [json.loads((tmp_path / "with a blank" / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
-    assert sum(result["steps"] for result in results) == 2 * 2 * 7  # two epochs, two ranks
+    assert [result["steps"] for result in results] == [2 * 7] * 2
+
+
+def until(folder: Path) -> dict[str, object]:
+    """Return hyperparameters of a job that trains until a file ``enough`` exists."""
+    return {**WITHOUT_TORCH, "until": str(folder / "enough"), "step-s": 0.05}
+
+
+def check_same_step(tmp_path: Path) -> None:
+    """Expect that both ranks wrote after the same step, when the job was asked to stop."""
+    results = [json.loads((tmp_path / "with a blank" / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    assert results[0]["steps"] == results[1]["steps"] > 0
 
 
 def test_toolkit_starts_the_entry_point_and_the_file_of_hyperparameters_counts(
@@ -121,8 +135,8 @@ def test_toolkit_starts_the_entry_point_and_the_file_of_hyperparameters_counts(
 
 
 def test_torchrun_of_each_group_starts_copies_of_which_one_works(start_host: StartHost, tmp_path: Path) -> None:
-    data = start_host("algo-10", torchrun(tmp_path, 17810))
-    trainer = start_host("algo-9", torchrun(tmp_path, 17811))
+    data = start_host("algo-10", torchrun(tmp_path, 17810), args=WITHOUT_TORCH)
+    trainer = start_host("algo-9", torchrun(tmp_path, 17811), args=WITHOUT_TORCH)
     assert (trainer.wait(), data.wait()) == (0, 0), trainer.output + data.output
     check_result(tmp_path)
     for job, line in ((data, "serving with 1 endpoint"), (trainer, "starting 2 of 2 ranks")):
@@ -132,9 +146,11 @@ def test_torchrun_of_each_group_starts_copies_of_which_one_works(start_host: Sta
 
 
 def test_torchrun_of_a_group_fails_if_the_script_does(start_host: StartHost, tmp_path: Path) -> None:
-    data = start_host("algo-10", torchrun(tmp_path, 17812))
-    trainer = start_host("algo-9", torchrun(tmp_path, 17813), args={"fail-at": 3})
-    assert (trainer.wait(), data.wait()) == (1, 1), trainer.output + data.output
+    args = {**WITHOUT_TORCH, "fail-at": 3}
+    data = start_host("algo-10", args=args)
+    trainer = start_host("algo-9", torchrun(tmp_path, 17813), args=args)
+    assert trainer.wait() == 1, trainer.output + data.output
+    assert data.wait() == 30, data.output
     failures = [failure_of(tmp_path, host).splitlines()[0] for host in ("algo-9", "algo-10")]
     assert failures == ["HET-30 algo-9: rank 0: the training script raised RuntimeError: training fails on purpose"] * 2
 
@@ -142,7 +158,7 @@ def test_torchrun_of_a_group_fails_if_the_script_does(start_host: StartHost, tmp
 def test_torchrun_of_a_group_is_asked_to_stop_and_no_copy_tells_a_failure(
     start_host: StartHost, tmp_path: Path
 ) -> None:
-    args = {"num-samples": 100_000, "step-s": 0.05}
+    args = until(tmp_path)
     data = start_host("algo-10", torchrun(tmp_path, 17814), args=args)
     trainer = start_host("algo-9", torchrun(tmp_path, 17815), args=args)
     trainer.wait_line("step 5")
@@ -150,8 +166,7 @@ def test_torchrun_of_a_group_is_asked_to_stop_and_no_copy_tells_a_failure(
         job.process.terminate()  # it hands the signal to every copy
     trainer.wait(), data.wait()
     assert any("hetero_metric endpoint_restarts=0" in line for line in trainer.lines), trainer.output
-    stopped = [(tmp_path / "with a blank" / f"stopped-{rank}").read_text() for rank in (0, 1)]
-    assert stopped[0] == stopped[1], trainer.output
+    check_same_step(tmp_path)
     assert [host for host in ("algo-9", "algo-10") if (tmp_path / host / "ml" / "output" / "failure").exists()] == []
 
 
@@ -175,8 +190,8 @@ def copy_of(local_rank: int) -> dict[str, str]:
 
 
 def test_copies_end_when_the_one_that_works_is_killed(start_host: StartHost, tmp_path: Path) -> None:
-    data = start_host("algo-10")
-    args = {"num-samples": 100_000, "step-s": 0.05}
+    args = until(tmp_path)
+    data = start_host("algo-10", args=args)
     leader = start_host("algo-9", args=args, environment=copy_of(0))
     follower = start_host("algo-9", args=args, environment=copy_of(1))
     leader.wait_line("step 5")
@@ -189,11 +204,12 @@ def test_copies_end_when_the_one_that_works_is_killed(start_host: StartHost, tmp
 
 
 def test_copies_of_a_second_run_wait_for_their_own_leader(start_host: StartHost, tmp_path: Path) -> None:
+    start = functools.partial(start_host, args=WITHOUT_TORCH)
     for run in range(2):
-        jobs = [start_host("algo-10"), start_host("algo-9", environment=copy_of(1))]
+        jobs = [start("algo-10"), start("algo-9", environment=copy_of(1))]
         jobs[1].wait_line("another launcher process does the work")
         assert jobs[1].process.poll() is None, f"run {run}: took what the first one has left"
-        jobs.append(start_host("algo-9", environment=copy_of(0)))
+        jobs.append(start("algo-9", environment=copy_of(0)))
         assert [job.wait() for job in jobs] == [0, 0, 0], "\n".join(job.output for job in jobs)
         check_result(tmp_path)
 
@@ -204,7 +220,7 @@ def test_launcher_is_process_1_of_its_container(start_host: StartHost, tmp_path:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare: a container has a process 1 of its own")
     container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable]
-    args = {"num-samples": 100_000, "step-s": 0.05} if is_stopped else {}
+    args = until(tmp_path) if is_stopped else WITHOUT_TORCH
     data = start_host("algo-10", container, args=args, cwd=tmp_path)  # wherever the image has its working directory
     trainer = start_host("algo-9", container, args=args, cwd=tmp_path)
     if is_stopped:
@@ -212,8 +228,7 @@ def test_launcher_is_process_1_of_its_container(start_host: StartHost, tmp_path:
         for job in (trainer, data):
             launchers(job)[-1].send_signal(signal.SIGTERM)
         assert (trainer.wait(), data.wait()) == (143, 143), trainer.output + data.output
-        stopped = [(tmp_path / "with a blank" / f"stopped-{rank}").read_text() for rank in (0, 1)]
-        assert stopped[0] == stopped[1]
+        check_same_step(tmp_path)
     else:
         assert (trainer.wait(), data.wait()) == (0, 0), trainer.output + data.output
         check_result(tmp_path)
@@ -222,7 +237,7 @@ def test_launcher_is_process_1_of_its_container(start_host: StartHost, tmp_path:
 def test_ddp_over_trainer_hosts_in_any_order_has_ranks_in_the_natural_one(
     start_host: StartHost, tmp_path: Path
 ) -> None:
-    listed, in_order = ["algo-9", "algo-10", "algo-2"], ["algo-2", "algo-9", "algo-10"]
+    listed, in_order = ["algo-10", "algo-9"], ["algo-9", "algo-10"]  # "algo-10" is the lesser text
     args = {"hetero_script": "ddp.py", "hetero_nproc_per_node": 2}
     jobs = [start_host(host, data="algo-1", trainers=listed, args=args) for host in ("algo-1", *listed)]
     assert [job.wait() for job in jobs] == [0] * len(jobs), "\n".join(job.output for job in jobs)
@@ -255,7 +270,7 @@ def process_of_mpi(rank: int) -> dict[str, str]:
 
 def test_ranks_are_where_the_environment_of_open_mpi_says(start_host: StartHost, tmp_path: Path) -> None:
     """The processes of mpirun by their environment alone; test_mpirun.py has the real one."""
-    trainers, args = ["algo-10", "algo-9"], {"hetero_script": "ddp.py", "hetero_nproc_per_node": 1}
+    trainers, args = ["algo-10", "algo-9"], {**WITHOUT_TORCH, "hetero_nproc_per_node": 1}
     jobs = [start_host("algo-1", data="algo-1", trainers=trainers, args=args)]
     for rank in range(4):
         host = trainers[rank // 2]
@@ -263,11 +278,13 @@ def test_ranks_are_where_the_environment_of_open_mpi_says(start_host: StartHost,
         jobs.append(start_host(host, data="algo-1", trainers=trainers, args=args, environment=environment))
     assert [job.wait() for job in jobs] == [0] * 5, "\n".join(job.output for job in jobs)
     files = [tmp_path / "with a blank" / f"rank-{rank}.json" for rank in range(4)]
-    results = [json.loads(file.read_text()) for file in files]
-    assert [result["host"] for result in results] == ["algo-10", "algo-10", "algo-9", "algo-9"]
-    assert [result["ranks"] for result in results] == [[0, 4, 1, 0], [1, 4, 1, 1], [2, 4, 0, 0], [3, 4, 0, 1]]
-    assert {result["meet"].rpartition(".")[2] for result in results} == {"10"}, "not where rank 0 is"
-    assert len({tuple(result["weights"]) for result in results}) == 1
+    told = [json.loads(file.read_text())["told"] for file in files]
+    hosts = [Path(each["SAGEMAKER_BASE_DIR"]).parent.name for each in told]
+    assert hosts == ["algo-10", "algo-10", "algo-9", "algo-9"]
+    ranks = [[int(each[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")] for each in told]
+    assert ranks == [[0, 4, 1, 0], [1, 4, 1, 1], [2, 4, 0, 0], [3, 4, 0, 1]]
+    assert {each["MASTER_ADDR"].rpartition(".")[2] for each in told} == {"10"}, "not where rank 0 is"
+    check_fed_as_alone(tmp_path / "with a blank", num_ranks=4)
     assert not any("torchrun" in line for job in jobs for line in job.lines)
 
 
@@ -284,14 +301,14 @@ def test_stop_that_process_1_swallows_ends_by_force_and_leaves_whole_checkpoints
     container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh"]
     checkpoints = tmp_path / "algo-9" / "ml" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    args = {"hetero_script": "checkpointed.py", "output": str(checkpoints), "num-samples": 800, "sleep-s": 0.005}
+    args = {**until(tmp_path), "output": str(checkpoints), "save-every": 7}
     data = start_host("algo-10", args=args)
     trainer = start_host("algo-9", [*container, sys.executable], args=args)
-    trainer.wait_line("rank 1 step 9")
+    trainer.wait_line("rank 1 epoch 1 step 9")
     (process_1,) = psutil.Process(trainer.process.pid).children()
     process_1.terminate()
-    step = max(int(line.rpartition(" ")[2]) for line in list(trainer.lines) if "rank 1 step" in line)
-    trainer.wait_line(f"rank 1 step {step + 8}")  # nobody has noticed
+    step = max(int(line.rpartition(" ")[2]) for line in list(trainer.lines) if ": rank 1 epoch" in line)
+    trainer.wait_line(f" step {step + 8}")  # nobody has noticed
     process_1.kill()
     trainer.wait()
     wait_gone(trainer.processes(), 5.0)
@@ -301,14 +318,9 @@ def test_stop_that_process_1_swallows_ends_by_force_and_leaves_whole_checkpoints
     for name in ("input", "output"):
         shutil.rmtree(tmp_path / "algo-9" / "ml" / name)
     shutil.rmtree(tmp_path / "algo-10")
+    (tmp_path / "enough").touch()
     data, trainer = start_host("algo-10", args=args), start_host("algo-9", args=args)
     assert (trainer.wait(), data.wait()) == (0, 0), trainer.output + data.output
-    assert any("goes on after step" in line for line in trainer.lines)
-    subprocess.run(
-        [sys.executable, str(CHECKPOINTED), "--output", str(checkpoints), "--num-samples", "800", "--alone"],
-        check=True,
-        timeout=100,
-    )
-    links = [json.loads((checkpoints / f"rank-{rank}.json").read_text())["link"] for rank in (0, 1)]
-    assert links == json.loads((checkpoints / "undisturbed.json").read_text())
+    assert sum("goes on after step" in line for line in trainer.lines) == 2
+    check_fed_as_alone(checkpoints, num_ranks=2)
     assert not (tmp_path / "algo-9" / "ml" / "output" / "failure").exists()

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import CHAIN, Job, StartLauncher, chains, chains_alone, failure
+from arrays_job import ARRAYS, WITHOUT_TORCH, check_fed_as_alone
+from harness import Job, StartLauncher, failure
 
 from hetero.errors import ExitCode
 
-LONG = ["--num-samples", "100000", "--step-s", "0.02"]
-SHORT = ["--num-samples", "1600", "--epochs", "2", "--step-s", "0.02"]
+NUM_SAMPLES = 800
+FLAGS = [*WITHOUT_TORCH, "--endpoints-per-host", "1", "--trainer-endpoints", "0"]
 
 
-def started(start_launcher: StartLauncher, args: list[str], *flags: str) -> tuple[Job, Job]:
+def args_of(folder: Path) -> list[str]:
+    """Return the script's arguments: it trains until there is a file ``enough`` in the folder."""
+    args = ["--output", str(folder), "--until", str(folder / "enough")]
+    return [*args, "--num-samples", str(NUM_SAMPLES), "--step-s", "0.02"]
+
+
+def start_two(start: StartLauncher, args: Sequence[str]) -> tuple[Job, Job]:
     """Start a job and wait until it trains. Return trainer and data host."""
-    flags = ("--trainer-endpoints", "0", *flags)
-    trainer, data = start_launcher("algo-2", *flags, args=args), start_launcher("algo-1", *flags, args=args)
+    trainer, data = (start(host, *FLAGS, script=ARRAYS, args=args) for host in ("algo-2", "algo-1"))
     trainer.wait_line("step 5")
     return trainer, data
+
+
+def join(start: StartLauncher, host: str, through: str, args: Sequence[str], *flags: str, **more: Any) -> Job:
+    """Start a host that joins the job."""
+    return start(host, *FLAGS, *flags, script=more.pop("script", ARRAYS), args=args, join=through, **more)
 
 
 def report(trainer: Job) -> dict[str, Any]:
@@ -29,154 +42,179 @@ def report(trainer: Job) -> dict[str, Any]:
     return found
 
 
+@dataclass
+class Growth:
+    """A job of one trainer host and one data host that other hosts join, or try to."""
+
+    folder: Path
+    trainer: Job
+    data: Job
+    early: Job
+    """algo-3, which was there before the job."""
+    added: Job
+    """algo-4, which was added to the cluster file."""
+    killed: Job
+    """algo-5, which joined at the data host."""
+    again: Job
+    """The same host, started again."""
+    refused: dict[str, Job] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def growth(start_shared_launcher: StartLauncher, shared_folder: Path) -> Growth:
+    """Return a job after its end."""
+    start, args = start_shared_launcher, args_of(shared_folder)
+    early = join(start, "algo-3", "algo-2", args, "--output-dir", str(shared_folder / "joined"))
+    early.wait_line("waiting for the job at algo-2:17801: ")
+    trainer, data = start_two(start, args)
+
+    other = shared_folder / "other.py"
+    other.write_text(ARRAYS.read_text() + "\n# changed\n")
+    refused = {
+        "token": join(start, "algo-6", "algo-2", args, token="wrong-secret"),
+        "script": join(start, "algo-7", "algo-2", args, script=other),
+        "name": join(start, "algo-1", "algo-2", args, "--port", "17802"),  # the machine of algo-1 has this name already
+        "group": join(start, "algo-8", "algo-2", args, "--join-group", "dnn_group"),
+    }
+    for job in refused.values():
+        job.wait()
+
+    killed = join(start, "algo-5", "algo-1", args)
+    killed.wait_line("serving with 1 endpoint")
+    killed.process.kill()
+    killed.wait()
+    again = join(start, "algo-5", "algo-2", args)
+    cluster_file = shared_folder / "cluster.json"
+    document = json.loads(cluster_file.read_text())
+    document["instance_groups"][0]["hosts"].append("algo-4")
+    cluster_file.write_text(json.dumps(document))
+    added = start("algo-4", *FLAGS, script=ARRAYS, args=args)
+    for job in (early, again, added):
+        job.wait_line("serving with 1 endpoint")
+
+    (shared_folder / "enough").touch()
+    for job in (trainer, data, early, again, added):
+        assert job.wait() == ExitCode.OK, trainer.output + job.output
+    return Growth(shared_folder, trainer, data, early, added, killed, again, refused)
+
+
 @pytest.mark.fault("F33")
-def test_host_joins_serves_and_the_batches_are_those_of_one_host(start_launcher: StartLauncher, tmp_path: Path) -> None:
-    trainer, data = started(start_launcher, SHORT)
-    output = str(tmp_path / "joined")
-    joined = start_launcher("algo-3", "--trainer-endpoints", "0", "--output-dir", output, args=SHORT, join="algo-2")
-    trainer.wait_line("data host algo-3 has joined the job, in group data_group")
-    joined.wait_line("serving with 1 endpoint")
-    assert [job.wait() for job in (trainer, data, joined)] == [ExitCode.OK] * 3, trainer.output + joined.output
-    assert chains(trainer.directory, 1) == chains_alone(*SHORT)
-    found = report(trainer)["run"]
-    assert [(host["host"], host["group"], host["instance_type"]) for host in found["joined_hosts"]] == [
-        ("algo-3", "data_group", "ml.c5.xlarge")
-    ]
-    assert 0 < found["joined_hosts"][0]["present_s"] < found["wall_s"]
-    assert {usage["host"] for usage in found["hosts"]} == {"algo-1", "algo-2", "algo-3"}
-    metrics = json.loads((tmp_path / "joined" / "metrics.json").read_text())
+@pytest.mark.fault("F40")
+def test_hosts_join_and_are_lost_and_the_batches_are_those_of_one_host(growth: Growth) -> None:
+    check_fed_as_alone(growth.folder, num_samples=NUM_SAMPLES)
+
+
+@pytest.mark.fault("F33")
+def test_host_that_joins_serves_and_is_in_the_report(growth: Growth) -> None:
+    found = report(growth.trainer)["run"]
+    joined = {host["host"]: host for host in found["joined_hosts"]}
+    assert [(host["group"], host["instance_type"]) for host in joined.values()] == [
+        ("data_group", "ml.c5.xlarge")
+    ] * len(joined)
+    assert 0 < joined["algo-3"]["present_s"] < found["wall_s"]
+    assert {"algo-1", "algo-2", "algo-3"} <= {usage["host"] for usage in found["hosts"]}
+    metrics = json.loads((growth.folder / "joined" / "metrics.json").read_text())
     assert metrics["events"]["batches computed"] > 0
 
 
+def test_host_waits_for_a_job_that_begins_later(growth: Growth) -> None:
+    waiting, serving = (
+        next(at for at, line in enumerate(growth.early.lines) if words in line)
+        for words in ("waiting for the job at algo-2:17801: ", "serving with 1 endpoint")
+    )
+    assert waiting < serving
+    assert "data host algo-3 has joined the job, in group data_group" in growth.trainer.output
+
+
 @pytest.mark.fault("F33")
-def test_any_host_of_the_job_admits(start_launcher: StartLauncher) -> None:
-    trainer, data = started(start_launcher, LONG)
-    joined = start_launcher("algo-3", "--trainer-endpoints", "0", args=LONG, join="algo-1")
-    trainer.wait_line("data host algo-3 has joined")
-    joined.wait_line("serving with 1 endpoint")
-    trainer.process.terminate()
-    assert [job.wait() for job in (trainer, data, joined)] == [143] * 3
+def test_host_that_is_added_to_the_cluster_file_joins(growth: Growth) -> None:
+    assert "data host algo-4 has joined the job" in growth.trainer.output
+
+
+@pytest.mark.fault("F33")
+@pytest.mark.fault("F40")
+def test_any_host_admits_and_a_host_that_is_killed_comes_back(growth: Growth) -> None:
+    assert "data host algo-5 has joined the job" in growth.trainer.output
+    for job in (growth.killed, growth.again):
+        assert "serving with 1 endpoint" in job.output
+    assert growth.again.process.returncode == ExitCode.OK
+
+
+@pytest.mark.attack("A23")
+def test_host_without_the_token_does_not_get_in(growth: Growth) -> None:
+    job = growth.refused["token"]
+    assert job.process.returncode == ExitCode.AUTHENTICATION, job.output
+    assert "refuses this host's token" in job.output
+    assert "secret" not in job.output
+    assert "algo-6 has joined" not in growth.trainer.output
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "words"),
+    [
+        ("script", ExitCode.DISAGREEMENT, "algo-7 has a training script with digest"),
+        ("name", ExitCode.USAGE, "already has a host 'algo-1'"),
+        ("group", ExitCode.USAGE, "group 'dnn_group' trains"),
+    ],
+)
+def test_host_with_another_script_name_or_role_does_not_get_in(
+    growth: Growth, reason: str, code: ExitCode, words: str
+) -> None:
+    job = growth.refused[reason]
+    assert job.process.returncode == code, job.output
+    assert words in job.output
 
 
 @pytest.mark.fault("F34")
 def test_host_that_is_asked_to_stop_drains_and_no_batch_is_computed_twice(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:
-    args = ["--num-samples", "4000", "--epochs", "1", "--step-s", "0.02"]
-    trainer, data = started(start_launcher, args)
-    joined = start_launcher("algo-3", "--trainer-endpoints", "0", args=args, join="algo-2")
+    args = args_of(tmp_path)
+    trainer, data = start_two(start_launcher, args)
+    joined = join(start_launcher, "algo-3", "algo-2", args)
     joined.wait_line("serving with 1 endpoint")
-    trainer.wait_line("step 100")
+    next_step = sum(" step " in line for line in trainer.lines) + 50
+    trainer.wait_line(f"step {next_step}")
     joined.process.send_signal(signal.SIGTERM)
     assert joined.wait() == 143, joined.output
     trainer.wait_line("data host algo-3 has left the job")
+    (tmp_path / "enough").touch()
     assert [job.wait() for job in (trainer, data)] == [ExitCode.OK] * 2, trainer.output
     events = report(trainer)["run"]["events"]
     num_ahead = events["batches requested and not delivered"]  # of the next epoch
-    assert 500 <= events["batches"] <= 500 + num_ahead
+    num_steps = json.loads((tmp_path / "rank-0.json").read_text())["steps"]
+    assert num_steps <= events["batches"] <= num_steps + num_ahead
     # A busy machine makes the reader ask a second host for a late batch. Nothing else is computed twice. A host may end
     # before its last second is counted. `tests/chaos/joins.py` counts what each process has computed.
-    assert events["batches computed"] - 500 <= events.get("hedges", 0) + num_ahead
-    assert chains(trainer.directory, 1) == chains_alone(*args)
-
-
-@pytest.mark.fault("F40")
-def test_host_that_is_killed_costs_no_batch_and_comes_back(start_launcher: StartLauncher, tmp_path: Path) -> None:
-    trainer, data = started(start_launcher, SHORT)
-    joined = start_launcher("algo-3", "--trainer-endpoints", "0", args=SHORT, join="algo-2")
-    joined.wait_line("serving with 1 endpoint")
-    joined.process.kill()
-    joined.wait()
-    again = start_launcher("algo-3", "--trainer-endpoints", "0", args=SHORT, join="algo-2")
-    again.wait_line("serving with 1 endpoint")
-    assert [job.wait() for job in (trainer, data, again)] == [ExitCode.OK] * 3, trainer.output + again.output
-    assert chains(trainer.directory, 1) == chains_alone(*SHORT)
-
-
-@pytest.mark.attack("A23")
-def test_host_without_the_token_does_not_get_in(start_launcher: StartLauncher) -> None:
-    trainer, data = started(start_launcher, LONG)
-    joined = start_launcher("algo-3", "--trainer-endpoints", "0", args=LONG, join="algo-2", token="wrong-secret")
-    assert joined.wait() == ExitCode.AUTHENTICATION, joined.output
-    assert "refuses this host's token" in joined.output
-    assert "secret" not in joined.output
-    trainer.process.terminate()
-    assert [job.wait() for job in (trainer, data)] == [143] * 2
-    assert "has joined" not in trainer.output
-
-
-def test_host_with_another_script_or_name_does_not_get_in(start_launcher: StartLauncher, tmp_path: Path) -> None:
-    trainer, data = started(start_launcher, LONG)
-    other = tmp_path / "other.py"
-    other.write_text(CHAIN.read_text() + "\n# changed\n")
-    joined = start_launcher("algo-3", script=other, join="algo-2")
-    assert joined.wait() == ExitCode.DISAGREEMENT, joined.output
-    assert "algo-3 has a training script with digest" in joined.output
-    # The machine of algo-1 has this name already.
-    token = data.directory / "token"
-    same_name = start_launcher("algo-1", "--port", "17802", args=LONG, join="algo-2")
-    assert token.is_file()
-    assert same_name.wait() == ExitCode.USAGE, same_name.output
-    assert "already has a host 'algo-1'" in same_name.output
-    trains = start_launcher("algo-4", "--join-group", "dnn_group", args=LONG, join="algo-2")
-    assert trains.wait() == ExitCode.USAGE, trains.output
-    assert "group 'dnn_group' trains" in trains.output
-    trainer.process.terminate()
-    assert [job.wait() for job in (trainer, data)] == [143] * 2
-
-
-def test_host_waits_for_a_job_that_begins_later(start_launcher: StartLauncher) -> None:
-    joined = start_launcher("algo-3", "--trainer-endpoints", "0", args=SHORT, join="algo-2")
-    joined.wait_line("waiting for the job at algo-2:17801: ")
-    trainer, data = started(start_launcher, SHORT)
-    joined.wait_line("serving with 1 endpoint")
-    assert [job.wait() for job in (trainer, data, joined)] == [ExitCode.OK] * 3
+    assert events["batches computed"] - num_steps <= events.get("hedges", 0) + num_ahead
+    check_fed_as_alone(tmp_path, num_samples=NUM_SAMPLES)
 
 
 def test_job_that_loads_its_own_data_admits_nobody(start_launcher: StartLauncher, tmp_path: Path) -> None:
     (tmp_path / "cluster-1.json").write_text(json.dumps({"hosts": ["algo-2"]}))
-    trainer = start_launcher("algo-2", "--cluster-file", str(tmp_path / "cluster-1.json"), args=LONG)
+    flags = [*WITHOUT_TORCH, "--cluster-file", str(tmp_path / "cluster-1.json")]
+    trainer = start_launcher("algo-2", *flags, script=ARRAYS, args=args_of(tmp_path))
     trainer.wait_line("step 5")
-    joined = start_launcher("algo-3", args=LONG, join="algo-2")
+    joined = start_launcher("algo-3", *WITHOUT_TORCH, script=ARRAYS, args=args_of(tmp_path), join="algo-2")
     assert joined.wait() == ExitCode.USAGE, joined.output
     assert "with --trainer-endpoints 1" in joined.output
     trainer.process.terminate()
     assert trainer.wait() == 143
 
 
-@pytest.mark.fault("F33")
-def test_host_that_is_added_to_the_cluster_file_joins(start_launcher: StartLauncher, tmp_path: Path) -> None:
-    trainer, data = started(start_launcher, SHORT)
-    cluster_file = tmp_path / "cluster.json"
-    document = json.loads(cluster_file.read_text())
-    document["instance_groups"][0]["hosts"].append("algo-3")
-    cluster_file.write_text(json.dumps(document))
-    added = start_launcher("algo-3", "--trainer-endpoints", "0", args=SHORT)
-    trainer.wait_line("data host algo-3 has joined the job")
-    added.wait_line("serving with 1 endpoint")
-    assert [job.wait() for job in (trainer, data, added)] == [ExitCode.OK] * 3, trainer.output + added.output
-    assert chains(trainer.directory, 1) == chains_alone(*SHORT)
-
-
 @pytest.mark.fault("F41")
-def test_spot_host_may_be_missing_at_the_start_and_has_its_price(start_launcher: StartLauncher) -> None:
-    flags = [
-        "--trainer-endpoints",
-        "1",
-        "--spot",
-        "data_group=0.01",
-        "--price",
-        "ml.p3.2xlarge=3",
-        "--start-timeout",
-        "4",
-    ]
-    trainer = start_launcher("algo-2", *flags, args=["--num-samples", "80"])
+def test_spot_host_may_be_missing_at_the_start_and_has_its_price(start_launcher: StartLauncher, tmp_path: Path) -> None:
+    spot = [*WITHOUT_TORCH, "--endpoints-per-host", "1", "--trainer-endpoints", "1", "--spot", "data_group=0.01"]
+    flags = [*spot, "--price", "ml.p3.2xlarge=3", "--start-timeout"]
+    args = args_of(tmp_path)
+    trainer = start_launcher("algo-2", *flags, "4", script=ARRAYS, args=args)
     assert trainer.wait() == ExitCode.DATA_HOSTS_MISSING, trainer.output  # not even one of them came
-    trainer = start_launcher("algo-2", *flags, "--start-timeout", "60", args=SHORT)
-    data = start_launcher("algo-1", "--trainer-endpoints", "1", "--spot", "data_group=0.01", args=SHORT)
+    trainer = start_launcher("algo-2", *flags, "60", script=ARRAYS, args=args)
+    data = start_launcher("algo-1", *spot, script=ARRAYS, args=args)
     trainer.wait_line("step 5")
     data.process.kill()
     data.wait()
+    (tmp_path / "enough").touch()
     assert trainer.wait() == ExitCode.OK, trainer.output
     found = report(trainer)
     assert found["cost"]["hourly"]["value"] == pytest.approx(3.01)
