@@ -14,13 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 from arrays_job import ARRAYS, check_fed_as_alone
-from harness import CHAIN, TIME_SCALE, Job, Start, wait_gone
+from harness import TIME_SCALE, Job, Start, wait_gone
 
 LAUNCHER = Path(__file__).parents[2] / "launchers" / "launcher.py"
-DDP = CHAIN.with_name("ddp.py")
-WITHOUT_TORCH = {"hetero_script": "arrays.py", "hetero_framework": "tensorflow"}
-"""Hyperparameters of jobs whose question is not torch's: nothing in them imports it, or TensorFlow."""
-
 StartHost = Callable[..., Job]
 
 
@@ -32,7 +28,7 @@ def start_host(start: Start, tmp_path: Path) -> StartHost:
     """
     code = tmp_path / "code"
     code.mkdir()
-    for file in (LAUNCHER, CHAIN, ARRAYS, DDP):
+    for file in (LAUNCHER, ARRAYS):
         shutil.copy(file, code)
     network = f"127.{100 + os.getpid() % 100}.9"
     hosts_file = tmp_path / "hosts"
@@ -52,7 +48,8 @@ def start_host(start: Start, tmp_path: Path) -> StartHost:
     ) -> Job:
         directory = tmp_path / host
         base = directory / "ml"
-        groups = {"data_group": ("ml.c5.xlarge", [data]), "dnn_group": ("ml.p3.2xlarge", trainers)}
+        groups = {"data_group": ("ml.c5.xlarge", [data])} if data else {}
+        groups["dnn_group"] = "ml.p3.2xlarge", trainers
         write_opt_ml(base, host, groups, {"output": str(outputs), **(args or {})})
         token_file = directory / "token"
         token_file.touch(mode=0o600)
@@ -65,7 +62,7 @@ def start_host(start: Start, tmp_path: Path) -> StartHost:
             "TRAINING_JOB_NAME": "job-7",
         }
         entry = str(code / "launcher.py") if cwd != code else "launcher.py"
-        command = [*before, entry, "--output", *str(outputs).split(), "--hetero_script", "chain.py"]
+        command = [*before, entry, "--output", *str(outputs).split(), "--hetero_script", "arrays.py"]
         shell = ["env", f"--chdir={cwd}", *command]
         return start(shell, tmp_path, {**own, **(environment or {})})
 
@@ -86,7 +83,8 @@ def write_opt_ml(base: Path, host: str, named: Groups, args: Mapping[str, object
     every = sorted(name for _, hosts in named.values() for name in hosts)  # algo-10 before algo-2
     document = {"current_host": host, "hosts": every, "instance_groups": groups}
     (config / "resourceconfig.json").write_text(json.dumps(document))
-    options = {"hetero_script": "chain.py", "hetero_port": 17803, "hetero_endpoints_per_host": 1}
+    options = {"hetero_script": "arrays.py", "hetero_framework": "tensorflow"}  # nothing here is torch's
+    options |= {"hetero_port": 17803, "hetero_endpoints_per_host": 1}
     options |= {"hetero_nproc_per_node": 2, "sagemaker_program": "launcher.py"}
     encoded = {name: json.dumps(value) for name, value in {**options, **args}.items()}
     (config / "hyperparameters.json").write_text(json.dumps(encoded))
@@ -109,7 +107,7 @@ def check_result(tmp_path: Path) -> None:
 
 def until(folder: Path) -> dict[str, object]:
     """Return hyperparameters of a job that trains until a file ``enough`` exists."""
-    return {**WITHOUT_TORCH, "until": str(folder / "enough"), "step-s": 0.05}
+    return {"until": str(folder / "enough"), "step-s": 0.05}
 
 
 def check_same_step(tmp_path: Path) -> None:
@@ -135,8 +133,8 @@ def test_toolkit_starts_the_entry_point_and_the_file_of_hyperparameters_counts(
 
 
 def test_torchrun_of_each_group_starts_copies_of_which_one_works(start_host: StartHost, tmp_path: Path) -> None:
-    data = start_host("algo-10", torchrun(tmp_path, 17810), args=WITHOUT_TORCH)
-    trainer = start_host("algo-9", torchrun(tmp_path, 17811), args=WITHOUT_TORCH)
+    data = start_host("algo-10", torchrun(tmp_path, 17810))
+    trainer = start_host("algo-9", torchrun(tmp_path, 17811))
     assert (trainer.wait(), data.wait()) == (0, 0), trainer.output + data.output
     check_result(tmp_path)
     for job, line in ((data, "serving with 1 endpoint"), (trainer, "starting 2 of 2 ranks")):
@@ -146,7 +144,7 @@ def test_torchrun_of_each_group_starts_copies_of_which_one_works(start_host: Sta
 
 
 def test_torchrun_of_a_group_fails_if_the_script_does(start_host: StartHost, tmp_path: Path) -> None:
-    args = {**WITHOUT_TORCH, "fail-at": 3}
+    args = {"fail-at": 3}
     data = start_host("algo-10", args=args)
     trainer = start_host("algo-9", torchrun(tmp_path, 17813), args=args)
     assert trainer.wait() == 1, trainer.output + data.output
@@ -159,7 +157,7 @@ def test_torchrun_of_a_group_is_asked_to_stop_and_no_copy_tells_a_failure(
     start_host: StartHost, tmp_path: Path
 ) -> None:
     args = until(tmp_path)
-    data = start_host("algo-10", torchrun(tmp_path, 17814), args=args)
+    data = start_host("algo-10", args=args)
     trainer = start_host("algo-9", torchrun(tmp_path, 17815), args=args)
     trainer.wait_line("step 5")
     for job in (trainer, data):
@@ -204,14 +202,13 @@ def test_copies_end_when_the_one_that_works_is_killed(start_host: StartHost, tmp
 
 
 def test_copies_of_a_second_run_wait_for_their_own_leader(start_host: StartHost, tmp_path: Path) -> None:
-    start = functools.partial(start_host, args=WITHOUT_TORCH)
+    start = functools.partial(start_host, "algo-9", data="", args={"hetero_nproc_per_node": 1})
     for run in range(2):
-        jobs = [start("algo-10"), start("algo-9", environment=copy_of(1))]
-        jobs[1].wait_line("another launcher process does the work")
-        assert jobs[1].process.poll() is None, f"run {run}: took what the first one has left"
-        jobs.append(start("algo-9", environment=copy_of(0)))
-        assert [job.wait() for job in jobs] == [0, 0, 0], "\n".join(job.output for job in jobs)
-        check_result(tmp_path)
+        follower = start(environment=copy_of(1))
+        follower.wait_line("another launcher process does the work")
+        assert follower.process.poll() is None, f"run {run}: took what the first one has left"
+        jobs = [follower, start(environment=copy_of(0))]
+        assert [job.wait() for job in jobs] == [0, 0], "\n".join(job.output for job in jobs)
 
 
 @pytest.mark.netns
@@ -220,7 +217,7 @@ def test_launcher_is_process_1_of_its_container(start_host: StartHost, tmp_path:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare: a container has a process 1 of its own")
     container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable]
-    args = until(tmp_path) if is_stopped else WITHOUT_TORCH
+    args = until(tmp_path) if is_stopped else {}
     data = start_host("algo-10", container, args=args, cwd=tmp_path)  # wherever the image has its working directory
     trainer = start_host("algo-9", container, args=args, cwd=tmp_path)
     if is_stopped:
@@ -234,25 +231,30 @@ def test_launcher_is_process_1_of_its_container(start_host: StartHost, tmp_path:
         check_result(tmp_path)
 
 
-def test_ddp_over_trainer_hosts_in_any_order_has_ranks_in_the_natural_one(
-    start_host: StartHost, tmp_path: Path
-) -> None:
-    listed, in_order = ["algo-10", "algo-9"], ["algo-9", "algo-10"]  # "algo-10" is the lesser text
-    args = {"hetero_script": "ddp.py", "hetero_nproc_per_node": 2}
-    jobs = [start_host(host, data="algo-1", trainers=listed, args=args) for host in ("algo-1", *listed)]
+def told_of(folder: Path, num_ranks: int) -> list[dict[str, str]]:
+    """Return what each rank was told by its environment."""
+    return [json.loads((folder / f"rank-{rank}.json").read_text())["told"] for rank in range(num_ranks)]
+
+
+def hosts_of(told: Sequence[Mapping[str, str]]) -> list[str]:
+    return [Path(each["SAGEMAKER_BASE_DIR"]).parent.name for each in told]
+
+
+def places_of(told: Sequence[Mapping[str, str]]) -> list[list[int]]:
+    return [[int(each[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")] for each in told]
+
+
+def test_trainer_hosts_in_any_order_have_ranks_in_the_natural_one(start_host: StartHost, tmp_path: Path) -> None:
+    listed = ["algo-10", "algo-9"]  # as a text "algo-10" is less
+    jobs = [start_host(host, data="algo-1", trainers=listed) for host in ("algo-1", *listed)]
     assert [job.wait() for job in jobs] == [0] * len(jobs), "\n".join(job.output for job in jobs)
-    world_size = 2 * len(listed)
-    files = [tmp_path / "with a blank" / f"rank-{rank}.json" for rank in range(world_size)]
-    results = [json.loads(file.read_text()) for file in files]
-    assert [result["host"] for result in results] == [host for host in in_order for _ in range(2)]
-    assert [result["ranks"] for result in results] == [[n, world_size, n // 2, n % 2] for n in range(world_size)]
-    number = in_order[0].rpartition("-")[2]
-    assert {result["meet"].rpartition(".")[2] for result in results} == {number}, "not on the first of them"
-    assert len({tuple(result["weights"]) for result in results}) == 1
-    assert sum(result["seen"] for result in results) == 60
-    report = tmp_path / in_order[0] / "ml" / "output" / "data" / in_order[0] / "report.json"
+    told, in_order = told_of(tmp_path / "with a blank", 4), ["algo-9", "algo-9", "algo-10", "algo-10"]
+    assert hosts_of(told) == in_order
+    assert places_of(told) == [[0, 4, 0, 0], [1, 4, 0, 1], [2, 4, 1, 0], [3, 4, 1, 1]]
+    assert {each["MASTER_ADDR"].rpartition(".")[2] for each in told} == {"9"}, "not on the first of them"
+    report = tmp_path / "algo-9" / "ml" / "output" / "data" / "algo-9" / "report.json"
     ranks = json.loads(report.read_text())["run"]["ranks"]
-    assert [(facts["rank"], facts["host"]) for facts in ranks] == [(n, in_order[n // 2]) for n in range(world_size)]
+    assert [(facts["rank"], facts["host"]) for facts in ranks] == list(enumerate(in_order))
 
 
 def process_of_mpi(rank: int) -> dict[str, str]:
@@ -270,19 +272,16 @@ def process_of_mpi(rank: int) -> dict[str, str]:
 
 def test_ranks_are_where_the_environment_of_open_mpi_says(start_host: StartHost, tmp_path: Path) -> None:
     """The processes of mpirun by their environment alone; test_mpirun.py has the real one."""
-    trainers, args = ["algo-10", "algo-9"], {**WITHOUT_TORCH, "hetero_nproc_per_node": 1}
+    trainers, args = ["algo-10", "algo-9"], {"hetero_nproc_per_node": 1}
     jobs = [start_host("algo-1", data="algo-1", trainers=trainers, args=args)]
     for rank in range(4):
         host = trainers[rank // 2]
         environment = process_of_mpi(rank)
         jobs.append(start_host(host, data="algo-1", trainers=trainers, args=args, environment=environment))
     assert [job.wait() for job in jobs] == [0] * 5, "\n".join(job.output for job in jobs)
-    files = [tmp_path / "with a blank" / f"rank-{rank}.json" for rank in range(4)]
-    told = [json.loads(file.read_text())["told"] for file in files]
-    hosts = [Path(each["SAGEMAKER_BASE_DIR"]).parent.name for each in told]
-    assert hosts == ["algo-10", "algo-10", "algo-9", "algo-9"]
-    ranks = [[int(each[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")] for each in told]
-    assert ranks == [[0, 4, 1, 0], [1, 4, 1, 1], [2, 4, 0, 0], [3, 4, 0, 1]]
+    told = told_of(tmp_path / "with a blank", 4)
+    assert hosts_of(told) == ["algo-10", "algo-10", "algo-9", "algo-9"]
+    assert places_of(told) == [[0, 4, 1, 0], [1, 4, 1, 1], [2, 4, 0, 0], [3, 4, 0, 1]]
     assert {each["MASTER_ADDR"].rpartition(".")[2] for each in told} == {"10"}, "not where rank 0 is"
     check_fed_as_alone(tmp_path / "with a blank", num_ranks=4)
     assert not any("torchrun" in line for job in jobs for line in job.lines)
