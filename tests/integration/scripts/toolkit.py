@@ -8,10 +8,11 @@ import os
 import uuid
 from pathlib import Path
 
-import torch
+import numpy as np
 
 import hetero
-from hetero.torch import DataLoader
+from hetero.loaders.pipeline import LoaderOptions
+from hetero.tf.feed import Feed
 
 
 def write_facts(folder: Path, what: str, **facts: object) -> None:
@@ -31,11 +32,11 @@ def write_facts(folder: Path, what: str, **facts: object) -> None:
     (folder / f"{what}-{uuid.uuid4().hex}.json").write_text(json.dumps(facts))
 
 
-@hetero.dataset
-def numbers(folder: str) -> list[torch.Tensor]:
+@hetero.dataset(collate_fn=hetero.collate_arrays)
+def numbers(folder: str) -> list[np.ndarray]:
     """Return the data set; whoever builds it writes what it sees."""
     write_facts(Path(folder), "data")
-    return [torch.tensor(index) for index in range(32)]
+    return [np.array(index) for index in range(32)]
 
 
 def main() -> None:
@@ -44,9 +45,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args, _ = parser.parse_known_args()
     ranks = {name: int(os.environ[name.upper()]) for name in ("rank", "world_size", "local_rank")}
-    shard = ranks["rank"], ranks["world_size"]
-    loader = DataLoader(numbers(str(args.output)), batch_size=4, shuffle=True, shard=shard)
-    total = sum(int(batch.sum()) for batch in loader)
+    options = LoaderOptions(batch_size=4, shuffle=True)
+    feed = Feed(numbers(str(args.output)), options, num_workers=1, prefetch_factor=None)
+    total = sum(int(batch.sum()) for batch in feed.produce())
     piped = []
     if "SM_CHANNEL_STREAM" in os.environ:
         piped = [Path(f"{os.environ['SM_CHANNEL_STREAM']}_{epoch}").read_text() for epoch in (0, 1)]
