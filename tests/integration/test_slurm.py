@@ -15,13 +15,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from arrays_job import ARRAYS, WITHOUT_TORCH, check_fed_as_alone
 from harness import CHAIN, chains, chains_alone
 from slurm_cluster import NUM_GPUS, SlurmCluster, missing
 
 from hetero import cli
 from hetero.errors import ExitCode
 
-OPTIONS = ["--nproc-per-node", "2", "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--log-level", "info"]
+OPTIONS = ["--endpoints-per-host", "1", "--trainer-endpoints", "0", "--log-level", "info"]
+TWO_RANKS = [*WITHOUT_TORCH, "--nproc-per-node", "2"]
 TWO = [
     "--group",
     f"dnn=GPU:{NUM_GPUS}:1",
@@ -52,12 +54,13 @@ def script_of(
     folder: Path,
     *arguments: str,
     render: list[str],
-    options: Sequence[str] = OPTIONS,
+    options: Sequence[str] = TWO_RANKS,
+    script: Path = ARRAYS,
 ) -> str:
     """Return the rendered script, with the paths of this checkout."""
     (folder / "out").mkdir()
-    command = ["render", "slurm", *render, *options, str(CHAIN), "--", "--output", str(folder / "out"), *arguments]
-    assert cli.main(command) == ExitCode.OK
+    command = ["render", "slurm", *render, *OPTIONS, *options, str(script), "--", "--output", str(folder / "out")]
+    assert cli.main([*command, *arguments]) == ExitCode.OK
     text = capsys.readouterr().out
     bin_folder = Path(sys.executable).parent
     root = CHAIN.parents[3]
@@ -90,21 +93,26 @@ def check_nothing_is_left(folder: Path) -> None:
     assert not list(folder.glob(".hetero-token*"))
 
 
-@pytest.mark.parametrize("separate", [False, True], ids=["one srun", "two sruns"])
-def test_heterogeneous_job_is_fed_as_one_host_alone(
-    slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], separate: bool
-) -> None:
-    render = [*TWO, *(["--separate-steps"] if separate else [])]
-    # Without a stated number there is a rank for each GPU that Slurm gives to the job.
-    options = OPTIONS if separate else OPTIONS[2:]
-    job = slurm.submit(script_of(capsys, tmp_path, render=render, options=options), tmp_path)
-    assert slurm.wait(job) == ("COMPLETED", 0, 0), (tmp_path / "job.out").read_text()
-    assert chains(tmp_path / "out") == chains_alone(num_ranks=2)
-    log = (tmp_path / "job.out").read_text()
-    assert "platform: slurm, from the SLURM_* environment" in log
-    report = json.loads(next(tmp_path.glob(f"hetero-slurm-{job}/gpu01/report.json")).read_text())
+def check_report(folder: Path, job: int) -> None:
+    assert "platform: slurm, from the SLURM_* environment" in (folder / "job.out").read_text()
+    report = json.loads(next(folder.glob(f"hetero-slurm-{job}/gpu01/report.json")).read_text())
     assert {group["name"]: group["count"] for group in report["run"]["groups"]} == {"dnn": 1, "data": 2}
     assert report["run"]["placement"] == "heterogeneous"
+
+
+def wait_training(folder: Path) -> None:
+    output = folder / "job.out"
+    wait_until(lambda: output.is_file() and "step 3" in output.read_text(), "the training has not begun")
+
+
+def test_job_of_two_sruns_has_a_rank_for_each_gpu_and_is_fed_as_one_host_alone(
+    slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = script_of(capsys, tmp_path, render=[*TWO, "--separate-steps"], options=[], script=CHAIN)
+    job = slurm.submit(text, tmp_path)
+    assert slurm.wait(job) == ("COMPLETED", 0, 0), (tmp_path / "job.out").read_text()
+    assert chains(tmp_path / "out") == chains_alone(num_ranks=2)
+    check_report(tmp_path, job)
     check_nothing_is_left(tmp_path)
 
 
@@ -115,7 +123,7 @@ def test_nodes_of_one_component_are_divided(
     text = text.replace("export HETERO_GROUPS=dnn=CPU:1:2", "export HETERO_GROUPS='dnn=CPU:1:1 data=CPU:1:1'")
     job = slurm.submit(text, tmp_path)
     assert slurm.wait(job) == ("COMPLETED", 0, 0), (tmp_path / "job.out").read_text()
-    assert chains(tmp_path / "out") == chains_alone(num_ranks=2)
+    check_fed_as_alone(tmp_path / "out", num_ranks=2)
     check_nothing_is_left(tmp_path)
 
 
@@ -128,36 +136,39 @@ def test_script_that_fails_gives_the_job_its_exit_code(
 
 
 @pytest.mark.fault("F42")
-@pytest.mark.parametrize("ended_by", ["scancel", "time limit"])
+@pytest.mark.parametrize(
+    "ended_by", ["scancel", pytest.param("time limit", marks=pytest.mark.long)]
+)  # a time limit has whole minutes
 def test_job_that_is_ended_stops_as_asked(
     slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], ended_by: str
 ) -> None:
     text = script_of(capsys, tmp_path, "--epochs", "1000", "--step-s", "0.05", render=TWO)
-    if ended_by == "time limit":  # whole minutes; the signal comes 70 s before the second one
+    if ended_by == "time limit":  # the signal comes 70 s before the end of the second minute
         text = text.replace("--signal=TERM@120", "--time=2\n#SBATCH --signal=TERM@70")
     job = slurm.submit(text, tmp_path)
-    output = tmp_path / "job.out"
-    wait_until(lambda: output.is_file() and "step 3" in output.read_text(), "the training has not begun")
+    wait_training(tmp_path)
     if ended_by == "scancel":
         slurm.run(["scancel", str(job)])
     state, code, _ = slurm.wait(job)
     check_nothing_is_left(tmp_path)
     assert state == ("CANCELLED" if ended_by == "scancel" else "FAILED")
     assert ended_by == "scancel" or code == 143  # Slurm ends the batch script of a cancelled job itself
-    # Both ranks have saved a checkpoint after the same step.
-    assert (tmp_path / "out" / "stopped-0").read_text() == (tmp_path / "out" / "stopped-1").read_text()
-    assert output.read_text().count("Exited with exit code 143") == 3
-    assert "HET-30" not in output.read_text()
+    # Both ranks have saved after the same step.
+    steps = [json.loads((tmp_path / "out" / f"rank-{rank}.json").read_text())["steps"] for rank in (0, 1)]
+    assert steps[0] == steps[1]
+    output = (tmp_path / "job.out").read_text()
+    assert output.count("Exited with exit code 143") == 3
+    assert "HET-30" not in output
 
 
 @pytest.mark.fault("F42")
 def test_data_node_that_is_lost_does_not_end_the_job(
     slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = script_of(capsys, tmp_path, "--epochs", "6", "--step-s", "0.05", render=TWO)
-    job = slurm.submit(text, tmp_path)
-    output = tmp_path / "job.out"
-    wait_until(lambda: output.is_file() and "step 3" in output.read_text(), "the training has not begun")
+    enough = tmp_path / "enough"
+    arguments = ["--step-s", "0.05", "--until", str(enough)]
+    job = slurm.submit(script_of(capsys, tmp_path, *arguments, render=TWO), tmp_path)
+    wait_training(tmp_path)
     victims = [
         process
         for process in processes_of(tmp_path)
@@ -166,6 +177,9 @@ def test_data_node_that_is_lost_does_not_end_the_job(
     assert victims
     for process in victims:
         process.kill()
-    assert slurm.wait(job) == ("COMPLETED", 0, 0), output.read_text()
-    assert chains(tmp_path / "out") == chains_alone("--epochs", "6", num_ranks=2)
+    wait_until(lambda: not any(process.is_running() for process in victims), "the victims live")
+    enough.touch()
+    assert slurm.wait(job) == ("COMPLETED", 0, 0), (tmp_path / "job.out").read_text()
+    check_fed_as_alone(tmp_path / "out", num_ranks=2)
+    check_report(tmp_path, job)
     check_nothing_is_left(tmp_path)
