@@ -140,7 +140,7 @@ def leader_of_algo_9(job: Job) -> psutil.Process:
 
 
 def test_ranks_are_those_that_mpirun_made(start_mpi: StartMpi, tmp_path: Path) -> None:
-    job = start_mpi()
+    job = start_mpi(gloo=1)
     assert job.wait() == 0, job.output
     assert "mpirun ended with 0" in job.lines
     results: list[dict[str, Any]] = [
@@ -151,7 +151,8 @@ def test_ranks_are_those_that_mpirun_made(start_mpi: StartMpi, tmp_path: Path) -
     assert [result["torch"] for result in results] == [[rank, 4] for rank in range(4)]
     # mpirun has told every rank that it is on algo-10; the file knows better.
     assert [result["host"] for result in results] == ["algo-10", "algo-10", "algo-9", "algo-9"]
-    assert {tuple(result["arguments"]) for result in results} == {("--output", str(tmp_path / "with a blank"))}
+    arguments = ("--gloo", "1", "--output", str(tmp_path / "with a blank"))
+    assert {tuple(result["arguments"]) for result in results} == {arguments}
     every = [number for result in results for number in result["numbers"]]
     assert len(every) == 2 * 44, "two numbers per epoch stand in for others, so that all ranks have as many steps"
     assert set(every) == set(range(42))
@@ -171,7 +172,7 @@ def test_rank_of_mpirun_that_is_killed_ends_the_job_with_its_name(start_mpi: Sta
 
 
 def test_launcher_of_mpirun_that_is_killed_takes_its_ranks_along(start_mpi: StartMpi, tmp_path: Path) -> None:
-    job = start_mpi(**{"num-samples": 100_000, "step-s": 0.05})
+    job = start_mpi(**{"epochs": 1_000_000, "step-s": 0.05})
     job.wait_line("rank 3 step 5")
     leader_of_algo_9(job).kill()
     assert job.wait() in (30, 32), job.output
@@ -181,7 +182,7 @@ def test_launcher_of_mpirun_that_is_killed_takes_its_ranks_along(start_mpi: Star
 
 
 def test_request_to_stop_ends_all_ranks_of_mpirun_after_the_same_step(start_mpi: StartMpi, tmp_path: Path) -> None:
-    job = start_mpi(**{"num-samples": 100_000, "step-s": 0.05})
+    job = start_mpi(**{"epochs": 1_000_000, "step-s": 0.05})
     job.wait_line("rank 3 step 5")
     leader_of_algo_9(job).send_signal(signal.SIGTERM)
     assert job.wait() == 143, job.output
