@@ -20,6 +20,10 @@ pytestmark = pytest.mark.timeout(240)  # up to a minute of training, and the sam
 SCRIPT = Path(__file__).parent / "scripts" / "profiled.py"
 IMAGE_BYTES = 3 * 8 * 8 * 4 + 8
 """Bytes of a sample's tensors."""
+EMULATED = ["--emulate-sample-seconds", "0.01", "--emulate-step-seconds", "0.02"]
+"""Flags of a job whose hosts do not measure samples, which takes every CPU for many seconds."""
+WITHOUT_WORK = ["--step-s", "0", "--cpu-s", "0"]
+"""Arguments of a script whose job is emulated."""
 
 
 class StartProfile(Protocol):
@@ -83,28 +87,15 @@ def test_profile_measures_the_steps_and_the_samples_of_a_script(start_profile: S
     assert not (job.directory / "finished").exists()
 
 
-def test_profile_of_an_emulated_host_with_two_ranks_is_labelled(start_profile: StartProfile) -> None:
-    flags = ["--nproc-per-node", "2", "--emulate-sample-seconds", "0.01", "--emulate-step-seconds", "0.03"]
-    job = start_profile(*flags, "--emulate-vcpus", "4", args=["--step-s", "0", "--cpu-s", "0"])
+def test_profile_of_a_script_that_ends_early_uses_what_was_measured(start_profile: StartProfile) -> None:
+    job = start_profile(*EMULATED, "--emulate-vcpus", "4", args=[*WITHOUT_WORK, "--max-steps", "40"])
     assert job.wait(150.0) == 0, job.output
     profile = load(job)
     training, (supply,) = profile.training, profile.supply
-    assert (training.ranks_per_host, training.vcpus, training.num_local_processes) == (2, 4, 4)
-    assert {training.headspace_s.basis, training.step_s.basis, supply.sample_cpu_s.basis} == {"simulated"}
-    assert training.headspace_s.p50 == pytest.approx(0.03, rel=0.3)
-    assert training.step_s.mean == pytest.approx(2 * 16 * 0.01 / 4, rel=0.3)
-    assert (supply.vcpus, supply.sample_cpu_s.mean, supply.concurrency[-1].samples_per_s) == (4, 0.01, 400.0)
-    assert len(profile.simulated) == 2
-    assert len(profile.leaves) == 2
-
-
-def test_profile_of_a_script_that_ends_early_uses_what_was_measured(start_profile: StartProfile) -> None:
-    job = start_profile(args=["--max-steps", "40"])
-    assert job.wait(150.0) == 0, job.output
-    profile = load(job)
-    assert profile.training.step_s.num_measured == 29
-    assert (profile.training.headspace_s.basis, profile.training.headspace_s.num_measured) == ("modelled", 29)
-    assert profile.training.headspace_s.p50 == pytest.approx(0.02, rel=0.5)
+    assert (training.vcpus, training.num_local_processes, supply.vcpus) == (4, 4, 4)
+    assert (supply.sample_cpu_s.mean, supply.concurrency[-1].samples_per_s) == (0.01, 400.0)
+    assert (training.step_s.num_measured, training.headspace_s.num_measured) == (29, 29)
+    assert training.headspace_s.p50 == pytest.approx(0.02, rel=0.5)
     assert "ended before batches were repeated" in job.output
     assert (job.directory / "finished").read_text() == "40"
 
@@ -119,28 +110,34 @@ def test_profile_of_too_few_steps_fails_with_what_to_do(start_profile: StartProf
 
 
 def test_profile_of_a_data_set_object_measures_it_in_the_rank(start_profile: StartProfile) -> None:
-    job = start_profile(args=["--object"])
+    job = start_profile(args=["--object", "--cpu-s", "0.001"])
     assert job.wait(150.0) == 0, job.output
     profile = load(job)
     assert not profile.has_registered_dataset
-    assert profile.supply[0].sample_cpu_s.p50 == pytest.approx(0.004, rel=0.3)
+    assert profile.supply[0].sample_cpu_s.p50 == pytest.approx(0.001, rel=0.5)
     assert profile.supply[0].concurrency == ()
     assert profile.training.receive_cpu_s_per_gb is not None
     assert [leaf.dtype for leaf in profile.leaves] == ["float32", "int64"]
 
 
-def test_profile_of_a_simulated_job_has_both_types_of_host(start_job: StartJob, tmp_path: Path) -> None:
+def test_profile_of_a_simulated_job_has_both_types_of_host_and_is_labelled(start_job: StartJob, tmp_path: Path) -> None:
     job = start_job(
         [DNN, "data_group=ml.c5.xlarge:1"],
-        *("--profile", "--emulate-sample-seconds", "0.01", "--emulate-step-seconds", "0.02"),
+        *("--profile", "--nproc-per-node", "2", *EMULATED),
         script=SCRIPT,
-        args=["--output", str(tmp_path), "--step-s", "0", "--cpu-s", "0"],
+        args=["--output", str(tmp_path), *WITHOUT_WORK],
     )
     assert job.wait(150.0) == 0, job.output
     profile = load(job)
     assert [(each.instance_type, each.vcpus) for each in profile.supply] == [("ml.p3.2xlarge", 8), ("ml.c5.xlarge", 4)]
-    assert profile.training.num_local_processes == 0
-    assert profile.training.has_data_hosts
+    training = profile.training
+    assert (training.ranks_per_host, training.num_local_processes, training.has_data_hosts) == (2, 0, True)
+    bases = {training.headspace_s.basis, training.step_s.basis, *(each.sample_cpu_s.basis for each in profile.supply)}
+    assert bases == {"simulated"}
+    assert training.headspace_s.p50 == pytest.approx(0.02, rel=0.5)
+    assert training.step_s.mean == pytest.approx(2 * 16 * 0.01 / 4, rel=0.3)  # on the four vCPUs of the data host
+    assert len(profile.simulated) == 3  # also that the hosts are processes of one machine
+    assert len(profile.leaves) == 2
     assert json.loads((job.directory / "run" / "profile.json").read_text())["schema_version"] == 1
 
 
