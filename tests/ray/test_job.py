@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from ray_driver import CHAIN, TWO, Driver
 from ray_harness import SCRIPT, batches_in, check_batches, wait_until
 
+from hetero import cli
 from hetero.errors import ConfigError, ExitCode
 from hetero.ray.groups import parse_group
 
@@ -119,8 +118,8 @@ def test_group_that_says_nothing_useful_is_refused(text: str, message: str) -> N
         (["--platform", "ray", "--group", "a=CPU:1:1..2", "--group", "b=CPU:1:1..2"], "MIN..MAX in a and b"),
     ],
 )
-def test_command_line_that_cannot_work_is_refused(words: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "hetero.cli", "launch", *words, str(CHAIN)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == ExitCode.USAGE
-    assert message in done.stderr
+def test_command_line_that_cannot_work_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["launch", *words, str(CHAIN)]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err

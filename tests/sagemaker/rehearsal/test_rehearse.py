@@ -32,8 +32,8 @@ PROFILED = ROOT / "tests" / "integration" / "scripts" / "profiled.py"
 """A script that trains until it is stopped."""
 
 
-def estimator_of(script: Path, folder: Path, **hyperparameters: object) -> Any:
-    """Return an estimator for a script, on two data hosts and two trainer hosts."""
+def estimator_of(script: Path, folder: Path, *, num_trainers: int = 1, **hyperparameters: object) -> Any:
+    """Return an estimator for a script, on one data host and some trainer hosts."""
     instance_group = pytest.importorskip("sagemaker.instance_group")
     pytorch = pytest.importorskip("sagemaker.pytorch")
     source_dir = folder / "source"
@@ -47,8 +47,8 @@ def estimator_of(script: Path, folder: Path, **hyperparameters: object) -> Any:
         py_version="py311",
         sagemaker_session=offline_session(),
         instance_groups=[
-            instance_group.InstanceGroup("data_group", "ml.c5.9xlarge", 2),
-            instance_group.InstanceGroup("dnn_group", "ml.p3.2xlarge", 2),
+            instance_group.InstanceGroup("data_group", "ml.c5.9xlarge", 1),
+            instance_group.InstanceGroup("dnn_group", "ml.p3.2xlarge", num_trainers),
         ],
         hyperparameters=hyperparameters,
     )
@@ -56,15 +56,22 @@ def estimator_of(script: Path, folder: Path, **hyperparameters: object) -> Any:
 
 @pytest.fixture
 def estimator(tmp_path: Path) -> Any:
-    """Return an estimator for the mnist example, prepared, on two data hosts and two trainer hosts."""
-    found = estimator_of(
-        ROOT / "examples" / "mnist" / "train.py", tmp_path, **{"epochs": 1, "rounds": 1, "steps-per-epoch": 12}
-    )
+    """Return an estimator for the mnist example, prepared, on one data host and two trainer hosts."""
+    script, arguments = ROOT / "examples" / "mnist" / "train.py", {"epochs": 1, "rounds": 1, "steps-per-epoch": 12}
+    found = estimator_of(script, tmp_path, num_trainers=2, **arguments)
     return prepare(found, price_profile="seed-2022", warmup_steps=2)
 
 
+def estimator_of_statement(statement: str, folder: Path) -> Any:
+    """Return a prepared estimator for a script of one statement, which needs no torch."""
+    script = folder / "plain.py"
+    dataset = "import sys\nimport time\nimport hetero\n@hetero.dataset\ndef numbers():\n    return range(4)\n"
+    script.write_text(f'{dataset}if __name__ == "__main__":\n    {statement}\n')
+    return prepare(estimator_of(script, folder), framework="tensorflow", nproc_per_node=1)
+
+
 @pytest.mark.integration
-def test_example_runs_from_the_estimator_on_four_hosts(
+def test_example_runs_from_the_estimator_on_three_hosts(
     estimator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETERO_TOKEN_FILE", "/of/another/job")  # not this one's, which came with the code
@@ -84,14 +91,14 @@ def test_example_runs_from_the_estimator_on_four_hosts(
     assert estimator.hyperparameters() == before
     run = found.report.run
     assert [(group.name, group.role, group.count) for group in run.groups] == [
-        ("data_group", "data", 2),
+        ("data_group", "data", 1),
         ("dnn_group", "trainer", 2),
     ]
-    assert [(rank.rank, rank.host) for rank in run.ranks] == [(0, "algo-2"), (1, "algo-4")]
+    assert [(rank.rank, rank.host) for rank in run.ranks] == [(0, "algo-2"), (1, "algo-3")]
     hourly = found.report.cost.hourly
     assert hourly is not None
-    assert hourly.value == pytest.approx(2 * 1.836 + 2 * 3.825)
-    channel_of = {"algo-1": "raw", "algo-2": "labels", "algo-3": "raw", "algo-4": "labels"}
+    assert hourly.value == pytest.approx(1.836 + 2 * 3.825)
+    channel_of = {"algo-1": "raw", "algo-2": "labels", "algo-3": "labels"}
     for host, name in channel_of.items():
         data = found.output_dir / "hosts" / host / "ml" / "input" / "data"
         assert [path.name for path in data.iterdir()] == [name]
@@ -103,33 +110,31 @@ def test_example_runs_from_the_estimator_on_four_hosts(
 @pytest.mark.integration
 @pytest.mark.timeout(240)  # half a minute of training, and the samples after it
 def test_hyperparameter_before_prepare_makes_a_profile_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    estimator = prepare(
-        estimator_of(PROFILED, tmp_path, **{"output": str(tmp_path), "cpu-s": 0.001, "hetero_profile": True})
-    )
+    arguments = {"output": str(tmp_path), "cpu-s": 0.001, "hetero_profile": True}
+    estimator = prepare(estimator_of(PROFILED, tmp_path, **arguments))
     found = rehearse(estimator, output_dir=tmp_path / "run", endpoints_per_host=1)
     output = capsys.readouterr().err
     assert (found.exit_code, found.failure) == (0, ""), output
     hosts = found.output_dir / "hosts"
     written = [path.relative_to(hosts) for path in sorted(hosts.rglob("profile.json"))]
-    assert written == [Path("algo-2/ml/output/data/algo-2/profile.json")], "the first trainer host writes the profile"
+    assert written == [Path("algo-2/ml/output/data/algo-2/profile.json")], "the trainer host writes the profile"
     profile = load_profile(hosts / written[0])
     training = profile.training
-    assert (training.instance_type, training.num_hosts, training.ranks_per_host) == ("ml.p3.2xlarge", 2, 1)
+    assert (training.instance_type, training.num_hosts, training.ranks_per_host) == ("ml.p3.2xlarge", 1, 1)
     assert training.headspace_s.num_measured >= 50, "batches were repeated"
+    assert (training.num_local_processes, training.has_data_hosts) == (0, True)
     assert list(hosts.rglob("report.json")) == []
     assert not (tmp_path / "checkpoint").exists()
 
 
 @pytest.mark.integration
-def test_interrupt_is_handed_on_and_the_rehearsal_ends_with_what_it_started(estimator: Any, tmp_path: Path) -> None:
-    estimator.set_hyperparameters(**{"steps-per-epoch": 100_000, "epochs": 1000, "log-every": 1})
-    for group in estimator.instance_groups:
-        group.instance_count = 1
+def test_interrupt_is_handed_on_and_the_rehearsal_ends_with_what_it_started(tmp_path: Path) -> None:
+    estimator = estimator_of_statement("print('begun', flush=True), time.sleep(600)", tmp_path)
     was_pressed = threading.Event()
 
     class Lines(io.StringIO):
         def write(self, line: str) -> int:
-            if "epoch 0 step 1 " in line and not was_pressed.is_set():
+            if "begun" in line and not was_pressed.is_set():
                 was_pressed.set()
                 os.kill(os.getpid(), signal.SIGINT)
             return super().write(line)
@@ -206,17 +211,15 @@ def test_what_hosts_could_not_be_told_is_refused_before_anything_is_started(
 
 
 @pytest.mark.integration
-def test_failure_is_the_jobs_own_and_not_an_earlier_ones(estimator: Any, tmp_path: Path) -> None:
+def test_failure_is_the_jobs_own_and_not_an_earlier_ones(tmp_path: Path) -> None:
+    estimator = estimator_of_statement("print('no such rounds'), sys.exit(2)", tmp_path)
     earlier = tmp_path / "run" / "hosts" / "algo-9" / "ml" / "output" / "failure"
     earlier.parent.mkdir(parents=True)
     earlier.write_text("HET-31 algo-9: long ago")
-    for group in estimator.instance_groups:
-        group.instance_count = 1
-    estimator.set_hyperparameters(rounds="many")
     found = rehearse(estimator, output_dir=tmp_path / "run", endpoints_per_host=1)
     assert found.exit_code == 30
     assert found.failure == "HET-30 algo-2: rank 0: the training script exited with status 2"
-    assert "argument --rounds: invalid int value: " in (found.output_dir / "hosts" / "algo-2" / "log.txt").read_text()
+    assert "no such rounds" in (found.output_dir / "hosts" / "algo-2" / "log.txt").read_text()
 
 
 def request(**changes: Any) -> dict[str, Any]:
