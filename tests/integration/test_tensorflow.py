@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import MARKER, StartJob, sweep
+from harness import DNN, MARKER, StartJob, data, sweep
 
 from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
@@ -25,8 +25,7 @@ from hetero.loaders.sampling import BuiltInOrder, Shard
 SCRIPT = Path(__file__).parent / "scripts" / "tf_chain.py"
 WORKERS = SCRIPT.with_name("tf_workers.py")
 NUM_SAMPLES = 800
-DATA, TRAINER = "data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:1"
-TWO_TRAINERS = [DATA, "dnn_group=ml.p3.2xlarge:2"]
+TWO_TRAINERS = "dnn_group=ml.p3.2xlarge:2"
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
@@ -65,9 +64,8 @@ def wanted(script: Any, num_samples: int) -> dict[str, Any]:
 def test_endpoint_killed_under_tensorflow_loses_and_repeats_nothing(
     start_job: StartJob, script: Any, tmp_path: Path
 ) -> None:
-    groups = ["data_group=ml.c5.9xlarge:2", "dnn_group=ml.p3.2xlarge:1"]
     args = ["--output", str(tmp_path), "--num-samples", str(NUM_SAMPLES), "--sleep-s", "0.005"]
-    job = start_job(groups, "--endpoints-per-host", "1", script=SCRIPT, args=args)
+    job = start_job([data(1), DNN], "--endpoints-per-host", "2", script=SCRIPT, args=args)
     job.wait_line("step 20")
     fork_server = job.find("hetero.dataplane.endpoint.fork_server", host="algo-1")[0]
     fork_server.children()[0].send_signal(signal.SIGKILL)
@@ -99,7 +97,7 @@ def test_script_without_a_launcher_gets_the_same_from_processes_of_its_own_and_l
 def test_strategy_over_two_trainer_hosts_shares_the_data(start_job: StartJob, tmp_path: Path) -> None:
     flags = ["--framework", "tensorflow", "--endpoints-per-host", "1"]
     args = ["--output", str(tmp_path), "--num-samples", "80"]
-    job = start_job(TWO_TRAINERS, *flags, script=WORKERS, args=args)
+    job = start_job([data(1), TWO_TRAINERS], *flags, script=WORKERS, args=args)
     assert job.wait() == 0, job.output
     results = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert sorted(results[0]["indices"] + results[1]["indices"]) == list(range(80))
@@ -109,16 +107,16 @@ def test_strategy_over_two_trainer_hosts_shares_the_data(start_job: StartJob, tm
     assert [result["has_torch"] for result in results] == [False, False]
 
 
-@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "other"])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)], ids=["leader", "other"])
 def test_rank_that_raises_is_the_cause_and_not_the_collective_that_it_broke(
     start_job: StartJob, tmp_path: Path, rank: int
 ) -> None:
     flags = ["--framework", "tensorflow", "--endpoints-per-host", "1"]
     args = ["--output", str(tmp_path), "--num-samples", "800", "--fail-rank", str(rank)]
-    job = start_job(TWO_TRAINERS, *flags, script=WORKERS, args=args)
+    job = start_job([TWO_TRAINERS], *flags, script=WORKERS, args=args)
     assert job.wait() == 30, job.output
-    cause = f"HET-30 algo-{rank + 2}: rank {rank}: the training script raised RuntimeError: training fails on purpose"
-    assert [job.failure(f"algo-{number}").splitlines()[0] for number in (1, 2, 3)] == [cause] * 3
+    cause = f"HET-30 algo-{rank + 1}: rank {rank}: the training script raised RuntimeError: training fails on purpose"
+    assert [job.failure(f"algo-{number}").splitlines()[0] for number in (1, 2)] == [cause] * 2
 
 
 IN_FIT = """
@@ -174,9 +172,9 @@ def in_fit(tmp_path: Path) -> Path:
 
 def test_data_set_that_raises_while_keras_waits_is_the_cause(start_job: StartJob, in_fit: Path) -> None:
     flags = ["--framework", "tensorflow", "--endpoints-per-host", "1"]
-    job = start_job([DATA, TRAINER], *flags, script=in_fit, args=["raise"])
+    job = start_job([DNN], *flags, script=in_fit, args=["raise"])
     assert job.wait() == 34, job.output
-    assert "/0 at sample 40: ValueError: sample 40 is broken on purpose" in job.failure("algo-2").splitlines()[0]
+    assert "/0 at sample 40: ValueError: sample 40 is broken on purpose" in job.failure("algo-1").splitlines()[0]
 
 
 @pytest.mark.fault("F12")
@@ -184,7 +182,7 @@ def test_request_finds_a_rank_that_waits_inside_of_tensorflow_and_callbacks_run(
     start_job: StartJob, in_fit: Path
 ) -> None:
     flags = ["--framework", "tensorflow", "--endpoints-per-host", "1"]
-    job = start_job([DATA, TRAINER], *flags, script=in_fit, args=["hang"])
+    job = start_job([data(1), DNN], *flags, script=in_fit, args=["hang"])
     job.wait_line("sample 40 does not come")
     job.process.terminate()
     assert job.wait() == 143, job.output

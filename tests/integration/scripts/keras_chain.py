@@ -21,7 +21,7 @@ class Photos(keras.utils.PyDataset):  # type: ignore[misc]
     """Batches that depend on two global generators, of samples in an order that each epoch shuffles further."""
 
     def __init__(self, num_samples: int, batch_size: int) -> None:
-        super().__init__(workers=2, use_multiprocessing=True, max_queue_size=4)
+        super().__init__(workers=1, use_multiprocessing=True, max_queue_size=4)
         self.batch_size = batch_size
         self.indexes = np.arange(num_samples)
         self.num_epochs = 0
