@@ -70,7 +70,7 @@ def test_endpoint_that_is_removed_finishes_its_batches_and_ends_without_a_failur
 ) -> None:
     caplog.set_level(logging.WARNING)
     pool = job.pool(num_endpoints=2)
-    wanted = tools.requests(tools.spec(sample_s=0.05), num_batches=60)
+    wanted = tools.requests(tools.spec(sample_s=0.05), num_batches=24)
     fleet = job.fleet()
     with Reader(fleet, iter(wanted), prefetch_factor=4) as reader:
         found = [next(reader) for _ in range(8)]

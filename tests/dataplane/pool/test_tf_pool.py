@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -142,77 +143,99 @@ def test_workers_wait_until_they_know_the_dispatcher() -> None:
         assert pool.failure is None
 
 
-@needs_tensorflow
-def test_dispatcher_waits_for_the_addresses_of_all_workers() -> None:
+@dataclasses.dataclass
+class Service:
+    """A host's dispatcher and two workers, and what the pool was before it knew all addresses."""
+
+    pool: ServicePool
+    proxy: socket.socket
+    """Named by the servers' environment. It listens."""
+    journal: Path
+    waiting: str
+    """How the pool described itself before it knew all addresses."""
+    num_started_early: int
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Start servers once for the tests below, because each server imports TensorFlow. The last test stops them."""
     addresses = {"algo-1": "127.0.0.1"}
-    workers = {"algo-1": 1, "algo-2": 1}
-    with running([], num_endpoints=2, has_dispatcher=True, workers=workers, address_of=addresses.get) as pool:
-        wait_for(lambda: pool._starter is not None)
-        time.sleep(1.0)  # nothing is awaited: what is shown is that nothing happens
-        assert not pool._servers._running
-        assert "a dispatcher (once the address of algo-2 is known) and 1 worker" in pool.describe()
-        addresses["algo-2"] = "127.0.0.2"
-        assert pool.wait_ready(_START_S)
-        assert pool.describe() == "a dispatcher and 1 worker of tf.data.service"
-
-
-@needs_tensorflow
-def test_servers_reach_each_other_directly_where_a_proxy_is_set() -> None:
+    journal = tmp_path_factory.mktemp("service") / "journal"
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         proxy.setblocking(False)
         environment = {"http_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}"}
-        environment |= without_proxy(environment)
-        with running([], num_endpoints=2, has_dispatcher=True, environment=environment) as pool:
+        with running(
+            [],
+            num_endpoints=3,
+            has_dispatcher=True,
+            work_dir=str(journal),
+            workers={"algo-1": 2, "algo-2": 1},
+            address_of=addresses.get,
+            environment=environment | without_proxy(environment),
+        ) as pool:
+            wait_for(lambda: pool._starter is not None)
+            time.sleep(1.0)  # nothing is awaited: what is shown is that nothing happens
+            waiting, num_started_early = pool.describe(), len(pool._servers._running)
+            addresses["algo-2"] = "127.0.0.2"
             assert pool.wait_ready(_START_S)
-        with pytest.raises(BlockingIOError):  # nobody has connected to it
-            proxy.accept()
+            yield Service(pool, proxy, journal, waiting, num_started_early)
 
 
 @needs_tensorflow
-def test_servers_are_restarted_where_they_were_and_end_in_order(tmp_path: Path) -> None:
-    lines: list[str] = []
-    journal = tmp_path / "journal"
-    with running(lines, num_endpoints=3, has_dispatcher=True, work_dir=str(journal)) as pool:
-        assert pool.wait_ready(_START_S)
-        workers = pool.records[1:]
-        assert [record.kind for record in pool.records] == [TF_DISPATCHER, TF_WORKER, TF_WORKER]
-        assert [record.endpoint_id for record in workers] == ["algo-1/tf-worker-0", "algo-1/tf-worker-1"]
-        assert all(is_there(record.address) for record in pool.records)
-        before = {record.endpoint_id: record.address for record in pool.records}
-        incarnations = {record.incarnation for record in pool.records}
-        pids = pool.pids
-        for pid in pids[:2]:  # the dispatcher and a worker
-            os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: len(pool.records) == 3 and not set(pids[:2]) & set(pool.pids))
-        assert {record.endpoint_id: record.address for record in pool.records} == before
-        # To ranks the dispatcher is the one that they know: it has read what its predecessor wrote.
-        assert [record.incarnation in incarnations for record in pool.records] == [True, False, True]
-        assert pool.counters() == {
-            "tf.data dispatcher restarts": 1,
-            "tf.data worker restarts": 1,
-            "stuck endpoints": 0,
-        }
-        assert len(list(journal.iterdir())) == 1  # its successor reads what it wrote
-        pids = pool.pids
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert not any(is_there(address) for address in before.values())
-    assert list(journal.iterdir()) == []
+def test_dispatcher_waits_for_the_addresses_of_all_workers(service: Service) -> None:
+    assert service.num_started_early == 0
+    assert "a dispatcher (once the address of algo-2 is known) and 2 workers" in service.waiting
+    assert service.pool.describe() == "a dispatcher and 2 workers of tf.data.service"
 
 
 @needs_tensorflow
-def test_workers_go_to_a_dispatcher_that_moved(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"num_endpoints": 1, "has_dispatcher": True, "work_dir": str(tmp_path)}
-    with running([], **options) as first, running([], num_endpoints=1) as workers:
-        assert first.wait_ready(_START_S)
-        workers.follow(first.records)
+def test_servers_reach_each_other_directly_where_a_proxy_is_set(service: Service) -> None:
+    with pytest.raises(BlockingIOError):  # nobody has connected to it
+        service.proxy.accept()
+
+
+@needs_tensorflow
+def test_workers_go_to_a_dispatcher_that_moved(service: Service, tmp_path: Path) -> None:
+    first = service.pool.records[:1]
+    with running([], host="algo-2", address="127.0.0.2", num_endpoints=1) as workers:
+        workers.follow(first)
         assert workers.wait_ready(_START_S)
         (pid,) = workers.pids
-        with running([], **options) as second:
+        with running([], num_endpoints=1, has_dispatcher=True, work_dir=str(tmp_path)) as second:
             assert second.wait_ready(_START_S)
-            assert second.records[0].incarnation != first.records[0].incarnation  # it has another journal
+            assert second.records[0].incarnation != first[0].incarnation  # it has another journal
             workers.follow(second.records)
             wait_for(lambda: workers.pids not in ((), (pid,)))
             assert workers.counters()["tf.data worker restarts"] == 1
+
+
+@needs_tensorflow
+def test_servers_are_restarted_where_they_were_and_end_in_order(service: Service) -> None:
+    pool, journal = service.pool, service.journal
+    workers = pool.records[1:]
+    assert [record.kind for record in pool.records] == [TF_DISPATCHER, TF_WORKER, TF_WORKER]
+    assert [record.endpoint_id for record in workers] == ["algo-1/tf-worker-0", "algo-1/tf-worker-1"]
+    assert all(is_there(record.address) for record in pool.records)
+    before = {record.endpoint_id: record.address for record in pool.records}
+    incarnations = {record.incarnation for record in pool.records}
+    pids = pool.pids
+    for pid in pids[:2]:  # the dispatcher and a worker
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: len(pool.records) == 3 and not set(pids[:2]) & set(pool.pids))
+    assert {record.endpoint_id: record.address for record in pool.records} == before
+    # To ranks the dispatcher is the one that they know: it has read what its predecessor wrote.
+    assert [record.incarnation in incarnations for record in pool.records] == [True, False, True]
+    assert pool.counters() == {
+        "tf.data dispatcher restarts": 1,
+        "tf.data worker restarts": 1,
+        "stuck endpoints": 0,
+    }
+    assert len(list(journal.iterdir())) == 1  # its successor reads what it wrote
+    pids = pool.pids
+    pool.stop()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(is_there(address) for address in before.values())
+    assert list(journal.iterdir()) == []
 
 
 def test_a_record_of_another_kind_is_no_dispatcher() -> None:
