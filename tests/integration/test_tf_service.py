@@ -1,8 +1,8 @@
-"""tf.data.service in whole jobs, against TensorFlow's own servers: two data hosts, two ranks.
+"""tf.data.service in whole jobs, against TensorFlow's own servers.
 
-What TensorFlow guarantees, and not, is about elements that are lost or come twice. They are counted here over both
+What TensorFlow guarantees, and not, is about elements that are lost or come twice. They are counted here over all
 ranks; a test asserts what is guaranteed, and `measured` says what it was. For TensorFlow's imports alone a job costs
-half a minute of two cores: there are few, and each shows much.
+half a minute of two cores: there are few, each shows much, and some end in the question of a second test.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.util
+import itertools
 import json
-import os
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from harness import CHAIN, Job, StartJob, StartLauncher, data, wait_gone
+from harness import CHAIN, DNN, Job, StartJob, StartLauncher, data, failure, wait_gone
 
 SCRIPT = CHAIN.with_name("tf_service.py")
 GROUPS = [data(2), "dnn_group=ml.p3.2xlarge:2"]
 LAST_LINE = "has reached its last line"
-WAIT_S = 120.0
+WAIT_S = 200.0
 
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
     ),
-    pytest.mark.timeout(400),  # every server and every rank imports it
+    pytest.mark.timeout(600),  # every server and every rank imports it
 ]
 
 
@@ -41,17 +42,19 @@ class Trial:
         output: Where the ranks write.
         scenario: Of the script.
         num_elements: Of its datasets.
+        num_ranks: Of the job.
     """
 
-    def __init__(self, output: Path, scenario: str, num_elements: int) -> None:
+    def __init__(self, output: Path, scenario: str, num_elements: int, num_ranks: int = 2) -> None:
         self.output = output
         self.num_elements = num_elements
+        self.num_ranks = num_ranks
         self.args = [scenario, "--output", str(output), "--num-elements", str(num_elements)]
         output.mkdir()
 
-    def start(self, start_job: StartJob, *flags: str) -> Job:
+    def start(self, start_job: StartJob, groups: list[str], *flags: str) -> Job:
         """Start it as a simulated job."""
-        return start_job(GROUPS, "--data-service", "tf", *flags, script=SCRIPT, args=self.args)
+        return start_job(groups, "--data-service", "tf", *flags, script=SCRIPT, args=self.args)
 
     def go_on(self, name: str) -> None:
         """Have the ranks go on in a pass in which they stand still."""
@@ -59,8 +62,13 @@ class Trial:
 
     def passes(self, name: str) -> list[collections.Counter[int]]:
         """Return how often each element came to any rank, in every pass of that name."""
-        found = [json.loads((self.output / f"rank-{rank}.json").read_text())[name] for rank in range(2)]
-        return [collections.Counter(first + second) for first, second in zip(*found, strict=True)]
+        ranks = range(self.num_ranks)
+        found = [json.loads((self.output / f"rank-{rank}.json").read_text())[name] for rank in ranks]
+        return [collections.Counter(itertools.chain(*parts)) for parts in zip(*found, strict=True)]
+
+    def stopped(self) -> list[int]:
+        """Return the step after which each rank was stopped."""
+        return [int((self.output / f"stopped-{rank}").read_text()) for rank in range(self.num_ranks)]
 
     def copies(self, number: int) -> collections.Counter[int]:
         """Return what comes if every element comes so often."""
@@ -111,48 +119,76 @@ def wait_end(job: Job, since: str, count: int = 1) -> tuple[int, float]:
 
 def test_ranks_share_each_element_once_and_every_host_ends(start_job: StartJob, tmp_path: Path, measured: Any) -> None:
     trial = Trial(tmp_path / "results", "calm", 400)
-    job = trial.start(start_job, "--trainer-tf-workers", "1")
+    workers = ["--tf-workers-per-host", "2", "--trainer-tf-workers", "1"]
+    job = trial.start(start_job, [data(1), DNN], "--nproc-per-node", "2", *workers)
     status, shutdown_s = wait_end(job, LAST_LINE, 2)
     assert status == 0, job.output
     measured("shutdown_s", shutdown_s)
-    # Promised; here with iterators open over a dataset without end.
-    assert shutdown_s < 10.0, "\n".join(f"{at_s:.2f} {line}" for at_s, line in job.wait_lines("", len(job.lines))[-20:])
     for name, num_passes in (("dynamic", 2), ("after", 1), ("data", 1), ("file", 1)):
         assert trial.passes(name) == [trial.copies(1)] * num_passes, name
     assert max(trial.passes("left")[0].values()) == 1
-    # Without sharding each worker makes all: those on data hosts, or those on trainer hosts too.
+    # Without sharding each worker makes all: the two on the data host, or the one on the trainer host too.
     assert trial.passes("remote") == [trial.copies(2)]
-    assert trial.passes("any") == [trial.copies(4)]
+    assert trial.passes("any") == [trial.copies(3)]
     assert [found.total() for found in trial.passes("endless")] == [2 * 30 * 4] * 2
     run = job.report()["run"]
     samples = [{loader["name"]: loader["num_samples"] for loader in rank["loaders"]} for rank in run["ranks"]]
     # Of what is made of a dataset the steps are counted by `measure` only.
-    wanted = {"dynamic": 3 * 400 + 2 * 20, "data": 400, "file": 400, "remote": 800, "any": 1600, "endless": 2 * 30 * 4}
+    wanted = {"dynamic": 3 * 400 + 2 * 20, "data": 400, "file": 400, "remote": 800, "any": 1200, "endless": 2 * 30 * 4}
     assert {name: samples[0][name] + samples[1][name] for name in wanted} == wanted
     assert min(samples[0]["dynamic"], samples[1]["dynamic"]) > 0
     assert (run["events"]["tf.data worker restarts"], run["events"]["tf.data dispatcher restarts"]) == (0, 0)
+    # Promised; here with iterators open over a dataset without end.
+    assert shutdown_s < 10.0, "\n".join(f"{at_s:.2f} {line}" for at_s, line in job.wait_lines("", len(job.lines))[-20:])
 
 
-def test_lost_servers_cost_no_more_than_the_policies_allow(start_job: StartJob, tmp_path: Path, measured: Any) -> None:
-    trial = Trial(tmp_path / "results", "faults", 1000)
-    job = trial.start(start_job, "--tf-work-dir", str(tmp_path / "journal"))
-    for name in ("dynamic", "file", "off", "journal"):
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A job that was harmed and has ended."""
+
+    trial: Trial
+    jobs: list[Job]
+    """The simulated job, or a launcher per host."""
+    codes: list[int]
+    end_s: float
+    """From the request to stop, or the error, to the end of all processes."""
+
+
+@pytest.fixture(scope="module")
+def harmed(start_shared_job: StartJob, shared_folder: Path) -> Ended:
+    """A job that has lost a worker, the dispatcher and a data host, and then was stopped at the dispatcher's host."""
+    trial = Trial(shared_folder / "faults", "faults", 1000)
+    job = trial.start(start_shared_job, GROUPS, "--tf-work-dir", str(shared_folder / "journal"))
+    for name, host, num_servers in (("policies", "algo-2", 1), ("journal", "algo-1", 2)):
         job.wait_lines(f"{name}: rank", 2, WAIT_S)
-        host, num_servers = ("algo-1", 2) if name == "journal" else ("algo-2", 1)
         wait_until_serving(job, host, num_servers)
         kill(job, host)
         trial.go_on(name)
     job.wait_lines("endless: rank", 2, WAIT_S)
     leave(job, "algo-2")  # the other data host feeds the ranks
     trial.go_on("endless")
-    status, _ = wait_end(job, LAST_LINE, 2)
-    assert status == 0, job.output
-    assert list((tmp_path / "journal").iterdir()) == []
+    job.wait_lines("is in the midst of it", 2, WAIT_S)
+    return stop(trial, job, "algo-1")
+
+
+def stop(trial: Trial, job: Job, asked: str) -> Ended:
+    """Ask the job, or the launcher of a host, to stop; wait until all has ended."""
+    begin_s = time.monotonic()
+    processes = job.processes()
+    (job.process if asked == "job" else job.find("hetero.cli launch", host=asked)[0]).terminate()
+    code = job.wait()
+    wait_gone([*processes, *job.processes()], 10.0)
+    return Ended(trial=trial, jobs=[job], codes=[code], end_s=time.monotonic() - begin_s)
+
+
+def test_lost_servers_cost_no_more_than_the_policies_allow(harmed: Ended, measured: Any) -> None:
+    trial, (job,) = harmed.trial, harmed.jobs
+    assert list((trial.output.parent / "journal").iterdir()) == []
     events = job.report()["run"]["events"]
-    assert (events["tf.data worker restarts"], events["tf.data dispatcher restarts"]) == (3, 1)
+    assert (events["tf.data worker restarts"], events["tf.data dispatcher restarts"]) == (1, 1)
     costs = {}
     for name, num_copies in (("dynamic", 1), ("file", 1), ("off", 2), ("journal", 1)):
-        (found,), wanted = trial.passes(name), trial.copies(num_copies)
+        found, wanted = sum(trial.passes(name), collections.Counter()), trial.copies(num_copies)
         costs[name] = (wanted - found).total(), (found - wanted).total()
         for what, number in zip(("lost", "repeated"), costs[name], strict=True):
             measured(f"{name}_{what}_elements", number)
@@ -165,85 +201,89 @@ def test_lost_servers_cost_no_more_than_the_policies_allow(start_job: StartJob, 
     assert trial.passes("endless")[0].total() > 1000  # as many steps as without the loss
 
 
+def test_request_to_stop_ends_all_ranks_after_the_same_step(harmed: Ended, measured: Any) -> None:
+    check_stop(harmed, measured)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asked", ["job", "algo-4"], ids=["job", "trainer host"])
+def test_request_to_stop_that_reaches_another_host_ends_all_ranks_after_the_same_step(
+    start_job: StartJob, tmp_path: Path, measured: Any, asked: str
+) -> None:
+    trial = Trial(tmp_path / "results", "endless", 400)
+    job = trial.start(start_job, GROUPS)
+    job.wait_lines("is in the midst of it", 2, WAIT_S)
+    check_stop(stop(trial, job, asked), measured)
+
+
+def check_stop(ended: Ended, measured: Any) -> None:
+    """Expect that all ranks have ended after the same step."""
+    assert ended.codes == [143], ended.jobs[0].output
+    measured("shutdown_s", ended.end_s)
+    assert ended.end_s < 60.0  # promised
+    first, second = ended.trial.stopped()
+    assert first == second >= 20
+
+
 def test_dispatcher_without_a_journal_and_worker_that_is_lost_for_good_end_what_would_wait_for_an_hour(
     start_job: StartJob, tmp_path: Path
 ) -> None:
-    trial = Trial(tmp_path / "results", "forgotten", 400)
-    job = trial.start(start_job, "--job-restarts", "1", "--data-timeout", "30")
-    job.wait_lines("halted-0: rank", 2, WAIT_S)
+    trial = Trial(tmp_path / "results", "forgotten", 400, num_ranks=1)
+    job = trial.start(start_job, [data(2), DNN], "--job-restarts", "1", "--data-timeout", "30")
+    job.wait_line("halted-0: rank", WAIT_S)
     kill(job, "algo-1")
     trial.go_on("halted-0")
     line = job.wait_line("restart 1 of at most 1 of the trainer group", WAIT_S)
     assert "because of HET-31 algo-" in line
     assert "the dispatcher of tf.data.service was started again and has lost the datasets of this run" in line
-    job.wait_lines("halted-1: rank", 2, WAIT_S)
+    job.wait_line("halted-1: rank", WAIT_S)
     leave(job, "algo-2")
     trial.go_on("halted-1")
     assert job.wait() == 31, job.output
-    first_lines = {job.failure(f"algo-{number}").splitlines()[0] for number in (1, 3, 4)}
+    first_lines = {job.failure(f"algo-{number}").splitlines()[0] for number in (1, 3)}
     assert len(first_lines) == 1
-    cause = r"HET-31 algo-[34]: rank [01] has waited for a batch for \d+ s, and workers of .* are missing on algo-2"
+    cause = r"HET-31 algo-3: rank 0 has waited for a batch for \d+ s, and workers of .* are missing on algo-2"
     assert re.fullmatch(cause, first_lines.pop())
     assert trial.passes("whole-1") == [trial.copies(1)]
 
 
-def test_data_host_whose_name_comes_late_has_its_part_of_a_static_policy(
-    start_launcher: StartLauncher, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def joined_late(start_shared_launcher: StartLauncher, shared_folder: Path) -> Ended:
+    """A job of two data hosts, one of which has no address at first; in the end one of two ranks raises."""
     groups = [
         {"instance_group_name": "data_group", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1", "algo-2"]},
         {"instance_group_name": "dnn_group", "instance_type": "ml.p3.2xlarge", "hosts": ["algo-3"]},
     ]
-    (tmp_path / "cluster.json").write_text(json.dumps({"instance_groups": groups}))
-    lines = {f"algo-{number}": f"127.{100 + os.getpid() % 100}.7.{number} algo-{number}\n" for number in (1, 2, 3)}
-    hosts = tmp_path / "hosts"
-    hosts.write_text(lines["algo-1"] + lines["algo-3"])
-    trial = Trial(tmp_path / "results", "late", 400)
+    (shared_folder / "cluster.json").write_text(json.dumps({"instance_groups": groups}))
+    hosts = shared_folder / "hosts"
+    first_line, late_line, trainer_line, *_ = hosts.read_text().splitlines(keepends=True)
+    hosts.write_text(first_line + trainer_line)
+    trial = Trial(shared_folder / "late", "late", 400)
     flags = ["--data-service", "tf", "--nproc-per-node", "2"]
 
     def start(host: str) -> Job:
         environment = {"HETERO_TIME_SCALE": "0.5"}
-        return start_launcher(host, *flags, script=SCRIPT, args=trial.args, environment=environment)
+        return start_shared_launcher(host, *flags, script=SCRIPT, args=trial.args, environment=environment)
 
     trainer, first = start("algo-3"), start("algo-1")
     trainer.wait_line("waiting for algo-1", WAIT_S)
     first.wait_line("waiting for a dispatcher (once the address of algo-2 is known) and 1 worker", WAIT_S)
-    hosts.write_text("".join(lines.values()))
-    late = start("algo-2")
-    assert [job.wait() for job in (trainer, first, late)] == [0, 0, 0], trainer.output
-    assert trial.passes("data") == [trial.copies(1)]
+    hosts.write_text(first_line + late_line + trainer_line)
+    jobs = [trainer, first, start("algo-2")]
+    raised_s, _ = trainer.wait_lines("rank 1: rank 1 raises", 1, WAIT_S)[0]
+    processes = [process for job in jobs for process in job.processes()]
+    codes = [job.wait() for job in jobs]
+    wait_gone(processes, 10.0)
+    return Ended(trial=trial, jobs=jobs, codes=codes, end_s=time.monotonic() - raised_s)
 
 
-def test_rank_that_raises_while_another_waits_for_a_batch_is_the_cause(
-    start_job: StartJob, tmp_path: Path, measured: Any
-) -> None:
-    trial = Trial(tmp_path / "results", "raises", 400)
-    job = trial.start(start_job)
-    status, abort_s = wait_end(job, "rank 1: rank 1 raises")
-    assert status == 30, job.output
-    cause = "HET-30 algo-4: rank 1: the training script raised RuntimeError: training fails on purpose"
-    assert [job.failure(f"algo-{number}").splitlines()[0] for number in range(1, 5)] == [cause] * 4
-    measured("abort_s", abort_s)
-    assert abort_s < 10.0  # promised
+def test_data_host_whose_name_comes_late_has_its_part_of_a_static_policy(joined_late: Ended) -> None:
+    assert joined_late.trial.passes("data") == [joined_late.trial.copies(1)]
 
 
-@pytest.mark.parametrize("asked", ["job", "algo-1", "algo-4"], ids=["job", "host of the dispatcher", "trainer host"])
-def test_request_to_stop_ends_all_ranks_after_the_same_step(
-    start_job: StartJob, tmp_path: Path, measured: Any, asked: str
-) -> None:
-    trial = Trial(tmp_path / "results", "endless", 400)
-    job = trial.start(start_job)
-    job.wait_lines("is in the midst of it", 2, WAIT_S)
-    begin_s = time.monotonic()
-    processes = job.processes()
-    if asked == "job":
-        job.process.terminate()
-    else:
-        job.find("hetero.cli launch", host=asked)[0].terminate()
-    assert job.wait() == 143, job.output
-    wait_gone([*processes, *job.processes()], 10.0)
-    shutdown_s = time.monotonic() - begin_s
-    measured("shutdown_s", shutdown_s)
-    assert shutdown_s < 60.0  # promised
-    steps = [int((trial.output / f"stopped-{rank}").read_text()) for rank in range(2)]
-    assert steps[0] == steps[1] >= 20
+def test_rank_that_raises_while_another_waits_for_a_batch_is_the_cause(joined_late: Ended, measured: Any) -> None:
+    assert joined_late.codes == [30, 30, 30], joined_late.jobs[0].output
+    cause = "HET-30 algo-3: rank 1: the training script raised RuntimeError: training fails on purpose"
+    assert [failure(job).splitlines()[0] for job in joined_late.jobs] == [cause] * 3
+    measured("abort_s", joined_late.end_s)
+    assert joined_late.end_s < 10.0  # promised

@@ -18,7 +18,7 @@ BATCH_SIZE = 4
 STEP_S = 0.01
 PAUSE_AT = 20
 """Batches of a rank after which it stands still, where it does."""
-WAIT_S = 120.0
+WAIT_S = 200.0
 
 
 class Run:
@@ -66,13 +66,17 @@ class Run:
             found += batch.numpy().tolist()
             time.sleep(STEP_S)
             if pause and num_steps == PAUSE_AT:
-                print(f"{name}: rank {self.rank} stands still", flush=True)
-                wait_for((self.output / f"go-{name}").exists)
+                self.stand_still(name)
             if num_steps == leave_at:
                 break
         self.passes[name].append(found)
         print(f"{name}: rank {self.rank} has had {len(found)} elements", flush=True)
         (self.output / f"rank-{self.rank}.json").write_text(json.dumps(self.passes))
+
+    def stand_still(self, name: str) -> None:
+        """Wait until the test says to go on."""
+        print(f"{name}: rank {self.rank} stands still", flush=True)
+        wait_for((self.output / f"go-{name}").exists)
 
     def meet(self, name: str) -> None:
         """Wait until all ranks are here."""
@@ -110,11 +114,19 @@ def calm(run: Run) -> None:
 
 
 def faults(run: Run) -> None:
-    """Take a pass under each of several policies, and a part of one without end; stand still in the midst of each."""
-    for name, policy in (("dynamic",) * 2, ("file",) * 2, ("off",) * 2, ("journal", "dynamic")):
-        numbers = run.numbers_in_files() if policy == "file" else run.numbers()
-        run.take(name, hetero.tf.distribute(numbers, sharding=policy, name=name), pause=True)
+    """Stand still in the midst of passes under several policies, then train without end until asked to stop."""
+    numbers = {"dynamic": run.numbers(), "file": run.numbers_in_files(), "off": run.numbers()}
+    policies = {
+        name: iter(hetero.tf.distribute(dataset, sharding=name, name=name)) for name, dataset in numbers.items()
+    }
+    for name, batches in policies.items():
+        run.take(name, batches, leave_at=PAUSE_AT)
+    run.stand_still("policies")
+    for name, batches in policies.items():
+        run.take(name, batches)
+    run.take("journal", hetero.tf.distribute(run.numbers(), name="journal"), pause=True)
     run.take("endless", hetero.tf.distribute(run.numbers().repeat(), name="endless"), pause=True, leave_at=200)
+    until_stopped(run)
 
 
 def forgotten(run: Run) -> None:
@@ -125,12 +137,11 @@ def forgotten(run: Run) -> None:
 
 
 def late(run: Run) -> None:
-    """Take a pass for which the dispatcher has to know all workers."""
+    """Take a pass for which the dispatcher has to know all workers, then read in rounds, in one of which a rank fails.
+
+    The other ranks wait for a batch when it does.
+    """
     run.take("data", hetero.tf.distribute(run.numbers(), sharding="data"))
-
-
-def raises(run: Run) -> None:
-    """Read in rounds, of which one rank takes no part any more because it fails."""
     for num_steps, _ in enumerate(hetero.tf.distribute(run.numbers().repeat(), coordinated=True), start=1):
         if num_steps == PAUSE_AT and run.rank == 1:
             print("rank 1 raises", flush=True)
@@ -138,17 +149,22 @@ def raises(run: Run) -> None:
 
 
 def endless(run: Run) -> None:
+    """Train until asked to stop."""
+    until_stopped(run)
+
+
+def until_stopped(run: Run) -> None:
     """Train until asked to stop, and say after how many steps that was."""
     num_steps = 0
     hetero.on_stop(lambda: (run.output / f"stopped-{run.rank}").write_text(str(num_steps)))
-    for _ in hetero.tf.distribute(run.numbers().repeat()):
+    for _ in hetero.tf.distribute(run.numbers().repeat(), name="until stopped"):
         num_steps += 1
         time.sleep(STEP_S)
         if num_steps == PAUSE_AT:
             print(f"rank {run.rank} is in the midst of it", flush=True)
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (calm, faults, forgotten, late, raises, endless)}
+SCENARIOS = {scenario.__name__: scenario for scenario in (calm, faults, forgotten, late, endless)}
 
 
 def main() -> None:
