@@ -11,6 +11,8 @@ from harness import DNN, TIME_SCALE, Job, StartJob, chains, chains_alone, data, 
 
 SAMPLES = ["--epochs", "1", "--num-samples", "400"]
 
+pytestmark = pytest.mark.timeout(300)  # the first test that asks a shared job also waits for it
+
 
 @dataclass(frozen=True)
 class Bereaved:

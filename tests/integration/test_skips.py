@@ -14,6 +14,8 @@ FLAGS = ("--endpoints-per-host", "1", "--nproc-per-node", "2")
 ARGS = ("--num-samples", "100", "--faults", FAULTS, "--on-sample-error", "skip")
 """100 samples over two ranks: without padding, so that each is asked for once in an epoch."""
 
+pytestmark = pytest.mark.timeout(400)  # the first test that asks a shared job also waits for it
+
 
 def skipped(job: Job) -> list[dict[str, Any]]:
     """Return what the report lists, of all ranks and loaders."""
