@@ -16,7 +16,7 @@ from hetero.doctor.snapshot import Snapshot
 __all__ = ["FLOORS", "KNOWN_BAD", "KnownBad", "examine", "judge"]
 
 FLOORS: Mapping[str, str] = {
-    "grpcio": "1.49",
+    "grpcio": "1.49.1",
     "numpy": "1.24",
     "protobuf": "4.25",
     "psutil": "5.9",
