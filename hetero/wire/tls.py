@@ -78,7 +78,8 @@ def diagnose(words: str) -> TlsDiagnosis | None:
         why = why.strip(" :]").partition(":")[0].partition(";")[0].strip(" .]")
         if any(word in why.lower() for word in _OTHER_AUTHORITY):
             why = f"another authority signed it than this host's ca.pem ({why})"
-        return TlsDiagnosis(text=f"its certificate is not valid: {why or 'verification failed'}", is_certificate=True)
+        why = why or "verification failed"  # gRPC before 1.69 does not say why
+        return TlsDiagnosis(text=f"its certificate is not valid: {why}", is_certificate=True)
     for name, text, is_certificate in _REASONS:
         if name in words:
             return TlsDiagnosis(text=text, is_certificate=is_certificate)

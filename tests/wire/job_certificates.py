@@ -22,8 +22,12 @@ from hetero.wire.tls import Tls, TlsSession
 from hetero.wire.transports.interface import Connection
 from hetero.wire.transports.tls import TlsTransport
 
+import grpc  # isort: skip
+
 Connect = Callable[..., Connection]
 """As `hetero.wire.transports.interface.Transport.connect`."""
+GRPC_NAMES_THE_CHECK = tuple(map(int, grpc.__version__.split(".")[:2])) >= (1, 69)
+"""Whether gRPC says which check a certificate fails. The oldest versions that pyproject.toml allows do not."""
 HOSTS = ("algo-1", "algo-2", "data", "trainer", "intruder")
 
 
