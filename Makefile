@@ -1,5 +1,7 @@
-# make test    the whole suite: lint, types, generated code, tests
 # make check   lint, types and the quick tests, at most three minutes on two idle cores: for a change in one place
+# make test    lint, types, generated code, every test once: for each commit
+# make test-long  the tests marked `long`, which make test leaves out: repetition. And 1,000 cases of each property where
+#              make test tries 100: before an issue is resolved
 # make test-v3  the tests with version 3 of the SageMaker SDK, which fits into no environment beside version 2; needs
 #              Python 3.11 or newer
 # make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison;
@@ -23,7 +25,7 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test check quick test-v3 lint types protos protos-check pytest repeat demo bench bench-env studies fuzz soak tf-jobs reliability clean
+.PHONY: test check quick test-long test-v3 lint types protos protos-check pytest repeat demo bench bench-env studies fuzz soak tf-jobs reliability clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
@@ -70,6 +72,10 @@ types: $(DEV)
 pytest: $(DEV)
 	$(ENV)/python -m compileall -q hetero launchers
 	$(ENV)/python tests/run_parts.py $(PYTEST_FLAGS)
+
+# With a longer limit of time for each test, because it has ten times as many cases.
+test-long: $(DEV)
+	$(ENV)/python tests/run_parts.py -m "long or hypothesis" --hypothesis-profile long --timeout 1800 $(PYTEST_FLAGS)
 
 test-v3: $(V3)
 	.venv-v3/bin/python -m pytest $(wildcard tests/sagemaker/test_*_v3.py tests/sagemaker/*/test_*_v3.py) tests/sagemaker/test_submit_job.py $(PYTEST_FLAGS)

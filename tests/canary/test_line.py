@@ -16,7 +16,10 @@ def observed(random: np.random.Generator, fixed: float, growing: float, power: f
     return [(fixed + growing * x**power) * (1 + noise * random.normal()) for x in X]
 
 
-@pytest.mark.parametrize(("fixed", "noise"), [(0.5, 0.01), (0.5, 0.03), (5.0, 0.01)])
+@pytest.mark.parametrize(
+    ("fixed", "noise"),
+    [(0.5, 0.03), *(pytest.param(*case, marks=pytest.mark.long) for case in ((0.5, 0.01), (5.0, 0.01)))],
+)
 def test_interval_contains_the_whole_about_nine_times_of_ten(fixed: float, noise: float) -> None:
     random = np.random.default_rng(3)
     hits = 0

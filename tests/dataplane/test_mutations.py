@@ -65,14 +65,15 @@ def threads() -> int:
     return threading.active_count()
 
 
-def test_endpoint_survives_mutated_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("num_calls", [500, pytest.param(15_000, marks=pytest.mark.long)])
+def test_endpoint_survives_mutated_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture, num_calls: int) -> None:
     rng = random.Random(5)
     given = [data[2:] for data in seeds() if data[0] == 8]
     codes: Counter[object] = Counter()
     texts: set[str] = set()
     with servers.endpoint(tmp_path) as server:
         metadata = server.metadata
-        for _ in range(1500):
+        for _ in range(num_calls):
             method = rng.choice(("Prepare", "Describe"))
             try:
                 server.call(f"/hetero.v1.Data/{method}", metadata, request=mutate(rng.choice(given), rng))
@@ -82,18 +83,19 @@ def test_endpoint_survives_mutated_calls(tmp_path: Path, caplog: pytest.LogCaptu
                 texts.add(error.details() or "")
     # Nothing that nobody expected, and both sides of the parser were seen.
     assert set(codes) == {"answered", grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
-    assert min(codes.values()) > 10
+    assert min(codes.values()) > num_calls / 150
     assert not any("Traceback" in text for text in texts)
     assert "internal error" not in caplog.text
 
 
-def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("num_calls", [500, pytest.param(15_000, marks=pytest.mark.long)])
+def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture, num_calls: int) -> None:
     rng = random.Random(6)
     codes: Counter[object] = Counter()
     texts: set[str] = set()
     with servers.launcher() as server:
         metadata = server.metadata
-        for _ in range(1500):
+        for _ in range(num_calls):
             method = rng.choice(sorted(CONTROL_SEEDS))
             try:
                 server.call(method, metadata, request=mutate(rng.choice(CONTROL_SEEDS[method]), rng))
@@ -104,17 +106,20 @@ def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture) -> No
         assert server.call("/hetero.v1.Launcher/Report", metadata) == b""
     # A heartbeat with another name is one of a stranger.
     assert set(codes) == {"accepted", grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
-    assert min(codes["accepted"], codes[grpc.StatusCode.INVALID_ARGUMENT]) > 100
+    assert min(codes["accepted"], codes[grpc.StatusCode.INVALID_ARGUMENT]) > num_calls / 15
     assert not any("Traceback" in text for text in texts)
 
 
-def test_endpoint_survives_mutated_greetings_and_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("num_connections", [600, pytest.param(30_000, marks=pytest.mark.long)])
+def test_endpoint_survives_mutated_greetings_and_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, num_connections: int
+) -> None:
     rng = random.Random(7)
     whole = struct.pack("<I", len(REQUEST)) + REQUEST
     with servers.endpoint(tmp_path) as server, servers.attended(server) as session_token:
         place = ("127.0.0.1", server.batch_port)
         before = threads(), num_descriptors()
-        for number in range(3000):
+        for number in range(num_connections):
             greeting = GREETING + session_token
             said = mutate(greeting, rng) + whole if number % 3 == 0 else greeting + mutate(whole, rng)
             with socket.create_connection(place, 20.0) as connection, contextlib.suppress(OSError):

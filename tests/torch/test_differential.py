@@ -1,7 +1,6 @@
 """torch's loader beside ours, and ours without and with endpoints: the same batches of the same arguments.
 
-The order is the script's own in every case, so that nothing but the seed could differ. More cases:
-HETERO_TEST_EXAMPLES=10000 python -m pytest tests/torch/test_differential.py
+The order is the script's own in every case, so that nothing but the seed could differ.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,13 +33,10 @@ from hetero.errors import DatasetError
 from hetero.loaders import pipeline
 from hetero.torch import DataLoader
 
-EXAMPLES = int(os.environ.get("HETERO_TEST_EXAMPLES", "0"))
-"""Cases of each test below; 0: those that every run of the suite can afford."""
-
 _MAX_STEPS = 60
 """More than any pass has: a trace ends where a loader raises without end."""
 
-pytestmark = pytest.mark.timeout(0 if EXAMPLES else 600)
+pytestmark = pytest.mark.timeout(600)
 
 Trace = list[tuple[str, Any]]
 """What passes did: ``("len", n)``, ``("batch", batch)``, ``("raise", exception)``, ``("end", None)``, and
@@ -282,13 +277,9 @@ def check_same(expected: Trace, actual: Trace) -> None:
     assert len(actual) == len(expected)
 
 
-def examples(number: int) -> Any:
-    return settings(
-        max_examples=EXAMPLES or number,
-        derandomize=not EXAMPLES,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-    )
+large_cases = settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+)
 
 
 def of_torch(case: Case) -> Any:
@@ -296,7 +287,7 @@ def of_torch(case: Case) -> Any:
     return torch.utils.data.DataLoader(case.dataset(), collate_fn=COLLATE[case.collate], **case.arguments())
 
 
-@examples(80)
+@large_cases
 @given(cases(max_workers=1), st.booleans(), st.integers(1, 4))
 def test_loader_without_endpoints_delivers_what_torchs_delivers(case: Case, is_registered: bool, stop: int) -> None:
     expected = trace(of_torch(case), stops=(None, stop, None))
@@ -344,7 +335,7 @@ def fetching_from(job: ServedJob | None) -> Iterator[None]:
 
 
 @pytest.mark.integration
-@examples(50)
+@settings(large_cases, max_examples=settings.default.max_examples // 2)
 @given(
     case=cases(drawing=True),
     shuffle=st.booleans(),

@@ -357,7 +357,8 @@ class Restarting(Endless):
 # The sampler, batches taken of the first pass (None: all), and the epoch that is named after it. With a part
 # taken and no epoch named the state is that of a pass in progress, which others test.
 BETWEEN_PASSES = [
-    *((kind, taken, 5) for kind in (Endless, Counting, Restarting) for taken in (0, 1, 3)),
+    *((kind, taken, 5) for kind in (Endless, Counting, Restarting) for taken in (0, 3)),
+    *(pytest.param(kind, 1, 5, marks=pytest.mark.long) for kind in (Endless, Counting, Restarting)),
     *((kind, 0, None) for kind in (Endless, Counting, Restarting)),
     *((kind, None, named) for kind in (Counting, Restarting) for named in (5, None)),
 ]

@@ -92,7 +92,7 @@ def test_skip_gives_the_models_batches_wherever_they_are_computed(options: Any) 
     assert {skip.exception for skip in loader.step_timer.summary().skips} >= {"ValueError: sample 5 is broken"}
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(poison=st.sets(st.integers(0, SIZE - 1), max_size=8), batch_size=st.integers(1, 6))
 def test_skip_any_poison_gives_the_models_batches_or_names_a_hopeless_one(poison: set[int], batch_size: int) -> None:
     clean = plain(DataLoader(skips_test_poisoned(poison=[]), batch_size=batch_size, shuffle=True, seed=5))

@@ -87,7 +87,7 @@ def leaf(kind: str, nbytes: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(leaves=st.lists(LEAVES, max_size=5), step=st.sampled_from((1013, 70_001, BLOCK_BYTES, 2**30)))
 def test_round_trip_blocks_of_all_kinds_are_the_same(name: str, leaves: list[tuple[str, int]], step: int) -> None:
     batch = [leaf(*kind) for kind in leaves]

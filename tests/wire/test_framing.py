@@ -76,7 +76,7 @@ def decode(encoded: EncodedBatch, limits: Limits | None = None, *, step: int = 2
     return decoder.result()
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(batch=BATCHES, step=st.integers(1, 200), copy=st.booleans())
 def test_round_trip_random_batch_is_the_same(batch: Any, step: int, copy: bool) -> None:
     assert compare(batch, decode(EncodedBatch(batch, copy=copy), step=step)) is None

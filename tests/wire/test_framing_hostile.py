@@ -16,7 +16,7 @@ import pytest
 import xxhash
 from bombs import nested_structure
 from damage import mutate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from seeds import BATCHES
 
@@ -433,7 +433,6 @@ def test_decoder_mutated_and_signed_batches_raise_nothing_undocumented() -> None
 
 
 @pytest.mark.attack("A7")
-@settings(deadline=None, max_examples=200)
 @given(
     message=st.binary(max_size=64).flatmap(lambda b: st.sampled_from([b, b"\x0a" + b, b"\x12" + b, b"\x1a" + b])),
     payload=st.binary(max_size=64),

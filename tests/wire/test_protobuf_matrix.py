@@ -66,10 +66,7 @@ print(google.protobuf.__version__, api_implementation.Type())
 """
 
 
-@pytest.mark.skipif(
-    "HETERO_TEST_PROTOBUF_MATRIX" not in os.environ,
-    reason="installs packages; set HETERO_TEST_PROTOBUF_MATRIX=1",
-)
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("implementation", ["upb", "python"])
 @pytest.mark.parametrize(

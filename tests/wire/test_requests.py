@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.batches.indexed import IndexedWork
@@ -61,7 +61,6 @@ def nested_key(depth: int) -> pb.Key:
     return inner
 
 
-@settings(deadline=None)
 @given(
     indices=st.lists(INT64, max_size=9).map(lambda items: np.array(items, np.int64))
     | st.lists(KEYS, min_size=1, max_size=9).map(tuple),

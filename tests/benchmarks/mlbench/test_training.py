@@ -167,6 +167,7 @@ def test_first_steps_of_task_2a_on_one_worker_equal_the_reference_bit_for_bit(
 
 @pytest.mark.long
 @pytest.mark.integration
+@pytest.mark.long
 def test_first_steps_of_task_2a_on_four_workers_equal_the_reference_but_for_rounding(load: Load, folder: Path) -> None:
     found, output = train("task_2a", folder / "rows", 4)
     torch.testing.assert_close(found["weights"], reference_2a(load, folder / "rows", 4), rtol=1e-4, atol=1e-4)

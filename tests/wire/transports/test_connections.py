@@ -44,7 +44,7 @@ def in_thread(work: object, *args: object) -> threading.Thread:
     return thread
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(answers=st.lists(st.tuples(SIZES, st.lists(SIZES.filter(bool), max_size=4)), min_size=1, max_size=4))
 def test_messages_and_payload_arrive_as_they_were_sent(kind: str, answers: list[tuple[int, list[int]]]) -> None:
     data = memoryview(bytes(range(256)) * 1200)
