@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -25,6 +27,7 @@ SECOND_PART = (
     *(f"tests/integration/test_{name}.py" for name in ("auto_endpoints", "planning_example", "tf_profile")),
 )
 """Of the jobs: about half of their time."""
+NUM_SLOWEST = 10
 _APART = (
     *("unshare", "--net", "--mount", "sh", "-ec"),
     'ip link set lo up; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; exec "$@"',
@@ -33,16 +36,29 @@ _APART = (
 
 
 def main(flags: Sequence[str]) -> int:
-    """Run all parts; what the tests of jobs printed follows the rest. Returns pytest's exit code of what failed."""
-    pytest_of = [sys.executable, "-m", "pytest", *flags]
-    rest_command = [*pytest_of, *(f"--ignore={path}" for path in (*JOBS, *JOBS_ELSEWHERE))]
+    """Run all parts, then print the slowest tests. Return pytest's exit code of what failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        reports = [Path(folder) / f"{part}.xml" for part in ("rest", "first", "second")]
+        code = _run([[sys.executable, "-m", "pytest", f"--junitxml={report}", *flags] for report in reports])
+        print(*_slowest(reports), sep="\n", flush=True)
+    return code
+
+
+def _run(pytests: Sequence[Sequence[str]]) -> int:
+    """Run all parts; what the tests of jobs printed follows the rest. Return pytest's exit code of what failed.
+
+    Args:
+        pytests: The beginnings of the commands of the three parts.
+    """
+    of_rest, of_first, of_second = pytests
+    rest_command = [*of_rest, *(f"--ignore={path}" for path in (*JOBS, *JOBS_ELSEWHERE))]
     if not _can_be_apart():
         print("the tests of jobs run after the others: no leave for namespaces here (root has it)", flush=True)
-        return _worst(subprocess.call(rest_command), subprocess.call([*pytest_of, *JOBS, *JOBS_ELSEWHERE]))
+        return _worst(subprocess.call(rest_command), subprocess.call([*of_first, *JOBS, *JOBS_ELSEWHERE]))
     first_part = [folder for folder in JOBS if folder not in SECOND_PART]
     commands = [
-        [*_APART, *pytest_of, *(f"--ignore={path}" for path in SECOND_PART), *first_part],
-        [*_APART, *pytest_of, *SECOND_PART, *JOBS_ELSEWHERE],
+        [*_APART, *of_first, *(f"--ignore={path}" for path in SECOND_PART), *first_part],
+        [*_APART, *of_second, *SECOND_PART, *JOBS_ELSEWHERE],
     ]
     codes = []
     with contextlib.ExitStack() as stack:
@@ -61,6 +77,18 @@ def main(flags: Sequence[str]) -> int:
                 sys.stdout.write(output.read().decode(errors="replace"))
                 sys.stdout.flush()
     return _worst(*codes)
+
+
+def _slowest(reports: Sequence[Path]) -> list[str]:
+    """Return a line for each of the slowest tests of all parts. A part that was killed has no report."""
+    trees = [ET.parse(report) for report in reports if report.exists()]
+    timed = [
+        (float(case.attrib["time"]), f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}")
+        for tree in trees
+        for case in tree.iter("testcase")
+    ]
+    lines = [f"{time_s:8.1f} s  {test}" for time_s, test in sorted(timed, reverse=True)[:NUM_SLOWEST]]
+    return ["slowest tests:", *lines] if lines else []
 
 
 def _can_be_apart() -> bool:
