@@ -171,9 +171,11 @@ class Membership(Roster):
 
     def delivered(self, host: str, status: HostStatus) -> None:
         """Record that ``host`` has received this host's ``status``."""
-        if host in self._peers:
-            self._peers[host].delivered = status
-        if status.state is HostState.DONE or status.decided is not None or status.failure is not None:
+        if (peer := self._peers.get(host)) is None:
+            return
+        before = peer.has_our_final, peer.has_our_failure
+        peer.delivered = status
+        if (peer.has_our_final, peer.has_our_failure) != before:
             self._local_news = None
 
     def tick(self) -> None:

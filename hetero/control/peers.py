@@ -52,6 +52,11 @@ class Peer:
             self.delivered.state is HostState.DONE or self.delivered.decided is not None
         )
 
+    @property
+    def has_our_failure(self) -> bool:
+        """Whether the peer knows that this host has failed."""
+        return self.delivered is not None and self.delivered.failure is not None
+
     def awaits_final_of(self, role: Role) -> bool:
         """Return whether the peer may still be waiting to learn how this host ends.
 

@@ -112,7 +112,7 @@ class Roster:
         arbiter = self._peers.get(self.arbiter or "")
         if self.own.failure is None or self.own.decided is not None or arbiter is None:
             return True
-        return arbiter.delivered is not None and arbiter.delivered.failure is not None
+        return arbiter.has_our_failure
 
     @property
     def stop_requested(self) -> bool:

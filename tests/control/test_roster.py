@@ -101,6 +101,15 @@ def test_kept_news_are_those_of_the_moment(num_seeds: int) -> None:
             assert membership.local_news == fresh(membership), f"seed {seed}"
 
 
+def test_delivery_of_a_status_that_is_not_final_after_one_that_was_is_news(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    for state in (HostState.DONE, HostState.TRAINING):
+        membership.update(state=state)
+        assert membership.local_news == fresh(membership)
+        membership.delivered("algo-1", membership.own)
+        assert membership.local_news == fresh(membership)
+
+
 def test_heartbeat_without_news_computes_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     membership = view("algo-3", clock)
     serving = (endpoint("algo-1"),)
