@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -29,13 +30,16 @@ def test_emulated_step_has_room_for_the_real_work(script: Script, real_s: float,
     assert script("photos/demo.py").emulated_step_s(real_s) == pytest.approx(step_s)
 
 
-def test_demo_of_an_unwritable_folder_ends_with_the_code_of_the_command_that_failed(
-    script: Script, tmp_path: Path
+def test_demo_first_failure_ends_it_with_its_exit_code(
+    script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "data").write_text("a file, not a folder")
-    demo = script("photos/demo.py")
-    assert demo.main(["--data", str(tmp_path / "data"), "--output-dir", str(tmp_path / "runs")]) != 0
-    assert not (tmp_path / "runs").exists()
+    (tmp_path / "thesis.txt").write_text("precious")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert script("photos/demo.py").main(["--data", str(tmp_path), "--output-dir", str(tmp_path / "runs")]) == 2
+    captured = capfd.readouterr()
+    assert "=== 1/5 Real JPEGs" in captured.out
+    assert "2/5" not in captured.out
+    assert "choose another --output" in captured.err
 
 
 def run_demo(folder: Path, *flags: str, prefix: Sequence[str] = ()) -> str:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -121,15 +120,3 @@ def test_command_line_bad_value_is_named(
     with pytest.raises(SystemExit, match="2"):
         run(make_data, tmp_path / "photos", *flags)
     assert message in capsys.readouterr().err
-
-
-def test_demo_first_failure_ends_it_with_its_exit_code(
-    script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "thesis.txt").write_text("precious")
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert script("photos/demo.py").main(["--data", str(tmp_path), "--output-dir", str(tmp_path / "runs")]) == 2
-    captured = capfd.readouterr()
-    assert "=== 1/4 Real JPEGs" in captured.out
-    assert "2/4" not in captured.out
-    assert "choose another --output" in captured.err
