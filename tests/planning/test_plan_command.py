@@ -132,7 +132,7 @@ def test_page_does_not_replace_the_profile(
         page.symlink_to(tmp_path / "profile.json")
     arguments = ["--price-profile", "seed-2022", "--html", str(page)]
     assert main(["plan", profile, *arguments]) == ExitCode.USAGE
-    assert "is a file that the plan reads; give another file to --html" in capsys.readouterr().err
+    assert "is a file that the command reads; give another file to --html" in capsys.readouterr().err
     assert json.loads((tmp_path / "profile.json").read_text())["command"] == "train.py"
 
 

@@ -24,7 +24,7 @@ pytest.importorskip("pip", reason="installs what has been staged")
 # What a deep learning container has of what hetero needs, as old as it may be, beside what must not be touched.
 OLDEST = {
     "boto3": "1.28.57",
-    "grpcio": "1.49.0",
+    "grpcio": "1.49.1",
     "numpy": "1.24.0",
     "protobuf": "4.25.0",
     "psutil": "5.9.0",
