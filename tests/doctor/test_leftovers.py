@@ -29,9 +29,7 @@ def here_only(folder: Path) -> list[Diagnosis]:
     work = folder / "work"
     work.mkdir(exist_ok=True)
     found = examine(here(folder, {"HETERO_WORK_DIR": str(work)}))
-    return [
-        diagnosis for diagnosis in found if "launcher" not in diagnosis.found and "semaphores" not in diagnosis.found
-    ]
+    return [diagnosis for diagnosis in found if "process" not in diagnosis.found]
 
 
 @pytest.fixture(autouse=True)

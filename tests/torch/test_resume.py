@@ -357,8 +357,7 @@ class Restarting(Endless):
 # The sampler, batches taken of the first pass (None: all), and the epoch that is named after it. With a part
 # taken and no epoch named the state is that of a pass in progress, which others test.
 BETWEEN_PASSES = [
-    *((kind, taken, 5) for kind in (Endless, Counting, Restarting) for taken in (0, 3)),
-    *(pytest.param(kind, 1, 5, marks=pytest.mark.long) for kind in (Endless, Counting, Restarting)),
+    *((kind, taken, 5) for kind in (Endless, Counting, Restarting) for taken in (0, 1, 3)),
     *((kind, 0, None) for kind in (Endless, Counting, Restarting)),
     *((kind, None, named) for kind in (Counting, Restarting) for named in (5, None)),
 ]
@@ -366,7 +365,7 @@ BETWEEN_PASSES = [
 
 # Workers take the most time, and a sampler is the same with and without them: one case of each.
 BETWEEN_PASSES_ANYWHERE = [
-    *(pytest.param("here", *case) for case in BETWEEN_PASSES),
+    *(pytest.param("here", *case, marks=[pytest.mark.long] * (case[1] == 1)) for case in BETWEEN_PASSES),
     *(pytest.param("workers", *case, marks=[pytest.mark.long] * (case[1] != 3)) for case in BETWEEN_PASSES),
     *(pytest.param("endpoints", *case, marks=pytest.mark.integration) for case in BETWEEN_PASSES),
 ]
