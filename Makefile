@@ -4,6 +4,8 @@
 #              make test tries 100: before an issue is resolved
 # make test-v3  the tests with version 3 of the SageMaker SDK, which fits into no environment beside version 2; needs
 #              Python 3.11 or newer
+# make test-pythons  the quick tests that need no framework, on the other versions of Python that are found here: 3.10
+#              (with the oldest packages that pyproject allows), 3.12 and 3.13
 # make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison;
 #              DEMO_FLAGS="--step-seconds 0.6" emulates slower accelerators, for machines that are slow or busy
 # make soak    kills, stops, slows and cuts off processes of simulated jobs at random, and compares what was fed to the
@@ -25,7 +27,7 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test check quick test-long test-v3 lint types protos protos-check pytest repeat demo bench bench-env studies fuzz soak tf-jobs reliability clean
+.PHONY: test check quick test-long test-v3 test-pythons lint types protos protos-check pytest repeat demo bench bench-env studies fuzz soak tf-jobs reliability clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
@@ -43,6 +45,15 @@ N = 20
 QUICK = $(addprefix tests/,audit control metrics report system wire) $(wildcard tests/test_*.py) \
 	tests/launch/test_placement.py tests/launch/test_roles.py tests/launch/data_services \
 	tests/batches/test_fetch.py tests/batches/test_indices.py tests/dataplane/pool/test_slot_liveness.py
+
+# Of the quick tests, those that import no framework. They run on other Pythons, for which torch has no small wheel here.
+PLAIN = $(addprefix tests/,audit control metrics system wire) $(patsubst %,tests/test_%.py,cli cluster config datasets platforms)
+PYTHONS = 3.10 3.12 3.13
+OLDEST = 3.10
+
+# pyenv's Pythons count too, in use or not.
+python_of = $(shell for candidate in python$(1) "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$(1).*/bin/python; do \
+	"$$candidate" -c '' 2>/dev/null && echo "$$candidate" && break; done)
 
 ENV = .venv/bin
 DEV = .venv/.installed-dev
@@ -79,6 +90,13 @@ test-long: $(DEV)
 
 test-v3: $(V3)
 	.venv-v3/bin/python -m pytest $(wildcard tests/sagemaker/test_*_v3.py tests/sagemaker/*/test_*_v3.py) tests/sagemaker/test_submit_job.py $(PYTEST_FLAGS)
+
+test-pythons: $(DEV)
+	@for version in $(PYTHONS); do $(MAKE) --no-print-directory test-python-$$version || exit; done
+
+test-python-%: $(DEV)
+	$(if $(call python_of,$*),$(MAKE) --no-print-directory .venv-py$*/.installed,@echo "skipped: no Python $* here")
+	$(if $(call python_of,$*),.venv-py$*/bin/python -m pytest -q -p no:cacheprovider $(PLAIN) $(PYTEST_FLAGS))
 
 repeat: $(DEV)
 	$(ENV)/python -m pytest tests/integration -m fault --repeat $(N) $(PYTEST_FLAGS)
@@ -155,6 +173,13 @@ $(FUZZ): pyproject.toml constraints.txt | .venv/bin/python
 	.venv-fuzz/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[compression]' atheris
 	@touch $@
 
+# The oldest versions are pyproject's floors, read as exact ones. Those of the tests' own tools promise nothing to users.
+.venv-py%/.installed: pyproject.toml constraints.txt
+	$(call python_of,$*) -m venv --clear .venv-py$*
+	sed '/^test = /,$$d' pyproject.toml | grep -oE '"[A-Za-z0-9_-]+>=[0-9.]+"' | tr -d '"' | sed 's/>=/==/' > .venv-py$*/floors.txt
+	.venv-py$*/bin/python $(PIP_INSTALL) -c $(if $(filter $(OLDEST),$*),.venv-py$*/floors.txt,constraints.txt) -e '.[test]'
+	@touch $@
+
 # Both versions of the SageMaker SDK are one package by name.
 $(V3): constraints-v3.txt | .venv/bin/python
 	.venv/bin/python -m venv --clear .venv-v3
@@ -163,4 +188,4 @@ $(V3): constraints-v3.txt | .venv/bin/python
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-bench .venv-fuzz .venv-protos .venv-v3 .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-bench .venv-fuzz .venv-protos .venv-py* .venv-v3 .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from tensors import HAS_TORCH, bfloats, tensor
 
 from hetero.batches.purity.comparison import compare
 from hetero.batches.structure.conversion import UnsupportedBatchError
@@ -22,16 +23,14 @@ from hetero.wire.framing import BatchDecoder, EncodedBatch, encode_failure, enco
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
-torch = pytest.importorskip("torch")
-
 FAILURE = SampleFailure(dataset="d", host="h", stage="sample", sample_index="1", exception="KeyError", traceback="")
 Pair = collections.namedtuple("Pair", "image label")
 
 DTYPES = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?")
 SHAPES = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 ARRAYS = st.sampled_from(DTYPES).flatmap(lambda dtype: npst.arrays(np.dtype(dtype), SHAPES))
-TENSORS = ARRAYS.map(lambda array: torch.from_numpy(np.array(array)))
-BFLOATS = npst.arrays(np.dtype("i2"), SHAPES).map(lambda array: torch.from_numpy(np.array(array)).view(torch.bfloat16))
+TENSORS = ARRAYS.map(tensor)
+BFLOATS = npst.arrays(np.dtype("i2"), SHAPES).map(bfloats) if HAS_TORCH else st.nothing()
 VIEWS = ARRAYS.map(lambda array: array.T[..., ::-1] if array.ndim else array)
 SCALARS = st.sampled_from(DTYPES).flatmap(lambda dtype: npst.from_dtype(np.dtype(dtype)))
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text() | st.binary()
@@ -99,13 +98,13 @@ def test_batches_whose_structures_differ_only_in_the_type_of_a_number_stay_apart
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 2**18 - 1, 2**18, 2**18 + 1, 5 * 2**20])
 def test_round_trip_around_the_sizes_of_chunks_is_the_same(size: int) -> None:
-    batch = [torch.arange(size, dtype=torch.int32).to(torch.uint8), "end"]
+    batch = [tensor(np.arange(size).astype(np.uint8)), "end"]
     assert compare(batch, decode(EncodedBatch(batch))) is None
 
 
 def test_message_protobuf_reader_understands_it() -> None:
     image = np.arange(300, dtype=np.uint8)
-    batch = {"image": image, "label": torch.arange(3), "names": ["a", "bc"] * 4, "weight": 0.5, "empty": np.zeros(0)}
+    batch = {"image": image, "label": tensor(range(3)), "names": ["a", "bc"] * 4, "weight": 0.5, "empty": np.zeros(0)}
     encoded = EncodedBatch(batch, num_queued=3)
     answer = pb.Answer.FromString(encoded.message)
     assert answer.WhichOneof("part") == "header"
@@ -132,7 +131,7 @@ def test_encoded_batch_changed_afterwards_is_sent_as_it_was() -> None:
 
 
 def test_encoded_batch_without_copy_is_sent_from_its_own_memory() -> None:
-    batch = {"image": np.arange(1000), "label": torch.arange(7), "empty": np.empty(0), "names": ["a", "bc"] * 40}
+    batch = {"image": np.arange(1000), "label": tensor(range(7)), "empty": np.empty(0), "names": ["a", "bc"] * 40}
     direct, copied = EncodedBatch(batch, copy=False), EncodedBatch(batch)
     assert direct.message == copied.message
     assert list(map(bytes, direct.payload)) == list(map(bytes, copied.payload))
@@ -150,13 +149,14 @@ def test_encoded_batch_too_large_fails() -> None:
 
 
 def test_result_arrays_are_writable_and_own_their_memory() -> None:
-    encoded = EncodedBatch([np.zeros(10), torch.zeros(10), np.zeros((3, 4))[:, ::2]])
+    encoded = EncodedBatch([np.zeros(10), tensor(np.zeros(10)), np.zeros((3, 4))[:, ::2]])
     first, second = decode(encoded), decode(encoded)
     for array in first:
         array += 1
     assert all(array.sum() == 0 for array in second)
 
 
+@pytest.mark.skipif(not HAS_TORCH, reason="memory is asked for torch's tensors only")
 def test_decoder_allocate_gets_one_call_per_tensor_and_its_memory_is_used() -> None:
     buffers: list[bytearray] = []
 
@@ -166,7 +166,7 @@ def test_decoder_allocate_gets_one_call_per_tensor_and_its_memory_is_used() -> N
 
     decoder = BatchDecoder(Limits(), allocate=allocate)
     encoded = EncodedBatch(
-        [torch.zeros(2, dtype=torch.uint8), torch.zeros(0), torch.ones(3, dtype=torch.uint8), np.ones(5), "x" * 300]
+        [tensor(np.zeros(2, np.uint8)), tensor(np.zeros(0)), tensor(np.ones(3, np.uint8)), np.ones(5), "x" * 300]
     )
     decoder.take_message(encoded.message)
     assert decoder.needs_memory

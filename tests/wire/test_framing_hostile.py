@@ -19,6 +19,7 @@ from damage import mutate
 from hypothesis import given
 from hypothesis import strategies as st
 from seeds import BATCHES
+from tensors import tensor
 
 from hetero.batches.structure.leaves import UnknownTypeError
 from hetero.errors import DatasetError, ProtocolError
@@ -29,11 +30,8 @@ from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
-torch = pytest.importorskip("torch")
-
-
 LIMITS = Limits(max_batch_bytes=4096)
-BATCH = {**BATCHES[0], "mask": torch.zeros(7, dtype=torch.bool), "turned": torch.zeros(2, 3, 4).permute(2, 0, 1)}
+BATCH = {**BATCHES[0], "mask": tensor(np.zeros(7, bool)), "turned": tensor(np.zeros((2, 3, 4)).transpose(2, 0, 1))}
 
 
 Answer = tuple[bytes, bytes]
