@@ -148,6 +148,7 @@ def numbers():
 
 
 def main():
+    sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # Keras imports what is there: half its time
     import tensorflow as tf
 
     hetero.on_stop(lambda: print("callback ran", flush=True))

@@ -10,6 +10,8 @@ import os
 import sys
 from typing import Any
 
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # no Keras here: the import takes half as long without
+
 import tensorflow as tf
 from tensorflow.core.protobuf import service_config_pb2
 

@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
+sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # Keras imports what is there: half its time
 
-import hetero
-import hetero.tf
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+
+import hetero  # noqa: E402
+import hetero.tf  # noqa: E402
 
 
 class Photos(keras.utils.PyDataset):  # type: ignore[misc]

@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--num-elements", type=int, required=True)
     args = parser.parse_args()
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"  # no Keras here: TensorFlow's import takes half as long without
     run = Run(args.output, args.num_elements)
     SCENARIOS[args.scenario](run)
     print(f"rank {run.rank} has reached its last line", flush=True)
