@@ -1,32 +1,31 @@
-"""Run the tests: those of whole jobs beside all the others, where they can have a network and a /dev/shm of their own.
+"""Run the tests in parts, several at a time, where each part can have a network and a /dev/shm of its own.
 
 Tests of jobs wait more than they compute, and expect that nothing else listens or shares memory around them. As root,
-in namespaces, two parts of them run at the same time as the rest; elsewhere all run one after the other.
+parts run in namespaces, two for each core; elsewhere they run one after the other.
 
     python tests/run_parts.py [options of pytest]
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-JOBS = ("tests/integration", "tests/chaos")
-JOBS_ELSEWHERE = ("tests/examples", "tests/ray", "tests/sagemaker/rehearsal", "tests/sagemaker/test_notebooks.py")
-"""Tests of jobs in other folders. They run with the second part, so that all parts end at about the same time."""
-SECOND_PART = (
-    "tests/chaos",
-    *(f"tests/integration/test_{name}.py" for name in ("entry_points", "mpirun", "rehearsals", "slurm", "tf_service")),
-    *(f"tests/integration/test_{name}.py" for name in ("auto_endpoints", "planning_example", "tf_profile")),
-)
-"""Of the jobs: about half of their time."""
+ROOT = Path(__file__).resolve().parent.parent
+WHOLE = ("ray", "tf", "examples")
+"""Folders whose tests share what takes long to start. The longest first."""
+FIRST = ("integration", "sagemaker", "dataplane", "attacks", "torch")
+"""Folders that take minutes. They come before the others, so that all cores are busy until the end."""
+FILES_PER_PART = 6
+"""Each part takes a second to start."""
 NUM_SLOWEST = 10
 _APART = (
     *("unshare", "--net", "--mount", "sh", "-ec"),
@@ -34,49 +33,68 @@ _APART = (
     "sh",
 )
 
+Ran = subprocess.CompletedProcess[str]
+
 
 def main(flags: Sequence[str]) -> int:
-    """Run all parts, then print the slowest tests. Return pytest's exit code of what failed."""
+    """Run all parts; print what failed and the slowest tests. Return pytest's exit code of what failed."""
+    apart = _APART if _can_be_apart() else ()
+    if not apart:
+        print("one part of the tests after the other: no leave for namespaces here (root has it)", flush=True)
+    parts = list(_parts(ROOT / "tests"))
+    ended = []
     with tempfile.TemporaryDirectory() as folder:
-        reports = [Path(folder) / f"{part}.xml" for part in ("rest", "first", "second")]
-        code = _run([[sys.executable, "-m", "pytest", f"--junitxml={report}", *flags] for report in reports])
-        print(*_slowest(reports), sep="\n", flush=True)
-    return code
+        reports = [Path(folder) / f"{number}.xml" for number in range(len(parts))]
+        with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0)) if apart else 1) as pool:
+            runs = [
+                pool.submit(_run, [*apart, sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *flags, *part])
+                for report, part in zip(reports, parts, strict=True)
+            ]
+            try:
+                for run in as_completed(runs):
+                    ended.append(run.result())
+                    _show(ended[-1], f"{len(ended)} of {len(parts)}")
+            except KeyboardInterrupt:  # has reached the parts too
+                pool.shutdown(cancel_futures=True)
+                return int(pytest.ExitCode.INTERRUPTED)
+        lines = [line for ran in ended for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        print(*_slowest(reports), *lines, sep="\n", flush=True)
+    return _worst([ran.returncode for ran in ended])
 
 
-def _run(pytests: Sequence[Sequence[str]]) -> int:
-    """Run all parts; what the tests of jobs printed follows the rest. Return pytest's exit code of what failed.
+def _parts(tests: Path) -> Iterator[Sequence[Path]]:
+    """Yield the paths of each part's tests."""
+    yield from (sorted((tests / name).rglob("test_*.py")) for name in WHOLE)
+    others = sorted(folder.name for folder in tests.iterdir() if folder.is_dir() and folder.name not in WHOLE + FIRST)
+    files = [path for name in (*FIRST, *others) for path in sorted((tests / name).rglob("test_*.py"))]
+    files += sorted(tests.glob("test_*.py"))
+    yield from (files[first : first + FILES_PER_PART] for first in range(0, len(files), FILES_PER_PART))
 
-    Args:
-        pytests: The beginnings of the commands of the three parts.
-    """
-    of_rest, of_first, of_second = pytests
-    rest_command = [*of_rest, *(f"--ignore={path}" for path in (*JOBS, *JOBS_ELSEWHERE))]
-    if not _can_be_apart():
-        print("the tests of jobs run after the others: no leave for namespaces here (root has it)", flush=True)
-        return _worst(subprocess.call(rest_command), subprocess.call([*of_first, *JOBS, *JOBS_ELSEWHERE]))
-    first_part = [folder for folder in JOBS if folder not in SECOND_PART]
-    commands = [
-        [*_APART, *of_first, *(f"--ignore={path}" for path in SECOND_PART), *first_part],
-        [*_APART, *of_second, *SECOND_PART, *JOBS_ELSEWHERE],
-    ]
-    codes = []
-    with contextlib.ExitStack() as stack:
-        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
-        started = [
-            subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-            for command, output in zip(commands, outputs, strict=True)
-        ]
-        try:
-            codes.append(subprocess.call(rest_command))
-            print("waiting for the tests of jobs, which have run since the beginning", flush=True)
-        finally:  # Ctrl-C reaches all of them
-            for jobs, output in zip(started, outputs, strict=True):
-                codes.append(jobs.wait())
-                output.seek(0)
-                sys.stdout.write(output.read().decode(errors="replace"))
-                sys.stdout.flush()
-    return _worst(*codes)
+
+def _run(command: Sequence[str | Path]) -> Ran:
+    # Threads of numeric libraries spin while they wait for each other, on cores that other tests need.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+
+
+def _show(ran: Ran, place: str) -> None:
+    """Print what a part skipped and how it ended, or all of its output if it failed."""
+    if ran.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+        return
+    files = [path.relative_to(ROOT) for path in ran.args if isinstance(path, Path)]
+    lines = ran.stdout.splitlines()
+    if ran.returncode == pytest.ExitCode.OK:
+        lines = [line for line in lines if line.startswith("SKIPPED ")] + lines[-1:]
+    print(f"part {place}:", *files, *(f"    {line}" for line in lines), sep="\n", flush=True)
 
 
 def _slowest(reports: Sequence[Path]) -> list[str]:
@@ -99,7 +117,7 @@ def _can_be_apart() -> bool:
         return False
 
 
-def _worst(*codes: int) -> int:
+def _worst(codes: Sequence[int]) -> int:
     """Return the code of the part that failed; that a selection left no test in a part is no failure."""
     ran = [code for code in codes if code != pytest.ExitCode.NO_TESTS_COLLECTED]
     return next((code for code in ran if code != 0), 0) if ran else int(pytest.ExitCode.NO_TESTS_COLLECTED)

@@ -61,7 +61,7 @@ def test_notebook_runs_and_rehearses_its_job(path: Path, tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=FOLDER,
-        env={**os.environ, "WORK_DIR": str(tmp_path), "NUM_PHOTOS": "200", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "WORK_DIR": str(tmp_path), "NUM_PHOTOS": "128", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=390,
