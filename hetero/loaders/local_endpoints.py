@@ -99,8 +99,8 @@ class LocalEndpoints:
         """Process ids of the living endpoints."""
         return self._pool.pids
 
-    def check(self, _is_starved: bool) -> None:
-        """Raise the failure that prevents further batches, if there is one. A reader calls this while it waits.
+    def check(self) -> None:
+        """Raise the failure that prevents further batches, if there is one. Call this while waiting for one.
 
         Raises:
             HeteroError: If endpoints ended too often to be started again.

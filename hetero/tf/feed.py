@@ -295,12 +295,22 @@ class Feed(LoaderPipeline):
             prefetch_factor=self.prefetch_factor,
             on_skips=on_skips,
             on_received=self.traffic.add,
-            on_wait=on_wait if is_remote() else local_endpoints(self.num_workers).check,
+            on_wait=on_wait if is_remote() else self._also_of_processes(on_wait),
         )
         # Do not compute batches in this process to compare them, because other threads draw random numbers meanwhile.
         session = control.current()
         is_wanted = session is None or session.options.purity_checks > 0
         return CheckedReader(fleet, requests, open_reader, compares_globals=is_wanted, compares_batches=False)
+
+    def _also_of_processes(self, on_wait: Callable[[bool], None]) -> Callable[[bool], None]:
+        """Return a check of a wait for batches of this process's own processes, which also fails if these failed."""
+        endpoints = local_endpoints(self.num_workers)
+
+        def check(is_starved: bool) -> None:
+            endpoints.check()
+            on_wait(is_starved)
+
+        return check
 
     def _fleet(self) -> Fleet:
         session = control.current()

@@ -16,7 +16,10 @@ import expected
 import numpy as np
 import psutil
 import pytest
+from endpoints import ServedJob
 
+from hetero.control.rank import session as control
+from hetero.control.rank.stopping import StopError
 from hetero.errors import ConfigError
 from hetero.loaders import local_endpoints
 from hetero.loaders.pipeline import LoaderOptions
@@ -81,6 +84,20 @@ def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
     while killed in endpoints.pids or len(endpoints.pids) < 2:  # it is started again, for the next pass
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+def test_job_that_is_to_stop_ends_a_wait_for_its_own_processes(
+    script: Any, endpoints: local_endpoints.LocalEndpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras would not come back from such a wait, and the launcher would kill the rank."""
+    job = ServedJob(Path(script.__file__).parent, Path(script.__file__))
+    monkeypatch.setattr(job, "remote", False)
+    monkeypatch.setattr(job, "must_end_wait", lambda is_starved: True, raising=False)
+    monkeypatch.setattr(control, "_session", job)
+    options = LoaderOptions(batch_size=4, shuffle=False)
+    feed = Feed(script.tf_test_drawn(kind="slow"), options, num_workers=2, prefetch_factor=None)
+    with pytest.raises(StopError, match="asked to stop"):
+        list(feed.produce())
 
 
 def test_script_that_registers_nothing_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
