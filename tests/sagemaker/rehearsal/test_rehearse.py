@@ -196,8 +196,8 @@ def test_what_hosts_could_not_be_told_is_refused_before_anything_is_started(
             rehearse(estimator, output_dir=tmp_path / "run")
     with pytest.raises(ConfigError, match="the request has the hyperparameter hetero_warmup_steps"):
         rehearse(estimator, output_dir=tmp_path / "run", warmup_steps=3)
-    with pytest.raises(ConfigError, match="stop_grace_s"):
-        rehearse(estimator, output_dir=tmp_path / "run", stop_grace_s=-1)
+    with pytest.raises(ConfigError, match="start_timeout_s"):
+        rehearse(estimator, output_dir=tmp_path / "run", start_timeout_s=-1)
     estimator.environment = {"DATA": "/opt/ml/input/data"}
     with pytest.raises(ConfigError, match="a shell would misread the path"):
         rehearse(estimator, output_dir=tmp_path / "a run")
