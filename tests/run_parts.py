@@ -24,6 +24,8 @@ WHOLE = ("ray", "tf", "examples")
 """Folders whose tests share what takes long to start. The longest first."""
 FIRST = ("integration", "sagemaker", "dataplane", "attacks", "torch")
 """Folders that take minutes. They come before the others, so that all cores are busy until the end."""
+NETWORKED = "wire"
+"""The folder whose long tests install packages: they need the machine's own network."""
 FILES_PER_PART = 6
 """Each part takes a second to start."""
 NUM_SLOWEST = 10
@@ -46,10 +48,11 @@ def main(flags: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         reports = [Path(folder) / f"{number}.xml" for number in range(len(parts))]
         with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0)) if apart else 1) as pool:
-            runs = [
-                pool.submit(_run, [*apart, sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *flags, *part])
-                for report, part in zip(reports, parts, strict=True)
-            ]
+            runs = []
+            for report, part in zip(reports, parts, strict=True):
+                prefix = () if any(path.parent.name == NETWORKED for path in part) else apart
+                command = [*prefix, sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *flags, *part]
+                runs.append(pool.submit(_run, command))
             try:
                 for run in as_completed(runs):
                     ended.append(run.result())
