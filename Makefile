@@ -46,7 +46,7 @@ QUICK = $(addprefix tests/,audit control metrics report system wire) $(wildcard 
 	tests/launch/test_placement.py tests/launch/test_roles.py tests/launch/data_services \
 	tests/batches/test_fetch.py tests/batches/test_indices.py tests/dataplane/pool/test_slot_liveness.py
 
-# Of the quick tests, those that import no framework. They run on other Pythons, for which torch has no small wheel here.
+# Of the quick tests, those that import no framework. They run on other Pythons too: torch is gigabytes for each.
 PLAIN = $(addprefix tests/,audit control metrics system wire) $(patsubst %,tests/test_%.py,cli cluster config datasets platforms)
 PYTHONS = 3.10 3.12 3.13
 OLDEST = 3.10
@@ -91,6 +91,7 @@ test-long: $(DEV)
 test-v3: $(V3)
 	.venv-v3/bin/python -m pytest $(wildcard tests/sagemaker/test_*_v3.py tests/sagemaker/*/test_*_v3.py) tests/sagemaker/test_submit_job.py $(PYTEST_FLAGS)
 
+# After .venv, and one after the other: each installation writes this folder's egg-info.
 test-pythons: $(DEV)
 	@for version in $(PYTHONS); do $(MAKE) --no-print-directory test-python-$$version || exit; done
 

@@ -295,15 +295,15 @@ class Feed(LoaderPipeline):
             prefetch_factor=self.prefetch_factor,
             on_skips=on_skips,
             on_received=self.traffic.add,
-            on_wait=on_wait if is_remote() else self._also_of_processes(on_wait),
+            on_wait=on_wait if is_remote() else self._and_check_processes(on_wait),
         )
         # Do not compute batches in this process to compare them, because other threads draw random numbers meanwhile.
         session = control.current()
         is_wanted = session is None or session.options.purity_checks > 0
         return CheckedReader(fleet, requests, open_reader, compares_globals=is_wanted, compares_batches=False)
 
-    def _also_of_processes(self, on_wait: Callable[[bool], None]) -> Callable[[bool], None]:
-        """Return a check of a wait for batches of this process's own processes, which also fails if these failed."""
+    def _and_check_processes(self, on_wait: Callable[[bool], None]) -> Callable[[bool], None]:
+        """Return ``on_wait`` for a job without data hosts, which also fails if this process's own processes failed."""
         endpoints = local_endpoints(self.num_workers)
 
         def check(is_starved: bool) -> None:

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--num-samples", type=int, required=True)
     parser.add_argument("--sleep-s", type=float, default=0.0)
     args = parser.parse_args()
-    sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # Keras imports what is there: half its time
+    sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # Keras would import them: half its time
     import tensorflow as tf
 
     spec = tf_augmented(args.num_samples, args.sleep_s)

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--steps-per-execution", type=int, default=1)
     args = parser.parse_args()
-    sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # Keras imports what is there: half its time
+    sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # Keras would import them: half its time
     import tensorflow as tf
 
     hetero.on_stop(lambda: (args.output / "checkpoint").write_text("saved"))

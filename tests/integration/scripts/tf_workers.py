@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--num-samples", type=int, required=True)
     parser.add_argument("--fail-rank", type=int, default=-1)
     args = parser.parse_args()
-    sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # Keras imports what is there: half its time
+    sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # Keras would import them: half its time
     rank = int(os.environ["RANK"])
     import tensorflow as tf
 
