@@ -63,7 +63,9 @@ BENCH = .venv-bench/.installed
 FUZZ = .venv-fuzz/.installed
 V3 = .venv-v3/.installed
 
-test: lint types protos-check pytest
+# Types are checked while the tests run: one process among many.
+test: lint protos-check
+	$(MAKE) --no-print-directory -j2 types pytest
 
 # Types and tests run at the same time, because each needs one core.
 check: lint

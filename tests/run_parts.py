@@ -26,7 +26,7 @@ FIRST = ("integration", "sagemaker", "dataplane", "attacks", "torch")
 """Folders that take minutes. They come before the others, so that all cores are busy until the end."""
 NETWORKED = "wire"
 """The folder whose long tests install packages: they need the machine's own network."""
-FILES_PER_PART = 6
+FILES_PER_PART = 10
 """Each part takes a second to start."""
 NUM_SLOWEST = 10
 _APART = (

@@ -68,8 +68,11 @@ def _read_models_once() -> Iterator[None]:
             from botocore.loaders import JSONFileLoader
 
             patch.setattr(JSONFileLoader, "load_file", staticmethod(functools.cache(JSONFileLoader().load_file)))
-        if "sagemaker.utils" in sys.modules:  # version 2 validates all of them whenever it looks one up
-            patch.setattr("sagemaker.utils.validate_sagemaker_config", lambda defaults: None)
+        if (
+            "sagemaker.utils" in sys.modules
+        ):  # version 2 validates all of them for each session and look-up
+            for module in ("utils", "session"):
+                patch.setattr(f"sagemaker.{module}.validate_sagemaker_config", lambda defaults: None)
         yield
 
 

@@ -50,7 +50,9 @@ def test_submission_is_guarded(path: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path != NOTEBOOKS[0])) for path in NOTEBOOKS]
+)
 def test_notebook_runs_and_rehearses_its_job(path: Path, tmp_path: Path) -> None:
     for module in ("sagemaker", MODULES[path.stem], "cv2", "sklearn"):
         if importlib.util.find_spec(module) is None:
