@@ -25,6 +25,7 @@ from harness import (
     CHAIN,
     MARKER,
     TIME_SCALE,
+    TORCH_CHAIN,
     WITHOUT_TORCH,
     Job,
     Start,
@@ -123,7 +124,7 @@ def job_starter(start: Start, folder: Path) -> StartJob:
         directory.mkdir()
         command = [sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", str(directory / "run")]
         command += [flag for group in groups for flag in ("--group", group)]
-        own_args = ["--output", str(directory)] if script == CHAIN else []
+        own_args = ["--output", str(directory)] if script in (CHAIN, TORCH_CHAIN) else []
         command += [*flags, str(script), *own_args, *args]
         return start(command, directory, environment or {}, on_terminal=on_terminal)
 
@@ -163,9 +164,9 @@ def launcher_starter(start: Start, folder: Path, network_number: int) -> StartLa
             (directory / "ml").mkdir(exist_ok=True)
         where = ["--join", f"{join}:{PORT}"] if join else ["--cluster-file", str(cluster_file)]
         command = [sys.executable, "-m", "hetero.cli", "launch", *where, "--host", host]
-        if script in (CHAIN, WITHOUT_TORCH):
+        if script in (CHAIN, TORCH_CHAIN, WITHOUT_TORCH):
             flags = ("--endpoints-per-host", "1", *flags)
-        if script == CHAIN:
+        if script in (CHAIN, TORCH_CHAIN):
             args = ["--output", str(directory), *args]
         command += ["--port", str(PORT), *flags, str(script), "--"]
         own = {

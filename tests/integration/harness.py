@@ -24,6 +24,9 @@ import pytest
 from hetero.errors import ExitCode
 
 CHAIN = Path(__file__).parent / "scripts" / "chain.py"
+"""The script of most jobs. It needs no framework."""
+TORCH_CHAIN = CHAIN.with_name("torch_chain.py")
+"""The same with torch, whose import costs more than such a job, in each rank and each data host."""
 MARKER = "HETERO_TEST_RUN"
 TIME_SCALE = 0.2
 """Of launchers that are started by themselves."""
@@ -140,12 +143,12 @@ class Job:
 
 
 @functools.cache
-def chains_alone(*args: str, num_ranks: int = 1) -> list[str]:
-    """Return the chain of each rank of chain.py, by itself: without launchers and without data hosts."""
+def chains_alone(*args: str, num_ranks: int = 1, script: Path = CHAIN) -> list[str]:
+    """Return the chain of each rank of a script, by itself: without launchers and without data hosts."""
     environ = {**os.environ, "PYTHONPATH": str(CHAIN.parents[3]), "WORLD_SIZE": str(num_ranks)}
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(num_ranks):
-            command = [sys.executable, str(CHAIN), "--output", folder, *args]
+            command = [sys.executable, str(script), "--output", folder, *args]
             subprocess.run(command, env={**environ, "RANK": str(rank)}, check=True, stdout=subprocess.DEVNULL)
         return chains(Path(folder), num_ranks)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import DNN, Job, StartJob, chains, chains_alone
+from harness import DNN, TORCH_CHAIN, Job, StartJob, chains, chains_alone
 
 NEEDY = ("--emulate-sample-seconds", "0.06", "--emulate-step-seconds", "0.03", "--purity-checks", "0")
 """A batch of 8 takes 0.48 s of a vCPU. Four vCPUs make a batch in 0.12 s, and twelve in 0.04 s."""
@@ -70,6 +70,7 @@ def test_two_trainer_hosts_run_the_number_that_the_first_decides(start_job: Star
         "auto",
         "--nproc-per-node",
         "1",
+        script=TORCH_CHAIN,
         args=["--gloo", *STEPS],
     )
     assert job.wait() == 0, job.output

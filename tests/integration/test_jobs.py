@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import CHAIN, DNN, Job, StartJob, audit, chains, chains_alone, data, wait_gone
+from harness import DNN, TORCH_CHAIN, Job, StartJob, audit, chains, chains_alone, data, wait_gone
 
 from hetero.audit.reading import read_ledger
 from hetero.report import compare_files
@@ -31,7 +31,7 @@ PLACEMENTS = {
     "remote": ([data(1), DNN], "2", (), ()),
     "hybrid": ([data(1), TWO_TRAINERS], "1", ("--trainer-endpoints", "1"), ("--gloo",)),
 }
-"""Two ranks each: groups, ranks per host, further flags, arguments of chain.py."""
+"""Two ranks each: groups, ranks per host, further flags, arguments of torch_chain.py."""
 
 pytestmark = pytest.mark.timeout(400)  # the first test that asks a shared job also waits for it
 
@@ -59,7 +59,7 @@ def placed(start_shared_job: StartJob) -> dict[str, Job]:
     jobs = {}
     for name, (groups, num_ranks, flags, args) in PLACEMENTS.items():
         fixed = ("--endpoints-per-host", "1", "--nproc-per-node", num_ranks, "--audit")
-        jobs[name] = start_shared_job(groups, *fixed, *flags, args=args)
+        jobs[name] = start_shared_job(groups, *fixed, *flags, script=TORCH_CHAIN, args=args)
         jobs[name].wait_line("step 1")  # the next one imports while this one ends
     for job in jobs.values():
         assert job.wait() == 0, job.output
@@ -73,7 +73,7 @@ def alone(shared_folder: Path) -> Path:
     folder.mkdir()
     for rank in ("0", "1"):
         environment = {**os.environ, "HETERO_AUDIT_DIR": str(folder / "ledgers"), "RANK": rank, "WORLD_SIZE": "2"}
-        subprocess.run([sys.executable, str(CHAIN), "--output", str(folder)], env=environment, check=True)
+        subprocess.run([sys.executable, str(TORCH_CHAIN), "--output", str(folder)], env=environment, check=True)
     return folder
 
 
@@ -104,10 +104,11 @@ def test_report_of_a_job_without_data_hosts_is_the_baseline_of_the_others(placed
 def test_chain_any_number_of_data_hosts_is_the_same(
     start_job: StartJob, num_ranks: int, groups: list[str], flags: tuple[str, ...]
 ) -> None:
-    job = start_job(groups, "--endpoints-per-host", "1", "--nproc-per-node", str(num_ranks), *flags)
+    flags = ("--endpoints-per-host", "1", "--nproc-per-node", str(num_ranks), *flags)
+    job = start_job(groups, *flags, script=TORCH_CHAIN)
     assert job.wait() == 0, job.output
     check_exactly_once(job, num_ranks, num_samples=101, epochs=2, batch_size=8)
-    assert chains(job.directory, num_ranks) == chains_alone(num_ranks=num_ranks)
+    assert chains(job.directory, num_ranks) == chains_alone(num_ranks=num_ranks, script=TORCH_CHAIN)
 
 
 def test_audit_of_jobs_with_and_without_data_hosts_says_the_same(placed: dict[str, Job]) -> None:
@@ -169,7 +170,7 @@ def raised(start_shared_job: StartJob) -> tuple[Job, float]:
     """Return an ended job whose script raised on the second trainer host, and how long the end took."""
     flags = ("--endpoints-per-host", "1", "--nproc-per-node", "1", "--audit")
     args = ["--gloo", "--fail-at", "3", "--fail-rank", "1"]
-    job = start_shared_job([data(1), TWO_TRAINERS], *flags, args=args)
+    job = start_shared_job([data(1), TWO_TRAINERS], *flags, script=TORCH_CHAIN, args=args)
     assert job.wait() == 30, job.output
     wait_gone(job.processes(), 10.0)
     return job, time.monotonic() - float((job.directory / "failed-at").read_text())
@@ -211,7 +212,7 @@ def test_output_folder_of_a_running_simulation_is_refused(start_job: StartJob, t
 def killed(start_shared_job: StartJob) -> tuple[Job, list[psutil.Process]]:
     """Return an ended homogeneous job of which a rank was killed, and the processes that outlived it."""
     args = ["--gloo", "--kill-at", "3", "--fail-rank", "1", "--num-workers", "1"]
-    job = start_shared_job([DNN], "--nproc-per-node", "2", "--audit", args=args)
+    job = start_shared_job([DNN], "--nproc-per-node", "2", "--audit", script=TORCH_CHAIN, args=args)
     assert job.wait() == 30, job.output
     return job, job.processes()
 
@@ -248,7 +249,7 @@ DATA_SET_FAULTS = ("factory", "raise_at=17", "unsupported=1", "out_of_range=1", 
 @pytest.fixture(scope="module")
 def data_set_errors(start_shared_job: StartJob) -> tuple[Job, dict[str, dict[str, Any]]]:
     """Return a job whose last data set failed, and the code and text of each error that its script caught before."""
-    script = CHAIN.with_name("data_set_errors.py")
+    script = TORCH_CHAIN.with_name("data_set_errors.py")
     args = [*DATA_SET_FAULTS, "descriptors=1"]
     job = start_shared_job([data(2), DNN], "--endpoints-per-host", "1", script=script, args=args)
     assert job.wait() == 34, job.output
@@ -259,8 +260,8 @@ def data_set_errors(start_shared_job: StartJob) -> tuple[Job, dict[str, dict[str
 @pytest.mark.parametrize(
     ("faults", "code", "words"),
     [
-        ("factory", 34, ["the factory fails on purpose", " while it was built", "Traceback", "chain.py"]),
-        ("raise_at=17", 34, ["sample 17 is broken on purpose", "/0 at sample 17", "Traceback", "chain.py"]),
+        ("factory", 34, ["the factory fails on purpose", " while it was built", "Traceback", "torch_chain.py"]),
+        ("raise_at=17", 34, ["sample 17 is broken on purpose", "/0 at sample 17", "Traceback", "torch_chain.py"]),
         ("unsupported=1", 34, ["['path'][0]", "Path", "/0 while the batch was encoded"]),
         ("out_of_range=1", 34, ["101", "out of range", "/0 at sample"]),
         ("not_json", 2, ["num_samples", "Path"]),
@@ -283,7 +284,7 @@ def test_dataset_that_opens_too_many_files_ends_the_job_with_its_error(
     data_set_errors: tuple[Job, dict[str, dict[str, Any]]],
 ) -> None:
     job, _ = data_set_errors
-    words = ["Too many open files", "(this process may open ", "/0 at sample", "Traceback", "chain.py"]
+    words = ["Too many open files", "(this process may open ", "/0 at sample", "Traceback", "torch_chain.py"]
     for text in (job.failure("algo-3"), job.output):
         assert [word for word in words if word not in text] == []
     assert "ancdata" not in job.output  # how torch says that descriptors have run out
@@ -322,6 +323,7 @@ def test_first_signal_runs_stop_callbacks_after_the_same_step(
         "--nproc-per-node",
         "2",
         *flags,
+        script=TORCH_CHAIN,
         args=["--gloo", "--step-s", "0.05", "--num-samples", "5000"],
     )
     job.wait_line("step 5")
@@ -341,7 +343,13 @@ def test_interrupt_twice_is_gone_at_once(
     before = set(Path("/dev/shm").iterdir())
     args = ["--step-s", "30", "--num-workers", "2"]
     job = start_job(
-        groups, "--endpoints-per-host", "1", args=args, environment={"TERM": "xterm"}, on_terminal=on_terminal
+        groups,
+        "--endpoints-per-host",
+        "1",
+        script=TORCH_CHAIN,
+        args=args,
+        environment={"TERM": "xterm"},
+        on_terminal=on_terminal,
     )
     job.wait_line("step 1")
     job.interrupt()

@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from harness import Job, StartJob, data
+from harness import TORCH_CHAIN, Job, StartJob, data
 
 from hetero.launch.progress import PROGRESS_MARK, parse
 from hetero.metrics.lines import METRIC_NAMES
@@ -40,7 +40,7 @@ def test_every_metric_definition_finds_its_figure_in_the_log_of_one_host(start_j
         "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--warmup-steps", "2", *PRICES,
         "--emulate-sample-seconds", "0.001", "--emulate-step-seconds", "0.01",  # without them there are no costs
         environment={"HETERO_PROGRESS_SECONDS": "0.2"},
-        args=["--num-samples", "4000"],  # endpoints say once a second how long they have computed
+        script=TORCH_CHAIN, args=["--num-samples", "4000"],  # endpoints say once a second how long they have computed
     )  # fmt: skip
     assert job.wait() == 0, job.output
     found = found_in(log_of(job, "algo-2"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import CHAIN, Job, StartJob, StartLauncher, failure
+from harness import CHAIN, TORCH_CHAIN, Job, StartJob, StartLauncher, failure
 
 from hetero.control.security import TOKEN_FILE_VARIABLE, load_token
 
@@ -131,7 +131,7 @@ def test_launchers_and_endpoints_alone_listen_on_their_hosts_addresses(start_job
     args = ["--gloo", "--step-s", "0.05", "--num-samples", "2000"]
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}  # torch's own, which it keeps
     flags = ["--endpoints-per-host", "1", "--trainer-endpoints", "1", "--nproc-per-node", "2"]
-    job = start_job(GROUPS, *flags, args=args, environment=environment)
+    job = start_job(GROUPS, *flags, script=TORCH_CHAIN, args=args, environment=environment)
     job.wait_line("step 3")
     found = listening(job)
     job.process.terminate()

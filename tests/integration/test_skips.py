@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from harness import DNN, Job, StartJob, chains, data
+from harness import DNN, TORCH_CHAIN, Job, StartJob, chains, data
 
 POISON = (3, 17, 18, 40, 99)
 FAULTS = "poison=" + ";".join(map(str, POISON))
@@ -31,12 +31,12 @@ PLACEMENTS = {
     "one": ([data(1), DNN], (), "algo-1/0"),
     "three": ([data(3), DNN], (), "algo-"),
 }
-"""Groups, further arguments of chain.py, and how the name of the place begins where samples are skipped."""
+"""Groups, further arguments of torch_chain.py, and how the name of the place begins where samples are skipped."""
 
 
 def start(start_job: StartJob, name: str) -> Job:
     groups, args, _ = PLACEMENTS[name]
-    job = start_job(groups, *FLAGS, args=[*ARGS, *args])
+    job = start_job(groups, *FLAGS, script=TORCH_CHAIN, args=[*ARGS, *args])
     assert job.wait() == 0, job.output
     return job
 

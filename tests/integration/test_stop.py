@@ -13,7 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import DNN, SLOW, TIME_SCALE, Job, Start, StartJob, StartLauncher, chains, chains_alone, data, wait_gone
+from harness import (
+    DNN,
+    SLOW,
+    TIME_SCALE,
+    TORCH_CHAIN,
+    Job,
+    Start,
+    StartJob,
+    StartLauncher,
+    chains,
+    chains_alone,
+    data,
+    wait_gone,
+)
 
 from hetero.config import Timings
 
@@ -26,8 +39,8 @@ def launchers(job: Job, role_host: str) -> int:
 
 @pytest.mark.fault("F12")
 def test_request_finds_a_rank_waiting_for_lost_data_hosts_and_callbacks_run(start_launcher: StartLauncher) -> None:
-    trainer = start_launcher("algo-2", args=SLOW)
-    data_host = start_launcher("algo-1", args=SLOW)
+    trainer = start_launcher("algo-2", script=TORCH_CHAIN, args=SLOW)
+    data_host = start_launcher("algo-1", script=TORCH_CHAIN, args=SLOW)
     trainer.wait_line("step 5")
     data_host.process.kill()
     trainer.wait_line("waiting for batch", 60.0)

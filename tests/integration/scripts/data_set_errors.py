@@ -1,4 +1,4 @@
-"""Meets the errors of chain.py's data set one after the other, prints each, and ends with the last one."""
+"""Meets the errors of torch_chain.py's data set one after the other, prints each, and ends with the last one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from chain import augmented
+from torch_chain import augmented
 
 import hetero
 from hetero.torch import DataLoader

@@ -14,17 +14,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 import hetero
-from hetero.torch import DataLoader
+
+if TYPE_CHECKING:  # data hosts run this script too, and the import of torch costs more than what they do
+    from hetero.torch import DataLoader
 
 
-class Augmented(torch.utils.data.Dataset):
-    """Samples that depend on their index and on all three global generators."""
+class Augmented:
+    """Samples that depend on their index and on both global generators that need no torch."""
 
     def __init__(self, num_samples: int, sleep_s: float) -> None:
         self.num_samples = num_samples
@@ -33,15 +34,14 @@ class Augmented(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return self.num_samples
 
-    def __getitem__(self, index: int) -> dict[str, object]:
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         if self.sleep_s:
             time.sleep(self.sleep_s)
-        noise = torch.rand(8) + random.random() + float(np.random.rand())
-        return {"index": index, "image": noise + index}
+        return {"index": np.array(index), "image": np.random.rand(8) + random.random() + index}
 
 
-@hetero.dataset
-def augmented(num_samples: int, sleep_s: float = 0.0) -> torch.utils.data.Dataset:
+@hetero.dataset(collate_fn=hetero.collate_arrays)
+def augmented(num_samples: int, sleep_s: float = 0.0) -> Augmented:
     """Return the data set."""
     return Augmented(num_samples, sleep_s)
 
@@ -56,6 +56,8 @@ def chain(config: dict[str, Any], *, rank: int, world_size: int, state: Any = No
         state: State of the loader to begin with.
         report: Called after each step with the loader and the number of steps of this process.
     """
+    from hetero.torch import DataLoader
+
     spec = augmented(config["num_samples"], config.get("sleep_s", 0.0))
     loader = DataLoader(spec, batch_size=8, shuffle=True, seed=17, shard=(rank, world_size))
     if state is not None:
@@ -67,7 +69,7 @@ def chain(config: dict[str, Any], *, rank: int, world_size: int, state: Any = No
         for batch in loader:
             wait_s = time.monotonic() - asked_s if step else 0.0  # the first batch waits until endpoints have started
             step += 1
-            content = repr(batch["index"].tolist()).encode() + batch["image"].numpy().tobytes()
+            content = repr(batch["index"].tolist()).encode() + batch["image"].tobytes()
             with (folder / f"batches-{rank}").open("a") as file:
                 file.write(f"{hashlib.sha256(content).hexdigest()} {wait_s}\n")
             if report is not None:
