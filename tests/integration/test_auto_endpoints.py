@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from harness import DNN, TORCH_CHAIN, Job, StartJob, chains, chains_alone
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import CHAIN, DNN, TORCH_CHAIN, Job, StartJob, audit, chains
 
 NEEDY = ("--emulate-sample-seconds", "0.06", "--emulate-step-seconds", "0.03", "--purity-checks", "0")
 """A batch of 8 takes 0.48 s of a vCPU. Four vCPUs make a batch in 0.12 s, and twelve in 0.04 s."""
@@ -15,10 +20,13 @@ def decisions(job: Job) -> list[str]:
 
 
 def test_job_that_waits_for_data_adds_endpoints_and_trains_on_the_same_batches(start_job: StartJob) -> None:
-    auto = start_job(["data_group=ml.c5.xlarge:1", DNN], *NEEDY, "--trainer-endpoints", "auto", args=STEPS)
+    auto = start_job(["data_group=ml.c5.xlarge:1", DNN], *NEEDY, "--trainer-endpoints", "auto", "--audit", args=STEPS)
     assert auto.wait() == 0, auto.output
     # The same batches, whatever was added and removed meanwhile.
-    assert chains(auto.directory, 1) == chains_alone(*STEPS)
+    alone = run_alone(auto.directory / "alone")
+    assert chains(auto.directory, 1) == chains(alone, 1)
+    status, text = audit(auto.directory / "run", alone / "ledgers")
+    assert (status, "The same data: " in text) == (0, True), text
     # What it decided is in the log and in the report.
     run = auto.report()["run"]
     first, second = decisions(auto)[:2]
@@ -31,6 +39,14 @@ def test_job_that_waits_for_data_adds_endpoints_and_trains_on_the_same_batches(s
     counted = ("endpoint restarts", "endpoint_losses", "failovers", "stuck endpoints")
     assert [run["events"][name] for name in counted] == [0] * 4
     assert "ERROR" not in auto.output
+
+
+def run_alone(folder: Path) -> Path:
+    """Run the script without a job, and keep a ledger."""
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(CHAIN.parents[3]), "HETERO_AUDIT_DIR": str(folder / "ledgers")}
+    subprocess.run([sys.executable, str(CHAIN), "--output", str(folder), *STEPS], env=environment, check=True)
+    return folder
 
 
 def test_job_that_does_not_wait_for_data_adds_nothing(start_job: StartJob) -> None:

@@ -92,9 +92,9 @@ def growth(start_shared_launcher: StartLauncher, shared_folder: Path) -> Growth:
     for job in (early, again, added):
         job.wait_line("serving with 1 endpoint")
 
-    (shared_folder / "enough").touch()
+    trainer.process.terminate()
     for job in (trainer, data, early, again, added):
-        assert job.wait() == ExitCode.OK, trainer.output + job.output
+        assert job.wait() == 128 + signal.SIGTERM, trainer.output + job.output
     return Growth(shared_folder, trainer, data, early, added, killed, again, refused)
 
 
@@ -137,7 +137,7 @@ def test_any_host_admits_and_a_host_that_is_killed_comes_back(growth: Growth) ->
     assert "data host algo-5 has joined the job" in growth.trainer.output
     for job in (growth.killed, growth.again):
         assert "serving with 1 endpoint" in job.output
-    assert growth.again.process.returncode == ExitCode.OK
+    assert growth.again.process.returncode == 128 + signal.SIGTERM  # as the whole job
 
 
 @pytest.mark.attack("A23")
@@ -171,15 +171,16 @@ def test_host_that_is_asked_to_stop_drains_and_no_batch_is_computed_twice(
 ) -> None:
     args = args_of(tmp_path)
     trainer, data = start_two(start_launcher, args)
-    joined = join(start_launcher, "algo-3", "algo-2", args)
-    joined.wait_line("serving with 1 endpoint")
+    joined, stays = (join(start_launcher, host, "algo-2", args) for host in ("algo-3", "algo-4"))
+    for job in (joined, stays):
+        job.wait_line("serving with 1 endpoint")
     next_step = sum(" step " in line for line in trainer.lines) + 50
     trainer.wait_line(f"step {next_step}")
     joined.process.send_signal(signal.SIGTERM)
     assert joined.wait() == 143, joined.output
     trainer.wait_line("data host algo-3 has left the job")
     (tmp_path / "enough").touch()
-    assert [job.wait() for job in (trainer, data)] == [ExitCode.OK] * 2, trainer.output
+    assert [job.wait() for job in (trainer, data, stays)] == [ExitCode.OK] * 3, trainer.output
     events = report(trainer)["run"]["events"]
     num_ahead = events["batches requested and not delivered"]  # of the next epoch
     num_steps = json.loads((tmp_path / "rank-0.json").read_text())["steps"]

@@ -69,7 +69,7 @@ def test_batches_of_keras_are_the_same_on_a_data_host_and_resumed_without_any(
 ) -> None:
     args = ["--output", str(tmp_path), "--num-samples", str(NUM_SAMPLES)]
     flags = ["--framework", "tensorflow", "--endpoints-per-host", "1", "--trainer-endpoints", "0"]
-    job = start_job([data(1), DNN], *flags, script=SCRIPT, args=args)
+    job = start_job([data(2), DNN], *flags, script=SCRIPT, args=args)
     assert job.wait(200.0) == 0, job.output
     alone = start([sys.executable, str(SCRIPT), *args, "--resume"], tmp_path, {})
     assert alone.wait(200.0) == 0, alone.output

@@ -27,9 +27,11 @@ def certificates(tmp_path: Path, num_hosts: int = 2) -> Path:
 
 def test_chain_under_tls_that_the_simulation_makes_is_the_one_without(start_job: StartJob) -> None:
     folder("job")  # skips where there is no openssl
-    job = start_job(GROUPS, "--endpoints-per-host", "1", "--tls", "--trainer-endpoints", "1", args=SAMPLES)
+    groups = ["data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:2"]
+    flags = ["--endpoints-per-host", "1", "--trainer-endpoints", "1", "--nproc-per-node", "2"]
+    job = start_job(groups, "--tls", *flags, args=SAMPLES)
     assert job.wait() == 0, job.output
-    assert chains(job.directory, 1) == chains_alone(*SAMPLES)
+    assert chains(job.directory, 4) == chains_alone(*SAMPLES, num_ranks=4)
 
 
 def test_endpoint_killed_under_tls_gives_the_same_chain(start_job: StartJob, tmp_path: Path) -> None:

@@ -68,9 +68,7 @@ def _read_models_once() -> Iterator[None]:
             from botocore.loaders import JSONFileLoader
 
             patch.setattr(JSONFileLoader, "load_file", staticmethod(functools.cache(JSONFileLoader().load_file)))
-        if (
-            "sagemaker.utils" in sys.modules
-        ):  # version 2 validates all of them for each session and look-up
+        if "sagemaker.utils" in sys.modules:  # version 2 validates all of them for each session and look-up
             for module in ("utils", "session"):
                 patch.setattr(f"sagemaker.{module}.validate_sagemaker_config", lambda defaults: None)
         yield
