@@ -125,12 +125,10 @@ def _headline(report: Report, which: str) -> Headline:
 def _times_per_unit(headline: Headline, per: str) -> tuple[float, float] | None:
     """Return the bounds of the time per step or sample. None if nothing was measured."""
     times_s, rate = headline.step_time_range_s, headline.samples_per_s
-    if times_s is None or times_s[0] <= 0:
+    if times_s is None or rate is None or times_s[0] <= 0 or rate.value <= 0:
         return None
     if per == "step":
         return times_s
-    if rate is None or rate.value <= 0:
-        return None
     return times_s[0] / (times_s[1] * rate.value), 1 / rate.value
 
 

@@ -54,15 +54,14 @@ def pace_text(comparison: Comparison) -> str:
     """Return the pace of the second run as a multiple of the first run's."""
     reports = (comparison.baseline, comparison.candidate)
     here = " on this machine" if any(missing_emulation(report.run) for report in reports) else ""
-    assert comparison.speedup is not None, "there is no pace if the runs cannot be compared"
+    assert comparison.speedup is not None
     return f"{speedup_text(comparison)} times the pace per {comparison.per}{here} ({comparison.speedup.basis})"
 
 
 def speedup_text(comparison: Comparison) -> str:
-    """Return the speed-up of the second run as `bound_text` does, with two decimals. A dash if it is not known."""
+    """Return the speed-up of the second run as `bound_text` does, with two decimals. It must be known."""
     speedup = comparison.speedup
-    if speedup is None:
-        return NOT_KNOWN
+    assert speedup is not None, "there is no pace if the runs cannot be compared"
     return bound_text(f"{speedup.low:.2f}", f"{speedup.high:.2f}", comparison.is_worth_it)
 
 

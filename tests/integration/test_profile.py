@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from harness import DNN, Job, Start, StartJob, StartLauncher
+from harness import Job, Start, StartJob, StartLauncher
 
 from hetero.dataplane.supply.measuring import burst_sizes
 from hetero.planning.profile import Profile, load_profile
@@ -122,7 +122,7 @@ def test_profile_of_a_data_set_object_measures_it_in_the_rank(start_profile: Sta
 
 def test_profile_of_a_simulated_job_has_both_types_of_host_and_is_labelled(start_job: StartJob, tmp_path: Path) -> None:
     job = start_job(
-        [DNN, "data_group=ml.c5.xlarge:1"],
+        ["dnn_group=ml.p3.2xlarge:2", "data_group=ml.c5.xlarge:2"],
         *("--profile", "--nproc-per-node", "2", *EMULATED),
         script=SCRIPT,
         args=["--output", str(tmp_path), *WITHOUT_WORK],
@@ -131,11 +131,12 @@ def test_profile_of_a_simulated_job_has_both_types_of_host_and_is_labelled(start
     profile = load(job)
     assert [(each.instance_type, each.vcpus) for each in profile.supply] == [("ml.p3.2xlarge", 8), ("ml.c5.xlarge", 4)]
     training = profile.training
-    assert (training.ranks_per_host, training.num_local_processes, training.has_data_hosts) == (2, 0, True)
+    assert (training.num_hosts, training.ranks_per_host) == (2, 2)
+    assert (training.num_local_processes, training.has_data_hosts) == (0, True)
     bases = {training.headspace_s.basis, training.step_s.basis, *(each.sample_cpu_s.basis for each in profile.supply)}
     assert bases == {"simulated"}
     assert training.headspace_s.p50 == pytest.approx(0.02, rel=0.5)
-    assert training.step_s.mean == pytest.approx(2 * 16 * 0.01 / 4, rel=0.3)  # on the four vCPUs of the data host
+    assert training.step_s.mean == pytest.approx(4 * 16 * 0.01 / 8, rel=0.3)  # on the four vCPUs of each data host
     assert len(profile.simulated) == 3  # also that the hosts are processes of one machine
     assert len(profile.leaves) == 2
     assert json.loads((job.directory / "run" / "profile.json").read_text())["schema_version"] == 1

@@ -319,3 +319,15 @@ def test_status_line_elsewhere_than_on_a_terminal_draws_nothing() -> None:
 def test_status_line_on_a_dumb_terminal_is_not_live(ends: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert not StatusLine(ends[1]).is_live
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_status_line_on_a_terminal_that_has_gone_draws_no_more() -> None:
+    own_end, its_end = pty.openpty()
+    with contextlib.suppress(OSError), os.fdopen(its_end, "w") as stream:  # it cannot write at its end either
+        line = StatusLine(stream)
+        assert line.is_live
+        os.close(own_end)
+        line.show("serving")
+        assert not line.is_live
+        line.show("nobody sees this")

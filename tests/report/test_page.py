@@ -13,7 +13,7 @@ import pytest
 from browser import needs_chromium, open_page
 
 from hetero.cli import main
-from hetero.errors import ExitCode
+from hetero.errors import ConfigError, ExitCode
 from hetero.metrics import HostUsage, StepSummary
 from hetero.metrics.step_series import StepSeries
 from hetero.metrics.usage_series import UsageSeries
@@ -47,9 +47,18 @@ SERIES = UsageSeries(
 def report_of(make_facts: FactsMaker, summary_of: SummaryMaker, usage_of: UsageMaker) -> Callable[..., Report]:
     """Return a maker of reports of emulated runs with histories, one of the published pair."""
 
-    def make(*, is_heterogeneous: bool = False, command: str = HOSTILE, **steps: Any) -> Report:
-        step_s = 0.184 if is_heterogeneous else 1.193
-        summary = dataclasses.replace(summary_of(step_s, 0.5, step_wait_s=step_s / 4), history=HISTORY, **steps)
+    def make(
+        *,
+        is_heterogeneous: bool = False,
+        command: str = HOSTILE,
+        step_s: float | None = None,
+        prices: Catalogue = PRICED,
+        changes: dict[str, Any] | None = None,
+        **steps: Any,
+    ) -> Report:
+        step_s = step_s or (0.184 if is_heterogeneous else 1.193)
+        steps = {"step_wait_s": step_s / 4, "history": HISTORY, **steps}
+        summary = dataclasses.replace(summary_of(step_s, 0.5), **steps)
         hosts = [usage_of("algo-1", series=SERIES)]
         if is_heterogeneous:
             work = {"batches_computed": 1234, "endpoints_busy_s": 480.0, "endpoint_slots": 16}
@@ -62,7 +71,7 @@ def report_of(make_facts: FactsMaker, summary_of: SummaryMaker, usage_of: UsageM
             options={"emulate_sample_s": "0.1", "emulate_step_s": "0.1"},
             timeline=(TimedEvent(at_s=10.3, host="algo-2", what="an endpoint restarted"),),
         )
-        return build_report(facts, PRICED)
+        return build_report(dataclasses.replace(facts, **changes or {}), prices)
 
     return make
 
@@ -97,6 +106,60 @@ def test_comparison_page_without_verdict_says_why(report_of: Callable[..., Repor
     assert headline.startswith(
         "Which run is faster and which is cheaper cannot be said: The second run measured only 3"
     )
+
+
+def test_comparison_page_without_prices_has_the_pace(report_of: Callable[..., Report]) -> None:
+    reports = report_of(prices=Catalogue([])), report_of(is_heterogeneous=True, prices=Catalogue([]))
+    (headline,) = texts(comparison_page(compare(*reports)), "h1")
+    assert headline.endswith(" times the pace: whether it is cheaper cannot be said without all prices")
+
+
+def test_comparison_page_whose_bounds_contain_both_answers_says_so(report_of: Callable[..., Report]) -> None:
+    # Half of the second run's step is real work: without it the run is cheaper, with it dearer.
+    reports = report_of(step_wait_s=None), report_of(is_heterogeneous=True, step_s=0.9, step_wait_s=0.01)
+    comparison = compare(*reports)
+    assert comparison.is_worth_it is None
+    (headline,) = texts(comparison_page(comparison), "h1")
+    assert headline.startswith("Whether the second run is cheaper cannot be said: it is between 11.7 % dearer and")
+
+
+def test_run_of_real_work_alone_cannot_be_compared(report_of: Callable[..., Report]) -> None:
+    work_alone = {"step_wait_s": 0.0, "data_wait_total_s": 0.0, "compute_total_s": 18.4}
+    with pytest.raises(ConfigError, match="second report: no time per step was measured"):
+        compare(report_of(), report_of(is_heterogeneous=True, **work_alone))
+
+
+def test_comparison_page_of_other_batches_is_about_samples_and_has_the_caveat(report_of: Callable[..., Report]) -> None:
+    page = comparison_page(compare(report_of(), report_of(is_heterogeneous=True, batch_samples=32)))
+    assert "Caveats" in texts(page, "h2")
+    assert any(item.startswith("The global batch differs (64 against 32 samples)") for item in texts(page, "li"))
+    drawn = texts(page, "{http://www.w3.org/2000/svg}text")
+    assert "USD for the samples of 1,000 steps" in drawn
+
+
+def test_run_page_of_many_hosts_and_events_shows_the_first(
+    report_of: Callable[..., Report], usage_of: UsageMaker
+) -> None:
+    hosts = tuple(usage_of(f"algo-{number}", series=SERIES) for number in range(1, 301))
+    timeline = tuple(TimedEvent(at_s=10.01 * (1 + at / 1000), host="algo-2", what=f"event {at}") for at in range(20))
+    changes = {"hosts": hosts, "timeline": timeline, "events": {"batches computed": 200}}
+    page = run_page(report_of(changes=changes))
+    hosts_shown = [row[0] for row in rows_of(page) if row and row[0].startswith("algo-")]
+    assert 1 < len(hosts_shown) < len(hosts)
+    paragraphs = texts(page, "p")
+    assert f"{len(hosts) - len(hosts_shown)} hosts more in report.json." in paragraphs
+    assert "The script took 105 batches. The other 95 were made ahead, for epochs that did not come." in paragraphs
+    assert f" of {len(hosts)} hosts." in page
+    drawn = " ".join(texts(page, "{http://www.w3.org/2000/svg}text"))
+    assert "event 0" in drawn
+    assert "event 19" not in drawn
+
+
+def test_run_page_without_history_and_events_has_neither_plot_nor_table(report_of: Callable[..., Report]) -> None:
+    changes = {"timeline": (), "hosts": ()}
+    page = run_page(report_of(history=StepSeries(), step_wait_s=None, changes=changes))
+    assert texts(page, "h3") == ["Where the time of a step goes"]
+    assert not any("Real work that shows" in text for text in texts(page, "p"))
 
 
 def test_pages_load_and_run_nothing_and_are_small(report_of: Callable[..., Report]) -> None:
@@ -138,7 +201,10 @@ def test_report_command_writes_the_page_and_keeps_its_inputs(
         (tmp_path / name / "report.json").write_text(json.dumps(document))
     runs = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert main(["report", *runs, "--html", str(tmp_path / "page.html")]) == ExitCode.OK
-    assert "**worth it: at least" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "**worth it: at least" in text
+    assert main(["report", *runs]) == ExitCode.OK
+    assert capsys.readouterr().out == text
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
     assert main(["report", *runs, "--html", str(tmp_path / "b" / "report.json")]) == ExitCode.USAGE
     assert "give another file to --html" in capsys.readouterr().err

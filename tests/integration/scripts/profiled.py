@@ -48,8 +48,8 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=1_000_000)
     parser.add_argument("--object", action="store_true", help="pass the data set itself")
     args = parser.parse_args()
-    is_parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if is_parallel:
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
         torch.distributed.init_process_group("gloo")
     hetero.on_stop(lambda: (args.output / "checkpoint").write_text("saved"))
     dataset = Images(args.num_samples, args.cpu_s) if args.object else images(args.num_samples, args.cpu_s)
@@ -62,11 +62,11 @@ def main() -> None:
         pixels.sub_(300)  # a batch that is repeated must not have this
         labels.add_(10)
         time.sleep(args.step_s)
-        if is_parallel:
+        if world_size > 1:
             torch.distributed.all_reduce(torch.ones(1))
         steps += 1
         if steps % 40 == 0:
-            assert sum(len(batch[0]) for batch in validation) == (32 if not is_parallel else 16)
+            assert sum(len(batch[0]) for batch in validation) == 32 // world_size
         if steps == args.max_steps:
             break
     (args.output / "finished").write_text(str(steps))

@@ -30,7 +30,7 @@ CELLS = [
     for pipeline, host, group in itertools.product(PIPELINES, HOSTS, DATA_GROUPS)
 ]
 SOME_CELLS = [
-    cell if number % 5 == 0 else pytest.param(cell, marks=pytest.mark.long) for number, cell in enumerate(CELLS)
+    cell if number % 5 == 1 else pytest.param(cell, marks=pytest.mark.long) for number, cell in enumerate(CELLS)
 ]
 """All cells, of which `make test` takes every fifth. They have every pipeline, every host and every data group."""
 NUM_STEPS = 600
