@@ -41,7 +41,7 @@ Ran = subprocess.CompletedProcess[str]
 
 
 def main(flags: Sequence[str]) -> int:
-    """Run all parts; print what failed and the slowest tests. Return pytest's exit code of what failed."""
+    """Run all parts, and print failures and the slowest tests. Return pytest's exit code of a part that failed."""
     apart = _APART if _can_be_apart() else ()
     if not apart:
         print("one part of the tests after the other: no leave for namespaces here (root has it)", flush=True)
@@ -123,7 +123,7 @@ def _can_be_apart() -> bool:
 
 
 def _worst(codes: Sequence[int]) -> int:
-    """Return the code of the part that failed; that a selection left no test in a part is no failure."""
+    """Return the code of a part that failed, else 0. A part of which no test was selected has not failed."""
     ran = [code for code in codes if code != pytest.ExitCode.NO_TESTS_COLLECTED]
     return next((code for code in ran if code != 0), 0) if ran else int(pytest.ExitCode.NO_TESTS_COLLECTED)
 

@@ -26,7 +26,7 @@ from hetero.errors import ExitCode
 CHAIN = Path(__file__).parent / "scripts" / "chain.py"
 """The script of most jobs. It needs no framework."""
 TORCH_CHAIN = CHAIN.with_name("torch_chain.py")
-"""The same with torch, whose import costs more than such a job, in each rank and each data host."""
+"""The same with torch. Its import costs more than such a job, in each rank and each data host."""
 MARKER = "HETERO_TEST_RUN"
 TIME_SCALE = 0.2
 """Of launchers that are started by themselves."""

@@ -1,6 +1,7 @@
-"""Trains on nothing, but says exactly what it was fed: a SHA-256 chain per rank over every batch.
+"""Trains on nothing, and writes a SHA-256 chain over every batch that a rank got.
 
-Without torch and TensorFlow, whose imports cost more than such a job. `torch_chain.py` does the same with torch.
+It needs neither torch nor TensorFlow, because their imports cost more than such a job. `torch_chain.py` does the same
+with torch. `arrays.py` is a script of one file, which tests copy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Augmented:
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, object]:
-    """Stack what is a number or an array, and list the rest."""
+    """Stack numbers and arrays, and list names."""
     return {
         "index": np.array([sample["index"] for sample in samples]),
         "image": np.stack([sample["image"] for sample in samples]),
@@ -44,7 +45,7 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, object]:
 
 @hetero.dataset(collate_fn=collate)
 def augmented(num_samples: int, faults: str = "") -> Augmented:
-    """Return the data set; ``faults`` says what is to go wrong."""
+    """Return the data set, with the faults of a list like ``raise_at=17,sleep_s=0.1``."""
     if "by_host" in faults:  # a data set that is not the same everywhere
         num_samples += chained.host_number()
     return Augmented(num_samples, faults)

@@ -1,4 +1,4 @@
-"""What the scripts `chain.py` and `torch_chain.py` share: what goes wrong with samples, and the training loop."""
+"""The parts that the scripts `chain.py` and `torch_chain.py` share: faults of samples, and the training loop."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def faults_in(text: str) -> dict[str, str]:
 
 
 def check_sample(faults: dict[str, str], index: int) -> None:
-    """Do what goes wrong with a sample."""
+    """Raise or sleep if the faults name this sample."""
     if str(index) in faults.get("poison", "").split(";"):
         raise ValueError(f"sample {index} is poison, says {random.random():.2f}")
     if int(faults.get("raise_at", -1)) == index:
         raise ValueError(f"sample {index} is broken on purpose")
     if "sleep_s" in faults:
-        time.sleep(float(faults["sleep_s"]))
+        time.sleep(float(faults["sleep_s"]))  # the work of a sample
 
 
 def host_number() -> int:
@@ -39,7 +39,7 @@ def host_number() -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return the parser of what all chains take."""
+    """Return a parser with the arguments of both scripts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--num-samples", type=int, default=101)
@@ -71,7 +71,7 @@ def train(
         stopped_at = args.output / f"stopped-{rank}"
         partial = stopped_at.with_suffix(".partial")
         partial.write_text(str(step))
-        time.sleep(args.save_s)  # a large one
+        time.sleep(args.save_s)  # the writing of a large checkpoint
         partial.rename(stopped_at)  # whole or not at all
 
     hetero.on_stop(save)
@@ -83,7 +83,7 @@ def train(
         indices.append(batch["index"].tolist())
         print(f"rank {rank} step {step}", flush=True)
         if args.step_s:
-            time.sleep(args.step_s)
+            time.sleep(args.step_s)  # the work of a step
         if on_step is not None:
             on_step()
         if rank == args.fail_rank and step == args.fail_at:

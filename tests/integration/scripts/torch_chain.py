@@ -1,4 +1,4 @@
-"""Trains on nothing with torch, and says exactly what it was fed, as `chain.py` does without."""
+"""Trains on nothing with torch, and writes the same kind of chain as `chain.py`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Augmented(torch.utils.data.Dataset):
 
 
 def collate(samples: list[dict[str, object]]) -> dict[str, object]:
-    """Collate what torch can, and leave paths as they are."""
+    """Collate everything but paths, which stay as they are."""
     paths = [sample.pop("path", None) for sample in samples]
     batch: dict[str, object] = torch.utils.data.default_collate(samples)
     return batch if paths == [None] * len(paths) else {**batch, "path": paths}
@@ -51,7 +51,7 @@ def collate(samples: list[dict[str, object]]) -> dict[str, object]:
 
 @hetero.dataset(collate_fn=collate)
 def augmented(num_samples: int, faults: str = "") -> torch.utils.data.Dataset:
-    """Return the data set; ``faults`` says what is to go wrong."""
+    """Return the data set, with the faults of a list like ``raise_at=17,sleep_s=0.1``."""
     if "factory" in faults:
         raise RuntimeError("the factory fails on purpose")
     if "descriptors" in faults:  # left for connections, and for the first samples
