@@ -25,8 +25,9 @@ pytestmark = pytest.mark.integration
 MB = 2**20
 SLACK = 16 * MB
 """For what is not batches: threads, connections, statistics, and what malloc does not get to use again."""
-COMPUTING = 2
-"""Batches' worth of memory that making one takes besides: its samples, and a copy of what a `collate_fn` returns."""
+COMPUTING = 3
+"""Batches' worth of memory that making one takes besides: its samples, a copy of what a `collate_fn` returns, and,
+about once in five runs, the batch before it, which malloc keeps because it was still being sent."""
 NUM_BATCHES = 28
 BATCH_SIZE = 4
 STABLE_POLLS = 15
@@ -245,8 +246,7 @@ def test_trainer_process_that_is_stopped_costs_endpoints_a_batch_per_request(job
         trainer.send("stop")
         tools.wait_for(lambda: psutil.Process(trainer.pid).status() == psutil.STATUS_STOPPED)
         stopped = settled(lambda: rss_of(endpoints), lambda rss: rss // MB)
-        # One more in one run of five: malloc keeps a batch that was still being sent when the next one was made.
-        assert stopped - idle <= window_bytes + (COMPUTING + 1) * batch_bytes + SLACK
+        assert stopped - idle <= window_bytes + COMPUTING * batch_bytes + SLACK
         os.kill(trainer.pid, signal.SIGCONT)
         assert trainer.hear()["trouble"] == 0
     ended = trainer.tell(f"take {NUM_BATCHES - 6}")

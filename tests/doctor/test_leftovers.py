@@ -19,8 +19,9 @@ KILLED = (
     "import os, sys; from hetero.system.workdir import private_folder\n"
     "with private_folder('hetero-launch-', parent=sys.argv[1]): os.kill(os.getpid(), 9)"
 )
-READ = "import sys; print('up', flush=True); sys.stdin.read()"
-LEAVE = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True)"
+# Each line is one write, also where PYTHONUNBUFFERED is set: two processes write to one pipe.
+READ = r"import os, sys; os.write(1, b'up\n'); sys.stdin.read()"
+LEAVE = r"import os, subprocess, sys; os.write(1, b'%d\n' % subprocess.Popen(sys.argv[1:]).pid)"
 """Starts a process and ends."""
 
 

@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ray"
 def test_example_trains(cluster: Any, tmp_path: Path) -> None:
     environ = {**os.environ, "RAY_ADDRESS": cluster.get_runtime_context().gcs_address, "STORAGE": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=EXAMPLE, env=environ, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "train.py"], cwd=EXAMPLE, env=environ, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     result = next(line for line in done.stdout.splitlines() if line.startswith("result: "))

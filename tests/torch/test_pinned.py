@@ -159,7 +159,7 @@ def test_pinned_memory_is_given_back_with_the_last_tensor_of_it(script: Any, pin
     wait_for(lambda: [len(memory) for memory in list(pinned.living.values())] == [kept])
     assert (part == torch.arange(1, 4, dtype=torch.uint8)[:, None, None]).all()
     del part
-    assert not pinned.living
+    wait_for(lambda: not pinned.living)  # a batch of the next epoch may still arrive, and is given back too
 
 
 @pytest.mark.integration
