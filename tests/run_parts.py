@@ -115,7 +115,7 @@ def _slowest(reports: Sequence[Path]) -> list[str]:
 
 
 def _can_be_apart() -> bool:
-    """Tell whether commands may run in namespaces of their own."""
+    """Return whether commands may run in namespaces of their own."""
     try:
         return subprocess.run([*_APART, "true"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:

@@ -52,6 +52,21 @@ def test_factory_argument_that_is_a_dict_keeps_its_order() -> None:
     assert spec == datasets_test_classes(classes={"dog": {"tall": 1, "short": 0}, "cat": {}}, root="/data")
 
 
+def test_second_data_set_of_a_name_is_refused_with_both_places() -> None:
+    @dataset(name="twice")
+    def datasets_test_first() -> list[int]:
+        return []
+
+    with pytest.raises(ConfigError) as caught:
+
+        @dataset(name="twice")
+        def datasets_test_second() -> list[int]:
+            return []
+
+    assert "two data sets are named 'twice'" in str(caught.value)
+    assert str(caught.value).count("test_datasets.py") == 2
+
+
 def test_spec_is_hashable_and_survives_pickling() -> None:
     spec = dataset(photos)("a")
     assert {spec: 1}[pickle.loads(pickle.dumps(spec))] == 1

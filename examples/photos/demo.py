@@ -2,7 +2,7 @@
 
     python examples/photos/demo.py
 
-It takes about a minute on two quick cores, and longer on slow or busy ones.
+It takes one to three minutes on two cores, and longer on slow or busy ones.
 The JPEGs, their decoding, the training of both ranks, every process and every
 byte between them are real. What this machine lacks is emulated, in both runs
 alike: each sample costs a time of a vCPU of its host, and each step takes a
@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
     comparison = compare(load_report(runs["homogeneous"]), load_report(runs["heterogeneous"]))
     if comparison.is_worth_it is None:
-        print(f"\nTo decide: python {here}/demo.py --step-seconds {2 * step_s:g}")
+        flags = [f"--data={args.data}", f"--output-dir={args.output_dir}", f"--step-seconds={2 * step_s:g}"]
+        print(f"\nTo decide: {shlex.join([os.path.relpath(sys.executable), f'{here}/demo.py', *flags])}")
     print(f"\nMore of each run: {runs['homogeneous']}/report.md, {runs['heterogeneous']}/report.md")
     print(f"Both runs on one page: {page}", flush=True)
     return 0

@@ -3,9 +3,10 @@
 Each command has a module, however short: audit, canary, certs, check, doctor, launch, plan, prices, profile, render,
 report, simulate, study. Its ``add`` adds the parser. It imports what the command needs only when the command runs, so
 ``hetero --help`` is quick.
-Two modules are shared:
+Three modules are shared:
 
 arguments.py   parsing of arguments that several commands have
+html_file.py   the file that --html names
 output.py      writing to standard output and standard error, which may be closed
 
 ``__main__.py`` is ``python -m hetero.cli``, which starts launchers and endpoints. ``python -m hetero`` is the same.

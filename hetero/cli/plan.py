@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetero import config
 from hetero.cli.arguments import Subparsers
-from hetero.cli.output import check_page, say, write_page
+from hetero.cli.html_file import check_page, write_page
+from hetero.cli.output import say
 from hetero.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:

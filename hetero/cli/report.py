@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from hetero.cli.arguments import Subparsers
-from hetero.cli.output import check_page, say, write_page
+from hetero.cli.html_file import check_page, write_page
+from hetero.cli.output import say
 from hetero.errors import ExitCode
 
 __all__ = ["add"]

@@ -12,6 +12,7 @@ from hetero.control.joined import MAX_JOINED, JoinedHost, joined_from_proto, joi
 from hetero.control.metric_series import fit_for_peer, series_from_proto, series_to_proto
 from hetero.errors import ExitCode, ProtocolError
 from hetero.metrics.logged import LoggedMetric
+from hetero.metrics.step_series import without_history
 from hetero.system.text import escape_line, last_bytes, one_line
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
@@ -319,7 +320,8 @@ def status_to_proto(status: HostStatus, *, has_metrics: bool = True) -> pb.HostS
 
     Args:
         status: Status of this host.
-        has_metrics: Whether the receiver writes the job's report, and so needs the values that ranks have logged.
+        has_metrics: Whether the receiver writes the job's report, and so needs the values that ranks have logged, and
+            the histories of their steps.
     """
     message = pb.HostStatus(
         protocol=CONTROL_PROTOCOL,
@@ -450,8 +452,10 @@ def _for_peers(reports: Sequence[RankReport], has_metrics: bool) -> Iterator[Ran
     num_ranks = sum(bool(report.metrics) for report in reports)
     for report in reports:
         failure = None if report.failure is None else dataclasses.replace(report.failure, detail="")
-        metrics = fit_for_peer(report.metrics, num_ranks=num_ranks) if has_metrics else None
-        yield dataclasses.replace(report, failure=failure, step_times=None, metrics=metrics)
+        metrics, summaries = None, tuple(map(without_history, report.summaries_json))
+        if has_metrics:
+            metrics, summaries = fit_for_peer(report.metrics, num_ranks=num_ranks), report.summaries_json
+        yield dataclasses.replace(report, failure=failure, step_times=None, metrics=metrics, summaries_json=summaries)
 
 
 def _check(what: str, found: int, bound: int) -> None:

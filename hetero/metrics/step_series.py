@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from dataclasses import dataclass, field
 
 from hetero.errors import ConfigError
 from hetero.metrics.history import MAX_POINTS, History
 from hetero.system.records import limits
 
-__all__ = ["StepLog", "StepSeries"]
+__all__ = ["StepLog", "StepSeries", "without_history"]
 
 _Interval = tuple[float, float, int, float, float]
 """Begin and end in seconds, number of steps, and the sums of their compute and data wait in seconds."""
@@ -60,3 +62,18 @@ class StepLog:
 
 def _merged(first: _Interval, second: _Interval) -> _Interval:
     return first[0], second[1], first[2] + second[2], first[3] + second[3], first[4] + second[4]
+
+
+@functools.lru_cache(maxsize=256)
+def without_history(summary_json: bytes) -> bytes:
+    """Return the JSON of a summary without its history. Anything else is returned as it is.
+
+    A host sends the summaries of its ranks to each other host, once per heartbeat. The result is kept meanwhile.
+    """
+    try:
+        summary = json.loads(summary_json)
+    except ValueError:
+        return summary_json
+    if not isinstance(summary, dict) or summary.pop("history", None) is None:
+        return summary_json
+    return json.dumps(summary).encode()

@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetero.errors import ConfigError
+from hetero.system.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +67,8 @@ def new_figure(width_in: float = _SIZE_IN[0], height_in: float = _SIZE_IN[1]) ->
 def svg_of(figure: Figure) -> str:
     """Return a figure as an ``svg`` element for a page. Equal figures are equal texts.
 
-    A ``$`` in a text is that character, not mathematics. Black and white become the text and background of the page.
+    A ``$`` in a text is that character, not mathematics. Control characters are escaped. Black and white become the
+    text and background of the page.
     """
     import matplotlib as mpl
     from matplotlib.text import Text
@@ -73,8 +76,13 @@ def svg_of(figure: Figure) -> str:
     target = io.StringIO()
     for text in figure.findobj(Text):
         text.set_parse_math(False)
+        text.set_text(printable(text.get_text()))
     # Texts of ticks are also made while the figure is drawn.
-    with mpl.rc_context({"svg.hashsalt": "hetero", "svg.fonttype": "none", "text.parse_math": False}):
+    with (
+        mpl.rc_context({"svg.hashsalt": "hetero", "svg.fonttype": "none", "text.parse_math": False}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser's fonts draw the text
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     svg = _NOT_OF_THE_FIGURE.sub("", _PROLOGUE.sub("", target.getvalue()))
     # Element names must be unique in a page. Different figures have different texts.

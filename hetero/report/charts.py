@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hetero.metrics.step_series import StepSeries
 from hetero.metrics.steps import StepSummary
 from hetero.pages.drawing import PALETTE, Plot, new_figure, svg_of
 from hetero.report.compare import Comparison
-from hetero.report.model import Report
+from hetero.report.model import Report, TimedEvent
 from hetero.system.quantities import seconds_text
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _WIDTH_IN = 11.0
 _WINDOW = 0.3
 """Length of the moving mean, as a share of a run's history. A step waits for data or does not, so single steps jump."""
 _MAX_EVENT_TEXTS = 12
-"""Events of a run that the plot of steps names. More would cover each other; the page lists all."""
+"""Events of a run that the plot of steps names. More would cover each other; the page has a table of them."""
 _HOST_COLOURS = PALETTE[2:]
 """Colours of hosts, which are not those of runs."""
 _PARTS = {"accelerator": PALETTE[0], "compute": PALETTE[0], "real work that shows": PALETTE[4], "data wait": PALETTE[1]}
@@ -35,8 +36,12 @@ class ShownRun:
     """``homogeneous`` or ``heterogeneous``, if that tells the runs apart, else ``first run`` or ``second run``."""
     report: Report
     colour: str
-    steps: StepSummary
-    """The loader that the report is about, on the rank with the longest steps."""
+    steps: StepSummary | None
+    """The loader that the report is about, on the rank with the longest steps. None if no rank has a step."""
+    history: StepSeries
+    """Steps of that loader, on that rank or on another that has a history."""
+    timeline: Sequence[TimedEvent]
+    """Events by the clock of ``history``. Empty if the history is of another host than the events."""
 
 
 def steps_plot(runs: Sequence[ShownRun]) -> Plot:
@@ -45,38 +50,45 @@ def steps_plot(runs: Sequence[ShownRun]) -> Plot:
     axes = figure.subplots()
     for run in runs:
         _draw_steps(axes, run)
-    waits_s = sorted({run.steps.step_wait_s for run in runs if run.steps.step_wait_s is not None})
-    for wait_s in waits_s:
+    waits_s = {run.steps.step_wait_s for run in runs if run.steps is not None and run.steps.step_wait_s is not None}
+    for wait_s in sorted(waits_s):
         axes.axhline(1000 * wait_s, color="0.5", linewidth=1, linestyle=":")
         axes.text(1.0, 1000 * wait_s, " accelerator", transform=axes.get_yaxis_transform(), va="center", color="0.5")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("time since the first step [s]")
+    axes.set_xlabel("time of the run [s]")
     axes.set_ylabel("step time [ms]")
     _finish(axes, has_legend=False)
     figure.legend(loc="outside upper right", frameon=False, ncols=3, fontsize="small")
-    num_steps = max((number for run in runs for number in run.steps.history.num_steps), default=1)
+    num_steps = max((number for run in runs for number in run.history.num_steps), default=1)
     dot = "A dot is one step" if num_steps == 1 else f"A dot is the mean of up to {num_steps} steps"
     caption = f"{dot}, the line is the mean of the steps around. Where batches come in bursts, few steps wait long."
-    if any(run.report.run.timeline for run in runs):
+    if any(map(_events_of_steps, runs)):
         caption += " A dashed vertical line is an event."
     return Plot(title="Step time over time", caption=caption, svg=svg_of(figure))
 
 
 def _draw_steps(axes: Axes, run: ShownRun) -> None:
-    history = run.steps.history
+    history = run.history
     if not history.begin_s:
         return
-    first_s, last_s = history.begin_s[0], history.end_s[-1]
-    times_s = [(begin + end) / 2 - first_s for begin, end in zip(history.begin_s, history.end_s, strict=True)]
+    times_s = [(begin + end) / 2 for begin, end in zip(history.begin_s, history.end_s, strict=True)]
     steps_ms = [1000 * (a + b) for a, b in zip(history.compute_s, history.data_wait_s, strict=True)]
     axes.plot(times_s, steps_ms, "o", color=run.colour, alpha=0.35, markersize=4)
     axes.plot(times_s, _moving_mean(steps_ms), color=run.colour, linewidth=2, label=run.name)
-    for number, event in enumerate(event for event in run.report.run.timeline if first_s <= event.at_s <= last_s):
-        axes.axvline(event.at_s - first_s, color=run.colour, linewidth=1, linestyle="--")
+    for number, event in enumerate(_events_of_steps(run)):
+        axes.axvline(event.at_s, color=run.colour, linewidth=1, linestyle="--")
         if number < _MAX_EVENT_TEXTS:
             text = f"{event.host}: {event.what} "
-            drawn = axes.text(event.at_s - first_s, 0.98, text, color=run.colour, rotation=90, va="top", ha="right")
+            drawn = axes.text(event.at_s, 0.98, text, color=run.colour, rotation=90, va="top", ha="right")
             drawn.set(transform=axes.get_xaxis_transform(), fontsize="small")
+
+
+def _events_of_steps(run: ShownRun) -> list[TimedEvent]:
+    """Return the events between the first and the last step."""
+    history = run.history
+    return [
+        event for event in run.timeline if history.begin_s and history.begin_s[0] <= event.at_s <= history.end_s[-1]
+    ]
 
 
 def _moving_mean(values: Sequence[float]) -> list[float]:
@@ -100,21 +112,22 @@ def parts_plot(runs: Sequence[ShownRun]) -> Plot:
     figure = new_figure(_WIDTH_IN, 1.0 + 0.6 * len(runs))
     axes = figure.subplots()
     labelled: set[str] = set()
-    for row, run in enumerate(runs):
+    known = {run.name: run.steps for run in runs if run.steps is not None}
+    for row, steps in enumerate(known.values()):
         left = 0.0
-        for name, seconds in step_parts_s(run.steps).items():
+        for name, seconds in step_parts_s(steps).items():
             label = None if name in labelled or not seconds else name
             axes.barh(row, 1000 * seconds, left=left, height=0.6, color=_PARTS[name], label=label)
             labelled |= {name} if label else set()
             left += 1000 * seconds
         axes.text(left, row, f" {seconds_text(left / 1000)}", va="center")
-    axes.set_yticks(range(len(runs)), [run.name for run in runs])
+    axes.set_yticks(range(len(known)), list(known))
     axes.invert_yaxis()
     axes.margins(x=0.08)
     axes.set_xlabel("milliseconds of a mean step")
     _finish(axes, has_legend=False)
     figure.legend(loc="outside upper right", frameon=False, ncols=3, fontsize="small")
-    has_real_work = any(run.steps.step_wait_s is not None for run in runs)
+    has_real_work = any(steps.step_wait_s is not None for steps in known.values())
     caption = "Data wait is the time that the rank with the longest steps was blocked in next()."
     if has_real_work:
         caption += " Real work that shows is compute of this machine beyond the emulated step."
@@ -128,13 +141,13 @@ def cpu_plot(run: ShownRun) -> Plot | None:
         return None
     figure = new_figure(_WIDTH_IN / 2, 2.8)
     axes = figure.subplots()
-    trainers = {rank.host for rank in run.report.run.ranks}
+    roles = run.report.run.host_roles
     for usage, colour in zip(hosts, _HOST_COLOURS, strict=False):
         times_s = [(begin + end) / 2 for begin, end in zip(usage.series.begin_s, usage.series.end_s, strict=True)]
-        label = f"{usage.host} ({'trainer' if usage.host in trainers else 'data'})"
+        label = f"{usage.host} ({roles[usage.host]})" if usage.host in roles else usage.host
         axes.plot(times_s, [value / 100 for value in usage.series.cpu_percent], color=colour, label=label)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("time since the host's start, with its start-up [s]")
+    axes.set_xlabel("time of the run, since the start of each host [s]")
     num_cpus = max(usage.num_cpus for usage in hosts)
     axes.set_ylabel(f"CPUs busy, of {num_cpus}")
     _finish(axes)
@@ -148,29 +161,36 @@ def cpu_plot(run: ShownRun) -> Plot | None:
 
 
 def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
-    """Return the cost of the same work in both runs, with the bounds and the break-even. None without a saving."""
-    saving, even = comparison.saving, comparison.break_even_speedup
-    first_usd, step = comparison.baseline.cost.per_1k_steps, comparison.baseline.headline
-    if saving is None or even is None or first_usd is None or step is None or step.step_time_mean is None:
+    """Return the cost of the same work in both runs, with their bounds. None without a saving."""
+    even = comparison.break_even_speedup
+    if comparison.saving is None or even is None:
         return None
     figure = new_figure(_WIDTH_IN / 2, 2.8)
     axes = figure.subplots()
-    low, high = (first_usd.value * (1 - share) for share in (saving.high, saving.low))
-    axes.barh(0, first_usd.value, height=0.6, color=runs[0].colour)
-    axes.barh(1, high, height=0.6, color=runs[-1].colour)
-    axes.plot([low, high], [1, 1], color="#000000", linewidth=3)
-    axes.text(first_usd.value, 0, f" {first_usd.value:.4g}", va="center")
-    axes.text(high, 1, f" {high:.4g}", va="center")
-    axes.axvline(first_usd.value, color="0.5", linewidth=1, linestyle=":")
-    axes.set_yticks([0, 1], [run.name for run in runs])
+    has_bounds = False
+    for row, run in enumerate(runs):
+        cost, headline = run.report.cost, run.report.headline
+        usd = cost.per_1k_steps if comparison.per == "step" else cost.per_million_samples
+        times_s = None if headline is None else headline.step_time_range_s
+        if usd is None or times_s is None:
+            return None
+        axes.barh(row, usd.value, height=0.6, color=run.colour)
+        axes.text(usd.value, row, f" {usd.value:.4g}", va="center")
+        if times_s[0] < times_s[1]:
+            has_bounds = True
+            axes.plot([usd.value * times_s[0] / times_s[1], usd.value], [row, row], color="#000000", linewidth=3)
+    axes.set_yticks(range(len(runs)), [run.name for run in runs])
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set_xlabel(f"USD for {'1,000 steps' if comparison.per == 'step' else 'the samples of 1,000 steps'}")
+    axes.set_xlabel(f"USD for {'1,000 steps' if comparison.per == 'step' else 'a million samples'}")
     _finish(axes)
-    even_s = seconds_text(step.step_time_mean.value / even.value)
-    caption = f"The second run costs as much as the first if a step takes {even_s} ({even.value:.2f} times the pace)."
-    if low != high:
-        caption += " Its bar is an upper bound. The black line leads to a lower bound."
+    caption = f"The second run costs as much as the first at {even.value:.2f} times its pace"
+    step = None if comparison.baseline.headline is None else comparison.baseline.headline.step_time_mean
+    if comparison.per == "step" and step is not None:
+        caption += f", which is a step of {seconds_text(step.value / even.value)}"
+    caption += "."
+    if has_bounds:
+        caption += " The black line leads to a lower bound without this machine's real work."
     return Plot(title="Cost of the same work", caption=caption, svg=svg_of(figure))
 
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
-from hetero.metrics.steps import StepSummary
 from hetero.pricing import cost
 from hetero.report.build import cost_objection
 from hetero.report.model import Headline, Report
-from hetero.report.overruns import overrun_sentences
+from hetero.report.overruns import has_unknown_excess, overrun_sentences
 
 __all__ = ["FEW_STEPS", "Comparison", "Range", "compare"]
 
@@ -149,6 +148,12 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
             f"The loaders differ: {base.loader} in the first run, {other.loader} in the second. If they are the same, "
             "give both the same name (an argument of the loader)."
         )
+    for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
+        if headline.step_time_least is None and has_unknown_excess(report.headline_ranks.values(), report.run.events):
+            yield (
+                f"The {which} report is of an older version of hetero, which did not record how much real work showed. "
+                "Run it again."
+            )
     for which, headline in (("first", base), ("second", other)):
         if headline.num_steps_measured < FEW_STEPS:
             yield (
@@ -191,8 +196,8 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
             f"The times are of {base.loader} in the first run and of {other.loader} in the second. If these do other "
             "work, give each loader a different name (an argument of the loader)."
         )
-    for which, report, headline in (("the first run", baseline, base), ("the second run", candidate, other)):
-        yield from overrun_sentences(which, _summaries(report, headline), report.run.events)
+    for which, report in (("the first run", baseline), ("the second run", candidate)):
+        yield from overrun_sentences(which, report.headline_ranks.values(), report.run.events)
     if len({(price.region, price.as_of) for report in (baseline, candidate) for price in report.cost.prices}) > 1:
         yield "The prices are not all of one region and date."
 
@@ -200,8 +205,3 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
 def _name(label: str) -> str:
     """Return the name of a loader from its label: ``photos`` from ``photos (2)``."""
     return _NUMBER.sub("", label)
-
-
-def _summaries(report: Report, headline: Headline) -> list[StepSummary]:
-    """Return the summaries of the headline's loader on all ranks."""
-    return [summary for rank in report.run.ranks for label, summary in rank.labelled if label == headline.loader]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetero.errors import ExitCode
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
@@ -183,17 +182,17 @@ def _place_in_interval(times_s: tuple[float, float], expected: Expectation) -> s
         return "outside the interval"
     if expected.step_time_low_s <= low_s and high_s <= expected.step_time_high_s:
         return "inside the interval"
-    return f"outside the interval, or inside it without this machine's real work ({seconds_text(low_s)} or more)"
+    place = "inside" if high_s <= expected.step_time_high_s else "above"
+    return f"{place} the interval, and perhaps not without this machine's real work ({seconds_text(low_s)} or more)"
 
 
 def _facts_table(report: Report) -> str:
     run = report.run
-    status = next((code_.help_text for code_ in ExitCode if code_ == run.exit_code), "")
     rows = [
         ("command", code_span(run.command)),
         ("started", code_span(run.started_at)),
         ("wall time", f"{seconds_text(run.wall_s)} ({run.basis})"),
-        ("exit code", f"{run.exit_code} {status}".rstrip()),
+        ("exit code", run.exit_text),
         ("placement", run.placement),
         *(
             (

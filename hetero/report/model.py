@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetero.errors import ExitCode
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
@@ -160,6 +161,20 @@ class RunFacts:
         return "simulated" if self.simulated else "measured"
 
     @property
+    def exit_text(self) -> str:
+        """Exit code with its meaning in words, if it has one."""
+        meaning = next((code.help_text for code in ExitCode if code == self.exit_code), "")
+        return f"{self.exit_code} {meaning}".rstrip()
+
+    @property
+    def host_roles(self) -> dict[str, str]:
+        """Role of each host with a known one. Hosts without ranks are data hosts if all trainer hosts have ranks."""
+        trainers = {rank.host for rank in self.ranks}
+        num_trainers = sum(group.count for group in self.groups if group.role == "trainer")
+        others = {usage.host for usage in self.hosts} - trainers if len(trainers) >= num_trainers else set()
+        return {**dict.fromkeys(trainers, "trainer"), **dict.fromkeys(others, "data")}
+
+    @property
     def num_hosts(self) -> int:
         """Number of hosts in all groups."""
         return sum(group.count for group in self.groups)
@@ -257,6 +272,18 @@ class Report:
     verdict: Verdict
     plan_error: Figure | None = None
     """Predicted step time / measured step time - 1. None without a plan or without a measured step."""
+
+    @property
+    def headline_ranks(self) -> dict[int, StepSummary]:
+        """Summaries of the headline's loader by rank. Empty without a headline."""
+        if self.headline is None:
+            return {}
+        return {
+            rank.rank: summary
+            for rank in self.run.ranks
+            for label, summary in rank.labelled
+            if label == self.headline.loader
+        }
 
     def to_json(self) -> dict[str, object]:
         """Return the report as JSON values (schema: ``hetero/report/data/report.schema.json``)."""

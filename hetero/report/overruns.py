@@ -7,17 +7,17 @@ bound, and what is known of the excess gives a lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from hetero.metrics.steps import StepSummary
 
-__all__ = ["LATE_COUNTER", "OVERRUN_COUNTER", "least_step_time_s", "overrun_sentences"]
+__all__ = ["has_unknown_excess", "least_step_time_s", "overrun_sentences"]
 
-LATE_COUNTER = "milliseconds later than emulated"
-OVERRUN_COUNTER = "emulation overruns"
+_LATE_COUNTER = "milliseconds later than emulated"
+_OVERRUN_COUNTER = "emulation overruns"
 
 
-def least_step_time_s(ranks: Sequence[StepSummary], events: Mapping[str, int]) -> float | None:
+def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int]) -> float | None:
     """Return a lower bound of the mean step time of a job on a machine whose real work never shows.
 
     The end of a job is the end of a chain of work, each part of which waits for the one before. Without the real work
@@ -26,7 +26,8 @@ def least_step_time_s(ranks: Sequence[StepSummary], events: Mapping[str, int]) -
     - Compute. A step would take exactly its emulated time. Time in which a rank waits for another rank's compute or
       data in a collective counts as late here, which makes the bound lower, not wrong.
     - Data wait. Batches of the chain are made one after the other, so it is late by no more than the time in which at
-      least one emulated vCPU was late, see `hetero.dataplane.endpoint.compute.Compute.late_s`.
+      least one emulated vCPU was late, see `hetero.dataplane.endpoint.compute.Compute.late_s`. Sending and receiving
+      batches is not emulated, so its time is the job's own.
 
     The job is as slow as its slowest rank, so its bound is the largest bound of a rank.
 
@@ -37,11 +38,20 @@ def least_step_time_s(ranks: Sequence[StepSummary], events: Mapping[str, int]) -
     Returns:
         Seconds per step, at most the measured step time. None if nothing is emulated, or a rank measured no step.
     """
-    late_s = events.get(LATE_COUNTER, 0) / 1000
+    late_s = events.get(_LATE_COUNTER, 0) / 1000
     is_emulated = late_s > 0 or any(summary.step_wait_s is not None for summary in ranks)
     if not is_emulated or not ranks or not all(summary.num_steps_measured for summary in ranks):
         return None
     return max(_least_total_s(summary, late_s) / summary.num_steps_measured for summary in ranks)
+
+
+def has_unknown_excess(ranks: Collection[StepSummary], events: Mapping[str, int]) -> bool:
+    """Return whether real work took longer than emulated, and the run did not record by how much.
+
+    That is so in reports from before hetero recorded it. The arguments are those of `overrun_sentences`.
+    """
+    has_steps = any(summary.num_emulation_overruns for summary in ranks)
+    return _LATE_COUNTER not in events and (has_steps or events.get(_OVERRUN_COUNTER, 0) > 0)
 
 
 def _least_total_s(summary: StepSummary, late_s: float) -> float:
@@ -51,7 +61,7 @@ def _least_total_s(summary: StepSummary, late_s: float) -> float:
     return compute_s + max(0.0, summary.data_wait_total_s - late_s)
 
 
-def overrun_sentences(which: str, ranks: Sequence[StepSummary], events: Mapping[str, int]) -> Iterator[str]:
+def overrun_sentences(which: str, ranks: Collection[StepSummary], events: Mapping[str, int]) -> Iterator[str]:
     """Yield a sentence for each kind of work that took longer than emulated.
 
     Args:
@@ -65,7 +75,7 @@ def overrun_sentences(which: str, ranks: Sequence[StepSummary], events: Mapping[
     if num_late:
         why = "computed longer" if len(ranks) == 1 else "computed longer, or waited longer for another rank,"
         yield f"In {which}, {num_late} of {num_steps} steps (over all ranks) {why} than the emulated accelerator would."
-    num_late = events.get(OVERRUN_COUNTER, 0)
+    num_late = events.get(_OVERRUN_COUNTER, 0)
     if num_late:
         num_batches = max(num_late, events.get("batches computed", 0))
         yield f"In {which}, {num_late} of {num_batches} batches took longer to make than the emulated vCPUs would."

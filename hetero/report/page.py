@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hetero.metrics.hosts import HostUsage
-from hetero.metrics.steps import StepSummary
+from hetero.metrics.step_series import StepSeries
 from hetero.pages.drawing import PALETTE
 from hetero.pages.page import figures_html, html_page, plot_html, table_html
 from hetero.report.charts import ShownRun, cost_plot, cpu_plot, parts_plot, steps_plot
@@ -28,10 +28,13 @@ def run_page(report: Report) -> str:
         ConfigError: If matplotlib is not installed.
     """
     runs = _shown([report])
+    kind = f"{report.run.placement.capitalize()} run"
+    if report.run.exit_code:
+        kind += f", which ended with exit code {report.run.exit_text}"
     return html_page(
         shortened(f"Run of {report.run.command}", _MAX_TITLE_CHARS),
         [
-            _title(report, f"{report.run.placement.capitalize()} run", report.verdict.advice),
+            _title(report, kind, report.verdict.advice),
             figures_html(list(_run_cells(report))),
             *_body(runs, None),
         ],
@@ -57,25 +60,28 @@ def comparison_page(comparison: Comparison) -> str:
 
 
 def _shown(reports: Sequence[Report]) -> list[ShownRun]:
-    """Return the runs that have steps, with names that tell them apart."""
+    """Return the runs with names that tell them apart."""
     placements = [report.run.placement for report in reports]
     names = placements if len(set(placements)) == len(placements) else ["first run", "second run"][: len(reports)]
-    shown = []
-    for name, report, colour in zip(names, reports, (PALETTE[1], PALETTE[0]), strict=False):
-        steps = _slowest_steps(report)
-        if steps is not None:
-            shown.append(ShownRun(name=name, report=report, colour=colour, steps=steps))
-    return shown
+    return [_shown_run(*each) for each in zip(names, reports, (PALETTE[1], PALETTE[0]), strict=False)]
 
 
-def _slowest_steps(report: Report) -> StepSummary | None:
-    headline = report.headline
-    if headline is None:
-        return None
-    found = [
-        (rank.rank, each) for rank in report.run.ranks for label, each in rank.labelled if label == headline.loader
-    ]
-    return next((each for rank, each in found if rank == headline.slowest_step_rank), found[0][1] if found else None)
+def _shown_run(name: str, report: Report, colour: str) -> ShownRun:
+    # The slowest rank comes first, then those of the host whose clock the events have.
+    slowest = None if report.headline is None else report.headline.slowest_step_rank
+    hosts = {rank.rank: rank.host for rank in report.run.ranks}
+    first_host = hosts[min(hosts)] if hosts else ""
+    found = sorted(report.headline_ranks.items(), key=lambda item: (item[0] != slowest, hosts[item[0]] != first_host))
+    steps = found[0][1] if found else None
+    rank, history = next(((rank, each.history) for rank, each in found if each.history.begin_s), (0, StepSeries()))
+    return ShownRun(
+        name=name,
+        report=report,
+        colour=colour,
+        steps=steps,
+        history=history,
+        timeline=report.run.timeline if hosts.get(rank) == first_host else (),
+    )
 
 
 def _title(report: Report, answer: str, why: str) -> str:
@@ -140,12 +146,12 @@ def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[s
     if simulated:
         lines = [_of_which_runs(line, runs) for line in simulated]
         yield f'<div class="notice">Simulated, everything else is real:\n{_list(lines)}</div>'
-    if any(run.steps.history.begin_s for run in runs):
+    if any(run.history.begin_s for run in runs):
         yield plot_html(steps_plot(runs))
-    if any(run.steps.num_steps_measured for run in runs):
+    if any(run.steps is not None and run.steps.num_steps_measured for run in runs):
         yield plot_html(parts_plot(runs))
     plots = [plot for run in runs if (plot := cpu_plot(run)) is not None]
-    if comparison is not None and len(runs) == 2 and (plot := cost_plot(comparison, runs)) is not None:
+    if comparison is not None and (plot := cost_plot(comparison, runs)) is not None:
         plots.insert(0, plot)
     if plots:
         yield f'<div class="plots">{"".join(map(plot_html, plots))}</div>'
@@ -165,29 +171,32 @@ def _tables(run: ShownRun) -> Iterator[str]:
     facts = run.report.run
     yield f"<h2>Hosts, {html_text(run.name)}</h2>"
     yield f"<p>{html_text(run.report.verdict.advice)}</p>"
-    trainers = {rank.host for rank in facts.ranks}
+    roles = facts.host_roles
     header = ("host", "role", "batches made", "time of its vCPUs", "CPUs busy", "peak", "memory peak", "GPU")
     is_emulated = facts.options.get("emulate_sample_s", "None") != "None"
-    rows = [
-        _host_row(usage, "trainer" if usage.host in trainers else "data", is_emulated=is_emulated)
-        for usage in facts.hosts
-    ]
+    rows = [_host_row(usage, roles.get(usage.host, NOT_KNOWN), is_emulated=is_emulated) for usage in facts.hosts]
     known = [at for at in range(len(header)) if any(row[at] != NOT_KNOWN for row in rows)]
     shown = [[row[at] for at in known] for row in rows[:_MAX_ROWS]]
-    yield table_html([header[at] for at in known], shown, right=[place for place, at in enumerate(known) if at > 1])
-    if len(rows) > _MAX_ROWS:
-        yield f'<p class="small">{counted(len(rows) - _MAX_ROWS, "host")} more in report.json.</p>'
+    if rows:
+        yield table_html([header[at] for at in known], shown, right=[place for place, at in enumerate(known) if at > 1])
+    yield _more(len(rows), "host")
     taken = sum(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
-    unused = facts.events.get("batches computed", 0) - taken
-    if unused > 0:
+    made = facts.events.get("batches computed", 0)
+    if made > taken:
         yield (
-            f'<p class="small">The script took {taken:,} batches. The other {unused:,} were made ahead, for epochs '
-            "that did not come.</p>"
+            f'<p class="small">The script took {taken:,} of {made:,} batches. Others are made ahead, and again after a '
+            "failure.</p>"
         )
     if facts.timeline:
         events = [(f"{event.at_s:.1f} s", event.host, event.what) for event in facts.timeline[:_MAX_ROWS]]
         yield f"<h3>Events, {html_text(run.name)}</h3>"
         yield table_html(("time of the run", "host", "event"), events, right=(0,))
+        yield _more(len(facts.timeline), "event")
+
+
+def _more(num_rows: int, what: str) -> str:
+    """Return how many rows a table leaves out. Empty if it has all."""
+    return f'<p class="small">{counted(num_rows - _MAX_ROWS, what)} more in report.json.</p>' * (num_rows > _MAX_ROWS)
 
 
 def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from hetero.planning.profile import (
 from hetero.pricing.catalog import Catalogue
 from hetero.report.build import missing_emulation
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, Headline, Report, RunFacts, load_report
+from hetero.report.verdict import upper_bounds_note
 from hetero.system.text import counted
 
 __all__ = ["load_any_profile", "profile_of_report"]
@@ -90,7 +91,7 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
             f"{_RUN_PROFILE}"
         )
     catalogue = Catalogue.load() if catalogue is None else catalogue
-    summaries = _summaries(run, headline)
+    summaries = list(report.headline_ranks.values())
     trainers = _one_type(run, "trainer")
     num_hosts = sum(group.count for group in run.groups if group.role == "trainer")
     num_steps = headline.num_steps_measured
@@ -114,14 +115,9 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
         supply=(_supply(report, headline, catalogue),),
         wire_bytes_per_sample=_wire_bytes(summaries, run.basis),
         simulated=run.simulated,
-        notes=_NOTES,
+        notes=(*_NOTES, *filter(None, [upper_bounds_note({run.run_id: report})])),
         versions=run.versions,
     )
-
-
-def _summaries(run: RunFacts, headline: Headline) -> list[StepSummary]:
-    """Return the summaries of the headline's loader, one per rank."""
-    return [summary for rank in run.ranks for label, summary in rank.labelled if label == headline.loader]
 
 
 def _one_type(run: RunFacts, role: str) -> GroupFacts:

@@ -108,7 +108,7 @@ def upper_bounds_note(reports: Mapping[str, Report]) -> str:
 
 
 def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
+    return f"{round(100 * fraction, 1) + 0.0:.1f}"  # no "-0.0"
 
 
 def _obstacle(comparison: Comparison) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -225,6 +226,15 @@ def test_values_of_a_host_fit_into_a_heartbeat_to_the_host_of_the_report_and_are
         assert (report.metrics[0].step, report.metrics[-1].step) == (0, 9_999)
     others = status_from_proto(status_to_proto(status, has_metrics=False)).ranks
     assert [report.metrics for report in others] == [None] * 8
+
+
+def test_histories_of_steps_are_sent_to_the_host_of_the_report_alone() -> None:
+    summary = json.dumps({"name": "train", "history": {"begin_s": [0.0]}}).encode()
+    ranks = (RankReport(rank=0, summaries_json=(summary, b"{,", b"[]")),)
+    status = HostStatus(host="a", incarnation="i", version="1", script_digest="d", ranks=ranks)
+    for has_metrics, expected in ((True, summary), (False, b'{"name": "train"}')):
+        (report,) = status_from_proto(status_to_proto(status, has_metrics=has_metrics)).ranks
+        assert report.summaries_json == (expected, b"{,", b"[]")
 
 
 @pytest.mark.parametrize(

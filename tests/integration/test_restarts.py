@@ -67,6 +67,8 @@ def restarted(start_shared_job: StartJob, shared_folder: Path) -> Restarted:
     endpoints = job.find("hetero.dataplane.endpoint.fork_server")[0].children()
     ranks = job.find("hetero.launch.ranks.rank")
     job.wait_line("goes on after step")
+    assert len(ranks) == 2
+    assert endpoints
     alive = [rank for rank in ranks if rank.is_running()]
     endpoints_after = job.find("hetero.dataplane.endpoint.fork_server")[0].children()
     assert job.wait() == 0, job.output

@@ -251,6 +251,22 @@ def test_compare_with_late_batches_bounds_the_data_wait(make_facts: FactsMaker) 
     assert comparison.is_worth_it is True
 
 
+@pytest.mark.parametrize("steps", [{"num_emulation_overruns": 30}, {}])
+def test_report_that_does_not_say_how_much_was_late_is_not_compared(
+    make_facts: FactsMaker, summary_of: SummaryMaker, steps: dict[str, Any]
+) -> None:
+    ranks = (RankFacts(rank=0, host="algo-1", loaders=(dataclasses.replace(summary_of(0.184, 0.5), **steps),)),)
+    events = {"emulation overruns": 0 if steps else 20}
+    comparison = compare_pair(make_facts, {"ranks": ranks, "events": events})
+    assert comparison.saving is None
+    assert comparison.objections[0].startswith("The second report is of an older version of hetero")
+
+
+def test_compare_of_equal_runs_has_no_negative_zero(make_facts: FactsMaker) -> None:
+    report = build_report(make_facts(), PRICED)
+    assert "not worth it: 0.0 % dearer" in render_comparison(compare(report, report))
+
+
 def test_comparison_says_in_which_run_something_was_simulated(make_facts: FactsMaker) -> None:
     facts = make_facts(simulated=("Steps were waits.", "One machine."))
     other = make_facts(is_heterogeneous=True, simulated=("One machine.", "a*b"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +98,10 @@ def test_comparison_page_begins_with_the_verdict_and_its_bound(report_of: Callab
         "Cost of the same work",
         "CPU use of the hosts, homogeneous",
     ]
-    assert "algo-2: an endpoint restarted" in " ".join(texts(page, "{http://www.w3.org/2000/svg}text"))
+    drawn = texts(page, "{http://www.w3.org/2000/svg}text")
+    assert "algo-2: an endpoint restarted" in " ".join(drawn)
+    (of_runs,) = {" ".join(re.findall(r"USD ([0-9.]+) per 1,000 steps", page))}
+    assert {f" {usd}" for usd in of_runs.split()} <= set(drawn)  # the bars are what the runs cost
 
 
 def test_comparison_page_without_verdict_says_why(report_of: Callable[..., Report]) -> None:
@@ -134,7 +138,8 @@ def test_comparison_page_of_other_batches_is_about_samples_and_has_the_caveat(re
     assert "Caveats" in texts(page, "h2")
     assert any(item.startswith("The global batch differs (64 against 32 samples)") for item in texts(page, "li"))
     drawn = texts(page, "{http://www.w3.org/2000/svg}text")
-    assert "USD for the samples of 1,000 steps" in drawn
+    assert "USD for a million samples" in drawn
+    assert " times its pace." in page  # no step time: the steps of the two runs are not the same work
 
 
 def test_run_page_of_many_hosts_and_events_shows_the_first(
@@ -148,7 +153,7 @@ def test_run_page_of_many_hosts_and_events_shows_the_first(
     assert 1 < len(hosts_shown) < len(hosts)
     paragraphs = texts(page, "p")
     assert f"{len(hosts) - len(hosts_shown)} hosts more in report.json." in paragraphs
-    assert "The script took 105 batches. The other 95 were made ahead, for epochs that did not come." in paragraphs
+    assert "The script took 105 of 200 batches. Others are made ahead, and again after a failure." in paragraphs
     assert f" of {len(hosts)} hosts." in page
     drawn = " ".join(texts(page, "{http://www.w3.org/2000/svg}text"))
     assert "event 0" in drawn
@@ -175,10 +180,46 @@ def test_pages_load_and_run_nothing_and_are_small(report_of: Callable[..., Repor
 def test_run_page_of_a_run_without_steps_has_the_advice_and_the_hosts(
     make_facts: FactsMaker, usage_of: UsageMaker
 ) -> None:
-    report = build_report(make_facts(ranks=(), hosts=(usage_of("algo-1"),)), PRICED)
+    report = build_report(make_facts(ranks=(), hosts=(usage_of("algo-1", batches_computed=3),)), PRICED)
     page = run_page(report)
     assert texts(page, "h1")[0].startswith("Homogeneous run: No step was measured")
     assert "<svg" not in page
+    assert ["algo-1", "3", "0.50 of 2", "1.20", "2,000 MB"] in rows_of(page)  # its role is not known
+
+
+def test_run_page_of_a_failed_run_has_its_exit_code_and_its_events(
+    report_of: Callable[..., Report],
+) -> None:
+    for changes in ({"exit_code": 30}, {"exit_code": 30, "ranks": ()}):
+        page = run_page(report_of(changes=changes))
+        assert texts(page, "h1")[0].startswith("Homogeneous run, which ended with exit code 30 ")
+        assert ["10.3 s", "algo-2", "an endpoint restarted"] in rows_of(page)
+
+
+def test_events_are_not_drawn_by_the_clock_of_another_host(
+    report_of: Callable[..., Report], summary_of: SummaryMaker
+) -> None:
+    slow, quick = (dataclasses.replace(summary_of(step_s, 0.5), history=HISTORY) for step_s in (0.3, 0.2))
+    hosts = ("algo-1", "algo-2")
+    for summaries, is_drawn in (((slow, quick), True), ((quick, slow), False)):
+        ranks = tuple(RankFacts(rank=rank, host=hosts[rank], loaders=(each,)) for rank, each in enumerate(summaries))
+        page = run_page(report_of(changes={"ranks": ranks}))
+        drawn = " ".join(texts(page, "{http://www.w3.org/2000/svg}text"))
+        assert ("an endpoint restarted" in drawn) == is_drawn
+        assert ["10.3 s", "algo-2", "an endpoint restarted"] in rows_of(page)
+
+
+def test_steps_are_those_of_another_rank_if_the_slowest_has_no_history(
+    report_of: Callable[..., Report], summary_of: SummaryMaker
+) -> None:
+    summaries = summary_of(0.3, 0.5), dataclasses.replace(summary_of(0.2, 0.5), history=HISTORY)
+    ranks = tuple(RankFacts(rank=rank, host="algo-1", loaders=(each,)) for rank, each in enumerate(summaries))
+    assert "Step time over time" in texts(run_page(report_of(changes={"ranks": ranks})), "h3")
+
+
+def test_names_with_odd_characters_are_escaped_in_plots(report_of: Callable[..., Report], usage_of: UsageMaker) -> None:
+    page = run_page(report_of(changes={"hosts": (usage_of("a\x01\u6f22$b$", series=SERIES),)}))
+    assert any("a\\x01\u6f22$b$" in text for text in texts(page, "{http://www.w3.org/2000/svg}text"))
 
 
 @pytest.mark.parametrize(

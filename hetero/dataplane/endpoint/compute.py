@@ -48,6 +48,8 @@ class Task:
         self._work: Callable[[Task], Any] | None = work
         self._on_finish = on_finish
         self.emulated_s = emulated_s
+        self.submitted_s = 0.0
+        """Monotonic time when the task was queued."""
         self._is_abandoned = is_abandoned
         self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S  # the requester has only just sent the task
         self.was_cancelled = False
@@ -163,6 +165,7 @@ class Compute:
             RuntimeError: If closed.
         """
         task = Task(work, emulated_s, is_abandoned, on_finish)
+        task.submitted_s = self._clock()
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("compute is closed")
@@ -195,7 +198,7 @@ class Compute:
 
     def serve(self) -> None:
         """Run tasks on the calling thread until this is closed."""
-        took_s = 0.0
+        took_s, free_s = 0.0, self._clock()
         while True:
             with self._lock:
                 self.busy_s += took_s
@@ -213,8 +216,11 @@ class Compute:
             task.finish()
             ended_s = self._clock()
             took_s = ended_s - taken_s
-            if 0 < task.emulated_s < took_s:
-                self._add_late(taken_s + task.emulated_s, ended_s)
+            # The slot could have begun when it and the task were there. A busy machine wakes its thread up later.
+            due_s = max(free_s, task.submitted_s) + task.emulated_s
+            if task.emulated_s > 0 and ended_s > due_s:
+                self._add_late(due_s, ended_s)
+            free_s = ended_s
             del task  # otherwise its result would stay in memory until this thread takes another task
 
     @property
@@ -228,10 +234,11 @@ class Compute:
             return self._earlier_late_s + sum(end_s - begin_s for begin_s, end_s in self._late)
 
     def _add_late(self, begin_s: float, end_s: float) -> None:
-        """Add an interval that ends now, and merge it with those that it overlaps."""
+        """Add an interval, and merge it with those that it overlaps. Another slot may have added a later end."""
         with self._lock:
             while self._late and self._late[-1][1] >= begin_s:
-                begin_s = min(begin_s, self._late.pop()[0])
+                earlier_s, later_s = self._late.pop()
+                begin_s, end_s = min(begin_s, earlier_s), max(end_s, later_s)
             self._late.append((begin_s, end_s))
             if len(self._late) > _MAX_LATE:
                 begin_s, end_s = self._late.popleft()

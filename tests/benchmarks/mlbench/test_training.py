@@ -165,7 +165,6 @@ def test_first_steps_of_task_2a_on_one_worker_equal_the_reference_bit_for_bit(
     assert torch.equal(found["weights"], reference_2a(load, folder / "rows", 1))
 
 
-@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.long
 def test_first_steps_of_task_2a_on_four_workers_equal_the_reference_but_for_rounding(load: Load, folder: Path) -> None:

@@ -113,19 +113,35 @@ def test_compute_slots_overlap_only_the_emulated_wait() -> None:
 
 
 def test_compute_counts_real_work_longer_than_emulated() -> None:
-    ticks = iter(range(100))
-    compute = Compute(clock=lambda: float(next(ticks)))
-    task = compute.submit(0, lambda _task: 1, emulated_s=0.5)
+    now_s = [0.0]
+    compute = Compute(clock=lambda: now_s[0])
+    task = compute.submit(0, lambda _task: now_s.__setitem__(0, 3.0), emulated_s=0.5)
     assert task.wait(30)
     assert compute.num_overruns == 1
     compute.submit(0, lambda _task: 1).wait(30)  # the thread has counted the first task when it takes the second
-    assert compute.late_s == 2.5  # the clock ticks once a second, three times from taking the task to its end
+    assert compute.late_s == 2.5
     compute.close()
+
+
+def test_compute_counts_the_time_until_its_thread_wakes_up() -> None:
+    now_s = [0.0]
+    compute = Compute(is_served_by_caller=True, clock=lambda: now_s[0])
+
+    def wait() -> None:
+        compute._lock.release()
+        compute.submit(0, lambda _task: compute.close(), emulated_s=0.5)
+        now_s[0] = 2.0
+        compute._lock.acquire()
+
+    compute._changed.wait = wait  # type: ignore[assignment,method-assign]
+    compute.serve()
+    assert compute.num_overruns == 0
+    assert compute.late_s == 1.5
 
 
 def test_compute_counts_time_in_which_several_slots_are_late_once() -> None:
     compute = Compute()
-    for begin_s, end_s in [(5.0, 6.0), (1.0, 7.0), (8.0, 9.0), (8.5, 10.0), (20.0, 21.0)]:  # as they end
+    for begin_s, end_s in [(5.0, 6.0), (1.0, 7.0), (8.0, 10.0), (8.5, 9.0), (20.0, 21.0)]:
         compute._add_late(begin_s, end_s)
     compute.close()
     assert compute.late_s == (7.0 - 1.0) + (10.0 - 8.0) + (21.0 - 20.0)
