@@ -86,6 +86,11 @@ class Membership(Roster):
         if cause.host == self.own.host and self.own.failure is None:
             self.update(failure=cause)
 
+    @property
+    def has_failure(self) -> bool:
+        """Whether this host knows of a failure. The arbiter's decision about it follows."""
+        return bool(self._failures)
+
     def observe(self, status: HostStatus) -> None:
         """Process a heartbeat that was received, or the answer to one that was sent."""
         peer = self._peers.get(status.host)

@@ -184,7 +184,10 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
             data = [] if host.generation else membership.missing(Role.DATA, at_least=HostState.SERVING)
             trainers = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
             stop_requested = membership.stop_requested
+            has_failure = membership.has_failure
         words = _words(data + trainers)
+        if not words and has_failure:  # otherwise a short job of hosts that disagree would end well before the decision
+            words = "the decision about a failure"
         unresolved = [name for name in host.starter.meeting_hosts(host.trainer_hosts) if not host.has_address(name)]
         if not words and unresolved:
             words = f"the address of {', '.join(unresolved)}, where ranks meet"
