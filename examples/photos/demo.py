@@ -97,7 +97,7 @@ def real_work_s(folder: str) -> float:
     """Return the seconds that the real work of a step takes, decoding included, from a run without emulation."""
     headline = load_report(folder).headline
     if headline is None or headline.step_time_mean is None:
-        raise SystemExit(f"{folder} has no measured step, so this machine is not known; give --step-seconds")
+        raise SystemExit(f"{folder} has no measured step, so the emulated times cannot be chosen. Give --step-seconds.")
     return headline.step_time_mean.value
 
 

@@ -64,7 +64,7 @@ def _merged(first: _Interval, second: _Interval) -> _Interval:
     return first[0], second[1], first[2] + second[2], first[3] + second[3], first[4] + second[4]
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache
 def without_history(summary_json: bytes) -> bytes:
     """Return the JSON of a summary without its history. Anything else is returned as it is.
 

@@ -18,18 +18,18 @@ _OVERRUN_COUNTER = "emulation overruns"
 
 
 def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int]) -> float | None:
-    """Return a lower bound of the mean step time of a job on a machine whose real work never shows.
+    """Return a lower bound of the mean step time that a job would have without the real work of this machine.
 
-    The end of a job is the end of a chain of work, each part of which waits for the one before. Without the real work
-    that shows, it would come earlier by no more than the parts of this chain that were late:
+    For each rank, two times are subtracted from the measured time:
 
-    - Compute. A step would take exactly its emulated time. Time in which a rank waits for another rank's compute or
-      data in a collective counts as late here, which makes the bound lower, not wrong.
-    - Data wait. Batches of the chain are made one after the other, so it is late by no more than the time in which at
-      least one emulated vCPU was late, see `hetero.dataplane.endpoint.compute.Compute.late_s`. Sending and receiving
-      batches is not emulated, so its time is the job's own.
+    - The compute of its steps beyond the emulated time. This includes waits for other ranks in a collective. They may
+      not be due to real work, so the true step time may be longer than the bound.
+    - The time in which at least one emulated vCPU was late (`hetero.dataplane.endpoint.compute.Compute.late_s`), at
+      most the rank's data wait. The batches that a rank waited for were made one after the other. So their delays
+      together are at most this time.
 
-    The job is as slow as its slowest rank, so its bound is the largest bound of a rank.
+    Sending and receiving batches is not emulated, so none of its time is subtracted. The job is as slow as its slowest
+    rank, so its bound is the largest bound of a rank.
 
     Args:
         ranks: Summaries of the same loader on all ranks.
