@@ -26,6 +26,9 @@
 #   PIP_FLAGS="..."             anything else for pip, for example --find-links DIR
 #   PYTEST_FLAGS="..."          for example -k cluster
 
+# Tests start thousands of processes. Without this, each compiles the package anew, and pytest each file of tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: test check quick test-long test-v3 test-pythons lint types protos protos-check pytest repeat demo bench bench-env studies fuzz soak tf-jobs reliability clean
 
@@ -81,9 +84,7 @@ lint: $(DEV)
 types: $(DEV)
 	$(ENV)/mypy
 
-# Tests start thousands of processes. Each would compile the package anew where PYTHONDONTWRITEBYTECODE is set.
 pytest: $(DEV)
-	$(ENV)/python -m compileall -q hetero launchers
 	$(ENV)/python tests/run_parts.py $(PYTEST_FLAGS)
 
 # With a longer limit of time for each test, because it has ten times as many cases.

@@ -1,70 +1,116 @@
 """Run the tests in parts, several at a time, where each part can have a network and a /dev/shm of its own.
 
 Tests of jobs wait more than they compute, and expect that nothing else listens or shares memory around them. As root,
-parts run in namespaces, five on two cores; elsewhere they run one after the other.
+parts run in namespaces, five on two cores; elsewhere they run one after the other. Each part is a fork of this process,
+which has imported what many of them need: parts that are started anew take 70 s of CPU more, all together.
 
     python tests/run_parts.py [options of pytest]
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import gc
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-WHOLE = ("ray", "tf", "examples")
+WHOLE = ("ray", "tf", "sagemaker", "examples")
 """Folders whose tests share what takes long to start. The longest first."""
-FIRST = ("integration", "sagemaker", "dataplane", "attacks", "torch")
+FIRST = ("integration", "dataplane", "attacks", "torch")
 """Folders that take minutes. They come before the others, so that all cores are busy until the end."""
 NETWORKED = "wire"
 """The folder whose long tests install packages: they need the machine's own network."""
 FILES_PER_PART = 10
-"""Each part takes a second to start."""
 PARTS_PER_CORE = 2.5
 """With two, cores are idle for an eighth of the time, because jobs wait for each other's processes."""
 NUM_SLOWEST = 10
-_APART = (
-    *("unshare", "--net", "--mount", "sh", "-ec"),
-    'ip link set lo up; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; exec "$@"',
-    "sh",
-)
 
-Ran = subprocess.CompletedProcess[str]
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Files of tests that run in one process."""
+
+    paths: Sequence[Path]
+    output: Path
+    """What the process prints."""
+    report: Path
+    """pytest's report. A part that was killed has none."""
 
 
 def main(flags: Sequence[str]) -> int:
     """Run all parts, and print failures and the slowest tests. Return pytest's exit code of a part that failed."""
-    apart = _APART if _can_be_apart() else ()
-    if not apart:
+    is_apart = _can_be_apart()
+    if not is_apart:
         print("one part of the tests after the other: no leave for namespaces here (root has it)", flush=True)
-    parts = list(_parts(ROOT / "tests"))
-    ended = []
-    with tempfile.TemporaryDirectory() as folder:
-        reports = [Path(folder) / f"{number}.xml" for number in range(len(parts))]
-        with ThreadPoolExecutor(round(PARTS_PER_CORE * len(os.sched_getaffinity(0))) if apart else 1) as pool:
-            runs = []
-            for report, part in zip(reports, parts, strict=True):
-                prefix = () if any(path.parent.name == NETWORKED for path in part) else apart
-                command = [*prefix, sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *flags, *part]
-                runs.append(pool.submit(_run, command))
-            try:
-                for run in as_completed(runs):
-                    ended.append(run.result())
-                    _show(ended[-1], f"{len(ended)} of {len(parts)}")
-            except KeyboardInterrupt:  # has reached the parts too
-                pool.shutdown(cancel_futures=True)
-                return int(pytest.ExitCode.INTERRUPTED)
-        lines = [line for ran in ended for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        print(*_slowest(reports), *lines, sep="\n", flush=True)
-    return _worst([ran.returncode for ran in ended])
+    num_places = round(PARTS_PER_CORE * len(os.sched_getaffinity(0))) if is_apart else 1
+    _import_for_all()
+    folder = Path(tempfile.mkdtemp())  # a TemporaryDirectory would be removed when the first part ends
+    parts = [
+        Part(paths, folder / f"{number}.txt", folder / f"{number}.xml")
+        for number, paths in enumerate(_parts(ROOT / "tests"))
+    ]
+    waiting, codes, failures = parts[::-1], list[int](), list[str]()
+    running = dict[int, Part]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < num_places:
+                part = waiting.pop()
+                running[_start(part, flags, is_apart=is_apart)] = part
+            process, status = os.wait()
+            codes.append(os.waitstatus_to_exitcode(status))
+            failures += _show(running.pop(process), codes[-1], f"{len(codes)} of {len(parts)}")
+        print(*_slowest([part.report for part in parts]), *failures, sep="\n", flush=True)
+        return _worst(codes)
+    except KeyboardInterrupt:  # has reached the parts too
+        return int(pytest.ExitCode.INTERRUPTED)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _import_for_all() -> None:
+    """Import what many parts need. Nothing here may start a thread, which a fork would not have."""
+    # Threads of numeric libraries spin while they wait for each other, on cores that other tests need.
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    os.chdir(ROOT)
+    sys.path[0] = str(ROOT)
+    import hetero.torch  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+
+
+def _start(part: Part, flags: Sequence[str], *, is_apart: bool) -> int:
+    """Start the process of a part. Return its id."""
+    if process := os.fork():
+        return process
+    code = int(pytest.ExitCode.INTERNAL_ERROR)
+    try:
+        with part.output.open("wb") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        if is_apart and not any(path.parent.name == NETWORKED for path in part.paths):
+            _enter_namespaces()
+        sys.argv = ["pytest", "-q", f"--junitxml={part.report}", *flags, *map(str, part.paths)]
+        code = int(pytest.main(sys.argv[1:]))
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - nothing of this process may run in both
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def _parts(tests: Path) -> Iterator[Sequence[Path]]:
@@ -76,34 +122,19 @@ def _parts(tests: Path) -> Iterator[Sequence[Path]]:
     yield from (files[first : first + FILES_PER_PART] for first in range(0, len(files), FILES_PER_PART))
 
 
-def _run(command: Sequence[str | Path]) -> Ran:
-    # Threads of numeric libraries spin while they wait for each other, on cores that other tests need.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-
-
-def _show(ran: Ran, place: str) -> None:
-    """Print what a part skipped and how it ended, or all of its output if it failed."""
-    if ran.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
-        return
-    files = [path.relative_to(ROOT) for path in ran.args if isinstance(path, Path)]
-    lines = ran.stdout.splitlines()
-    if ran.returncode == pytest.ExitCode.OK:
-        lines = [line for line in lines if line.startswith("SKIPPED ")] + lines[-1:]
-    print(f"part {place}:", *files, *(f"    {line}" for line in lines), sep="\n", flush=True)
+def _show(part: Part, code: int, place: str) -> list[str]:
+    """Print what a part skipped and how it ended, or all of its output if it failed. Return a line for each failure."""
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        return []
+    lines = part.output.read_text(errors="replace").splitlines()
+    shown = [line for line in lines if line.startswith("SKIPPED ")] + lines[-1:] if code == 0 else lines
+    names = [path.relative_to(ROOT) for path in part.paths]
+    print(f"part {place}:", *names, *(f"    {line}" for line in shown), sep="\n", flush=True)
+    return [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
 
 
 def _slowest(reports: Sequence[Path]) -> list[str]:
-    """Return a line for each of the slowest tests of all parts. A part that was killed has no report."""
+    """Return a line for each of the slowest tests of all parts."""
     trees = [ET.parse(report) for report in reports if report.exists()]
     timed = [
         (float(case.attrib["time"]), f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}")
@@ -115,11 +146,21 @@ def _slowest(reports: Sequence[Path]) -> list[str]:
 
 
 def _can_be_apart() -> bool:
-    """Return whether commands may run in namespaces of their own."""
+    """Return whether processes may have namespaces of their own."""
     try:
-        return subprocess.run([*_APART, "true"], capture_output=True, check=False).returncode == 0
+        return subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
         return False
+
+
+def _enter_namespaces() -> None:
+    """Give this process a network and a /dev/shm of its own."""
+    clone_newns, clone_newnet = 0x20000, 0x40000000  # os.unshare came with Python 3.12
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(clone_newns | clone_newnet) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    commands = "mount --make-rprivate /; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; ip link set lo up"
+    subprocess.run(["sh", "-ec", commands], check=True)
 
 
 def _worst(codes: Sequence[int]) -> int:

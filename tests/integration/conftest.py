@@ -97,8 +97,8 @@ def starting(folder: Path) -> Iterator[Start]:
             check_end(job)
     killed = [job for job in jobs if job.process.returncode == -signal.SIGKILL]
     # A rank that fails or is killed cannot remove what Python's own multiprocessing, or TensorFlow, made for it; torch
-    # keeps a cache, in some runs, and what a process of its mp.spawn has raised.
-    others = ("pymp-", "torchinductor_", "__autograph_generated_file", "pytorch-errorfile-")
+    # keeps a cache, in some runs, and what a process of its mp.spawn has raised. TensorFlow's files are also compiled.
+    others = ("pymp-", "torchinductor_", "__autograph_generated_file", "__pycache__", "pytorch-errorfile-")
     left_names = sorted(path.name for path in temporary.iterdir() if not path.name.startswith(others))
     assert killed or left_names == [], "temporary files are left"
     assert set(Path("/dev/shm").iterdir()) - shared_before == set(), "shared memory or semaphores are left"

@@ -107,7 +107,7 @@ def test_profile_run_with_several_batches_per_step_counts_all_and_computes_the_w
     assert part.headspace_s is not None
     assert part.data_wait_s is not None
     assert part.data_wait_s.basis == "modelled"
-    assert part.data_wait_s.mean == pytest.approx(max(0.0, part.step_s.mean - part.headspace_s.mean), rel=1e-3)
+    assert part.data_wait_s.mean == pytest.approx(max(0.0, part.step_s.mean - part.headspace_s.mean), abs=1e-6)
 
 
 def test_kept_batches_come_again_in_the_passes_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
