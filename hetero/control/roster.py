@@ -103,8 +103,11 @@ class Roster:
     @property
     def final_delivered(self) -> bool:
         """Whether every living peer that waits for this host's final status has received it."""
-        role = self._members[self.own.host].role
-        return not any(self._lives(host) and peer.awaits_final_of(role) for host, peer in self._peers.items())
+        role, has_measured = self._members[self.own.host].role, bool(self.own.profile_json)
+        return not any(
+            self._lives(host) and peer.awaits_final_of(role, has_measured=has_measured)
+            for host, peer in self._peers.items()
+        )
 
     @property
     def failure_delivered(self) -> bool:

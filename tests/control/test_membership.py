@@ -284,6 +284,17 @@ def test_final_delivered_of_a_data_host_does_not_wait_for_hosts_that_are_done(cl
     assert membership.final_delivered
 
 
+def test_final_delivered_of_a_data_host_that_measured_waits_for_trainer_hosts_that_are_done(clock: Clock) -> None:
+    membership = view("algo-1", clock)
+    for host in ("algo-3", "algo-4", "algo-2"):
+        membership.observe(status(host, HostState.DONE))
+    membership.update(state=HostState.DONE, profile_json=b"{}")
+    membership.delivered("algo-3", membership.own)
+    assert not membership.final_delivered
+    membership.unreachable("algo-4", "refused")  # only the first trainer host stays for the measurements
+    assert membership.final_delivered
+
+
 def test_final_delivered_of_a_data_host_does_not_wait_for_one_that_has_left_in_silence(clock: Clock) -> None:
     membership = view("algo-1", clock)
     for host in ("algo-3", "algo-4"):

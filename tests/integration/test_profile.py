@@ -129,7 +129,8 @@ def test_profile_of_a_simulated_job_has_both_types_of_host_and_is_labelled(start
     )
     assert job.wait(150.0) == 0, job.output
     profile = load(job)
-    assert [(each.instance_type, each.vcpus) for each in profile.supply] == [("ml.p3.2xlarge", 8), ("ml.c5.xlarge", 4)]
+    hosts = [(each.instance_type, each.vcpus) for each in profile.supply]
+    assert hosts == [("ml.p3.2xlarge", 8), ("ml.c5.xlarge", 4)], job.output
     training = profile.training
     assert (training.num_hosts, training.ranks_per_host) == (2, 2)
     assert (training.num_local_processes, training.has_data_hosts) == (0, True)
