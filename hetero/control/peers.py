@@ -57,21 +57,21 @@ class Peer:
         """Whether the peer knows that this host has failed."""
         return self.delivered is not None and self.delivered.failure is not None
 
-    def awaits_final_of(self, role: Role, *, has_measured: bool) -> bool:
+    def awaits_final_of(self, role: Role, *, is_arbiter: bool) -> bool:
         """Return whether the peer may still be waiting to learn how this host ends.
 
         A host that has ended does not wait, except a trainer host that is done. It stays until all trainer hosts are
-        done, and in a profile run until it has the measurements of the data hosts.
+        done. The arbiter also stays for the last figures of the data hosts: it writes the report, or the profile.
 
         Args:
             role: Role of this host.
-            has_measured: Whether this host has measured samples for a profile.
+            is_arbiter: Whether the peer is the job's arbiter.
         """
         if self.has_our_final or self.has_left:
             return False
         state = HostState.INIT if self.status is None else self.status.state
-        may_stay = self.member.role is Role.TRAINER and (role is Role.TRAINER or has_measured)
-        return state is not HostState.FAILED and (state is not HostState.DONE or may_stay)
+        stays = self.member.role is Role.TRAINER and (role is Role.TRAINER or is_arbiter)
+        return state is not HostState.FAILED and (state is not HostState.DONE or stays)
 
 
 def differences(theirs: HostStatus, ours: HostStatus) -> Iterator[str]:

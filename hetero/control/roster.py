@@ -103,9 +103,9 @@ class Roster:
     @property
     def final_delivered(self) -> bool:
         """Whether every living peer that waits for this host's final status has received it."""
-        role, has_measured = self._members[self.own.host].role, bool(self.own.profile_json)
+        role, arbiter = self._members[self.own.host].role, self.arbiter
         return not any(
-            self._lives(host) and peer.awaits_final_of(role, has_measured=has_measured)
+            self._lives(host) and peer.awaits_final_of(role, is_arbiter=host == arbiter)
             for host, peer in self._peers.items()
         )
 

@@ -276,22 +276,19 @@ def test_final_delivered_waits_for_a_trainer_host_that_is_done_and_waits_for_thi
     assert membership.local_news != news  # who waits for it looks again
 
 
-def test_final_delivered_of_a_data_host_does_not_wait_for_hosts_that_are_done(clock: Clock) -> None:
+@pytest.mark.parametrize("has_left", [False, True], ids=["it hears of it", "it has left"])
+def test_final_delivered_of_a_data_host_waits_for_the_first_trainer_host_alone_of_those_that_are_done(
+    clock: Clock, has_left: bool
+) -> None:
     membership = view("algo-1", clock)
     for host in ("algo-3", "algo-4", "algo-2"):
         membership.observe(status(host, HostState.DONE))
     membership.update(state=HostState.DONE)
-    assert membership.final_delivered
-
-
-def test_final_delivered_of_a_data_host_that_measured_waits_for_trainer_hosts_that_are_done(clock: Clock) -> None:
-    membership = view("algo-1", clock)
-    for host in ("algo-3", "algo-4", "algo-2"):
-        membership.observe(status(host, HostState.DONE))
-    membership.update(state=HostState.DONE, profile_json=b"{}")
-    membership.delivered("algo-3", membership.own)
-    assert not membership.final_delivered
-    membership.unreachable("algo-4", "refused")  # only the first trainer host stays for the measurements
+    assert not membership.final_delivered  # algo-3 writes the report, with the last figures of this host
+    if has_left:
+        membership.unreachable("algo-3", "refused")
+    else:
+        membership.delivered("algo-3", membership.own)
     assert membership.final_delivered
 
 
@@ -301,6 +298,7 @@ def test_final_delivered_of_a_data_host_does_not_wait_for_one_that_has_left_in_s
         membership.observe(status(host, HostState.DONE))
     membership.observe(status("algo-2", HostState.DRAINING))
     membership.update(state=HostState.DONE)
+    membership.delivered("algo-3", membership.own)
     assert not membership.final_delivered
     membership.unreachable("algo-2", "refused")  # it had been told that this host is done, and did not wait to answer
     assert membership.final_delivered
