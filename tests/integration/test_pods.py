@@ -290,7 +290,7 @@ def test_pods_of_a_trainjob_are_fed_as_one_host_alone(tmp_path: Path, capsys: py
     assert chains(tmp_path / "out", 1) == chains_alone()
 
 
-@pytest.mark.parametrize("platform", ["jobset", "volcano"])
+@pytest.mark.parametrize("platform", ["jobset", pytest.param("volcano", marks=pytest.mark.long)])
 def test_data_pod_that_is_killed_is_restarted_and_pods_are_fed_as_one_host_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], platform: str
 ) -> None:
@@ -310,7 +310,7 @@ def test_data_pod_that_is_killed_is_restarted_and_pods_are_fed_as_one_host_alone
     check_fed_as_alone(tmp_path / "out", num_ranks=2)
 
 
-@pytest.mark.parametrize("platform", ["jobset", "volcano"])
+@pytest.mark.parametrize("platform", ["jobset", pytest.param("volcano", marks=pytest.mark.long)])
 def test_trainer_that_fails_fails_the_job_with_its_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], platform: str
 ) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,15 @@ def rows_in(nodes: Iterable[ast.AST]) -> set[str]:
     }
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(TESTS.rglob("test_*.py")):
-        yield path.relative_to(TESTS).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def trees() -> tuple[tuple[str, ast.Module], ...]:
+    """Return each file of tests that has such a mark, with its syntax tree."""
+    texts = ((path, path.read_text(encoding="utf-8")) for path in sorted(TESTS.rglob("test_*.py")))
+    marked = ((path, text) for path, text in texts if "mark.fault" in text or "mark.attack" in text)
+    return tuple((path.relative_to(TESTS).as_posix(), ast.parse(text)) for path, text in marked)
 
 
+@functools.cache
 def marks() -> Rows:
     """Return row -> the files whose tests are marked with it, in any way."""
     found: Rows = {}
@@ -46,6 +51,7 @@ def marks() -> Rows:
     return found
 
 
+@functools.cache
 def marked_tests() -> Rows:
     """Return ``file::test`` -> the rows that it is marked with, itself, in a parameter, or with its whole module."""
     found: Rows = {}
