@@ -22,7 +22,7 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 
 # Each may import from the lines above it and from itself.
 LAYERS = (
-    {"errors", "__version__"},
+    {"errors", "epochs", "__version__"},
     {"spec", "system"},
     {"cluster"},
     {"config"},

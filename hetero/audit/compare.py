@@ -17,6 +17,7 @@ import numpy.typing as npt
 from hetero.audit.ledger import LoaderFacts
 from hetero.audit.reading import world_sizes
 from hetero.audit.runs import Run, Side, load_side
+from hetero.epochs import epoch_text
 from hetero.errors import ConfigError
 from hetero.system.text import printable
 
@@ -136,8 +137,8 @@ def _check(side: Side, rank: int, findings: _Findings) -> None:
     if again is not None:
         name = _shown(side.record.loaders[again.loader].name)
         findings.differ(
-            f"{where}, loader {name}: epoch {again.epoch}, position {again.position} was delivered again after a "
-            f"restart, and {_MEANINGS[again.what]} (lines {again.first_line} and {again.line})",
+            f"{where}, loader {name}: epoch {epoch_text(again.epoch)}, position {again.position} was delivered again "
+            f"after a restart, and {_MEANINGS[again.what]} (lines {again.first_line} and {again.line})",
             (again.epoch, again.position, 0),
         )
     if side.places.num_repeated:
@@ -327,7 +328,7 @@ def _common(
 
 def _place(key: Sequence[Any]) -> str:
     again = f", time {int(key[2]) + 1}" if key[2] else ""
-    return f"epoch {int(key[0])}, position {int(key[1])}{again}"
+    return f"epoch {epoch_text(int(key[0]))}, position {int(key[1])}{again}"
 
 
 def _span(table: _Table, start: int = 0) -> str:

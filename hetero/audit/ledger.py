@@ -32,6 +32,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from hetero import __version__
+from hetero.epochs import epoch_text
 from hetero.system.records import limits
 
 __all__ = [
@@ -172,7 +173,7 @@ class Ledger:
 
     def add(self, loader: LoaderFacts, entry: BatchEntry) -> None:
         """Append a batch that ``loader`` is about to deliver."""
-        place = f"loader {loader.name}, epoch {entry.epoch}, position {entry.position}"
+        place = f"loader {loader.name}, epoch {epoch_text(entry.epoch)}, position {entry.position}"
         with self._lock:
             number = self._numbers.get(loader)
             if number is None:

@@ -121,7 +121,7 @@ class BatchRequest:
     seed: int
     """Seed of the loader, signed 64-bit."""
     epoch: int
-    """Number of the epoch, at least 0."""
+    """The epoch, at least 0, or the number of a further pass in it, see `hetero.epochs`."""
     position: int
     """Position of this batch in the epoch's global order, at least 0."""
     collate: bool = True

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hetero.batches.request import BatchRequest
@@ -135,7 +135,7 @@ class EpochRequests(Iterator[BatchRequest]):
             planned = self._next
         assert planned is not None
         epoch = self.epochs[-1]
-        request = pipeline.request(planned, epoch.start.epoch, is_ahead=len(self.epochs) > 1)
+        request = pipeline.request(planned, epoch.start.number, is_ahead=len(self.epochs) > 1)
         epoch.num_requested += 1
         self._num_in_flight += 1
         self._extent.num_requested += 1
@@ -159,7 +159,10 @@ class EpochRequests(Iterator[BatchRequest]):
 
     def _begin_next(self, pipeline: RequestingPipeline) -> bool:
         """Begin to request the epoch after the last one. Return whether it has batches."""
-        start = Start(self.epochs[-1].start.epoch + 1, num_samples=pipeline.num_samples())
+        last = self.epochs[-1].start
+        # A script that chose this epoch, and did not take another pass in it, will choose the next one.
+        following = Start(last.epoch + 1, again=0) if last.again == 0 else last.following()
+        start = replace(following, num_samples=pipeline.num_samples())
         self._begin(pipeline, start, pipeline.plan_lane(start, self._lane))
         return self._next is not None
 
@@ -218,10 +221,10 @@ class Ahead:
         if kept is not None:
             kept[0].close()
 
-    def discard_other(self, epoch: int) -> None:
-        """Close what was kept unless it begins with this epoch."""
+    def discard_other(self, start: Start) -> None:
+        """Close what was kept unless it begins with the pass of this start."""
         kept = self._kept
-        if kept is not None and kept[1].epochs[0].start.epoch != epoch:
+        if kept is not None and kept[1].epochs[0].start.number != start.number:
             self.discard()
 
     def _pop(self) -> tuple[Batches, EpochRequests] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from hashlib import blake2b
 from typing import Any
 
 from hetero.audit import ledger as ledgers
@@ -12,9 +11,9 @@ from hetero.audit.ledger import BatchEntry, Ledger, LoaderFacts, Writer
 from hetero.batches.purity.comparison import digest
 from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
+from hetero.epochs import epoch_text
 from hetero.errors import HeteroError
 from hetero.loaders.pipeline import LoaderPipeline, shard_of_environment
-from hetero.spec import DatasetSpec
 
 __all__ = ["add", "enter", "entry_of", "note_unseen"]
 
@@ -51,7 +50,7 @@ def entry_of(pipeline: LoaderPipeline, request: BatchRequest, batch: Any) -> Bat
             content=digest(batch),
         )
     except Exception as error:  # noqa: BLE001 - a user's object may raise when it is read
-        what = f"it ends before loader {pipeline.name}, epoch {request.epoch}, position {request.position}"
+        what = f"it ends before loader {pipeline.name}, epoch {epoch_text(request.epoch)}, position {request.position}"
         ledger.give_up(f"cannot record a batch: {type(error).__name__}: {error}", what)
         return None
 
@@ -89,12 +88,10 @@ def _identify(pipeline: LoaderPipeline) -> Writer:
 
 def _facts(pipeline: LoaderPipeline) -> LoaderFacts:
     state = pipeline.facts()
-    subject = pipeline.subject
-    is_spec = isinstance(subject, DatasetSpec)
     return LoaderFacts(
         name=pipeline.name[:_MAX_NAME_LENGTH],
-        dataset=(subject.name if is_spec else type(subject).__qualname__)[:_MAX_NAME_LENGTH],
-        arguments=blake2b(subject.arguments_json.encode(), digest_size=8).hexdigest() if is_spec else "",
+        dataset=pipeline.dataset_name,
+        arguments=pipeline.arguments_digest,
         fingerprint=_fingerprint(pipeline),
         num_samples=state.num_samples,
         seed=state.seed,

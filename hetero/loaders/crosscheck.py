@@ -28,6 +28,7 @@ from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import get_factory, prebuild
+from hetero.epochs import epoch_text
 from hetero.errors import DatasetError, DatasetMismatchError
 from hetero.spec import DatasetFactory, DatasetSpec
 from hetero.system.process import thread_limits
@@ -211,7 +212,7 @@ class _OwnDataset:
         difference = compare(batch, own)
         if difference is None or (_computes_with_threads() and _is_rounding(batch, own)):
             return
-        where = f"epoch {request.epoch}, position {request.position}: {difference}"
+        where = f"epoch {epoch_text(request.epoch)}, position {request.position}: {difference}"
         doubt = _find_doubt(dataset, spec, environment)
         if doubt:
             _skipped.add(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from hashlib import blake2b
 from typing import Any
 
 from hetero.audit.ledger import LoaderFacts
@@ -26,6 +27,7 @@ __all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "sh
 
 logger = logging.getLogger(__name__)
 
+_MAX_NAME_LENGTH = 200
 _OBJECT_SPEC = DatasetSpec("object")  # takes the place of the spec if the data set is an object
 _num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks in this process, by loader and spec
 
@@ -54,6 +56,8 @@ class LoaderOptions:
     """Name in reports. None for the data set's name."""
     order: str = "hetero"
     """Permutation of a shuffled epoch: ``hetero``, or ``torch`` for that of torch's samplers."""
+    requests_next_epoch: bool = True
+    """Whether the first batches of the next epoch may be requested before the script asks for that epoch."""
     shard: Shard | None = None
     """Rank and world size that split an epoch. None for those of the framework's process group."""
 
@@ -70,6 +74,9 @@ class LoaderPipeline(LoaderTiming):
             a canary run are malformed.
     """
 
+    counts_on = False
+    """Whether passes after a call of ``set_epoch`` are the following epochs, see `Progress`."""
+
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
         if isinstance(subject, DatasetSpec):
             _check_batch_size(options.batch_size or 1)
@@ -80,7 +87,7 @@ class LoaderPipeline(LoaderTiming):
         self.skips = SkipLog(self.name, dataset, max_skips=options.max_skips)
         self.traffic = Traffic(options.compression)
         """Counts the bytes of batches from endpoints."""
-        self.progress = Progress()
+        self.progress = Progress(counts_on=self.counts_on)
         self.ahead = Ahead()
         """Batches of the next epoch, kept between two passes."""
         self.audited_as: LoaderFacts | None = None
@@ -114,12 +121,12 @@ class LoaderPipeline(LoaderTiming):
     @property
     def may_go_on(self) -> bool:
         """Whether the requests of a pass are followed by those of the next epoch, unless this is a profile run."""
-        return True
+        return self.options.requests_next_epoch
 
     @property
     def requests_ahead(self) -> bool:
         """Whether a job with data hosts requests the first batches of an epoch while the one before it ends."""
-        return self.has_own_order and isinstance(self.subject, DatasetSpec)
+        return self.options.requests_next_epoch and self.has_own_order and isinstance(self.subject, DatasetSpec)
 
     def dataset_samples(self) -> int:
         """Return the length of the data set. This may request it from endpoints."""
@@ -223,7 +230,22 @@ class LoaderPipeline(LoaderTiming):
             seed=self.options.seed,
             num_samples=self.num_samples(),
             global_batch=(self.options.batch_size or 1) * self.shard().world_size,
+            dataset=self.dataset_name,
+            arguments=self.arguments_digest,
         )
+
+    @property
+    def dataset_name(self) -> str:
+        """Registered name of the data set, or the class of a data set object, in at most 200 characters."""
+        of_spec = isinstance(self.subject, DatasetSpec)
+        return (self.subject.name if of_spec else type(self.subject).__qualname__)[:_MAX_NAME_LENGTH]
+
+    @property
+    def arguments_digest(self) -> str:
+        """Hexadecimal digest of the data set's arguments, which may be secret. Empty for a data set object."""
+        if not isinstance(self.subject, DatasetSpec):
+            return ""
+        return blake2b(self.subject.arguments_json.encode(), digest_size=8).hexdigest()
 
     def request(self, planned: PlannedBatch, epoch: int, *, is_ahead: bool = False) -> BatchRequest:
         """Return the request for a planned batch.

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from hetero.epochs import pass_number
 from hetero.errors import ConfigError
 
 __all__ = ["LoaderState", "Progress", "Start"]
@@ -22,6 +23,8 @@ class LoaderState:
 
     epoch: int
     """The epoch that is being delivered."""
+    again: int | None = None
+    """Which pass of this epoch, see `Start`."""
     batches: int
     """Number of global batches of this epoch that were delivered."""
     order: str
@@ -41,6 +44,16 @@ class LoaderState:
     the last pass, and ``sampler``, the sampler's state before the last delivered batch of that pass."""
     sampler_epoch: int | None = None
     """The epoch that was last set on the user's sampler. None if unknown."""
+    sampler_length: int | None = None
+    """Length of the user's sampler in the epoch that is being delivered. None if it has none or is stateful."""
+    world_size: int | None = None
+    """Number of ranks when the state was taken, on which the length of a user's sampler may depend. None without."""
+    sampler_class: str | None = None
+    """Classes of the user's sampler and of the samplers that it wraps."""
+    dataset: str | None = None
+    """Registered name of the data set, or the class of a data set object."""
+    arguments: str | None = None
+    """Digest of the data set's arguments."""
     completed: bool = True
     """Whether the pass had ended when the state was taken. False also in the loop's last step. Nothing is then left of
     the epoch, and the next pass is empty. A script that counts epochs trains the same number despite the restart."""
@@ -57,15 +70,17 @@ class LoaderState:
             ConfigError: If `to_dict` did not return the value.
         """
         names = {field.name for field in fields(cls)}
-        later = {"left", "completed", "sampler_epoch"}  # missing in states of the first versions
+        # Missing in states of the first versions.
+        texts, numbers = {"sampler_class", "dataset", "arguments"}, {"again", "sampler_length", "world_size"}
+        later = {"left", "completed", "sampler_epoch"} | texts | numbers
         if not isinstance(value, Mapping) or set(value) | later != names | {"version"}:
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
             raise ConfigError(f"not the state of a hetero DataLoader: found {found}\n  Expected {sorted(names)}.")
         if value["version"] != _VERSION:
             raise ConfigError(f"loader state has version {value['version']!r}, this hetero reads {_VERSION}")
-        for name in ("epoch", "batches", "seed", "num_samples", "global_batch", "num_drawn"):
-            number = value[name]
-            if number is None and name in ("num_samples", "global_batch"):
+        for name in ("epoch", "batches", "seed", "num_samples", "global_batch", "num_drawn", *sorted(numbers)):
+            number = value.get(name)
+            if number is None and name in numbers | {"num_samples", "global_batch"}:
                 continue
             if not isinstance(number, int) or (number < 0 and name != "seed"):
                 raise ConfigError(f"loader state: {name} is {number!r}, expected an integer of at least 0")
@@ -80,7 +95,11 @@ class LoaderState:
         sampler_epoch = value.get("sampler_epoch")
         if sampler_epoch is not None and type(sampler_epoch) is not int:
             raise ConfigError(f"loader state: sampler_epoch is {sampler_epoch!r:.80}, expected an integer or None")
+        for name in sorted(texts):
+            if not isinstance(value.get(name), str | None):
+                raise ConfigError(f"loader state: {name} is {value[name]!r:.80}, expected text or None")
         others = {name: value[name] for name in names - later}
+        others |= {name: value.get(name) for name in texts | numbers}
         return cls(**others, left=left, completed=completed, sampler_epoch=sampler_epoch)
 
     def check_fits(self, here: LoaderState) -> None:
@@ -99,6 +118,21 @@ class LoaderState:
             saved, found = getattr(self, name), getattr(here, name)
             if saved != found and None not in (saved, found):
                 raise ConfigError(f"loader state has {name} {saved}, this loader has {found}\n  {what_to_do}")
+
+    def doubts(self, here: LoaderState) -> list[str]:
+        """Return in words what differs, but cannot be told from a change that the user wants.
+
+        Args:
+            here: As for `check_fits`.
+        """
+        found = []
+        for name, words in (("dataset", "data set"), ("sampler_class", "sampler")):
+            saved, own = getattr(self, name), getattr(here, name)
+            if saved != own and None not in (saved, own):
+                found.append(f"{words} {saved}, and this loader has {own}")
+        if self.dataset == here.dataset and self.arguments not in (None, here.arguments):
+            found.append(f"data set {self.dataset} with other arguments than this loader's")
+        return found
 
 
 def _is_left(left: Mapping[object, object]) -> bool:
@@ -123,6 +157,34 @@ class Start:
     """Length of the data set when the epoch began. None for a user's sampler, and for an epoch that has not begun."""
     sampler_epoch: int | None = None
     """The epoch that was set on a user's sampler. Set only for a loaded state."""
+    sampler_length: int | None = None
+    """Length of the user's sampler in this epoch when the state was taken. Set only for a loaded state."""
+    world_size: int | None = None
+    """Number of ranks when the state was taken. Set only for a loaded state."""
+    again: int | None = None
+    """How many passes have begun since `Progress.set_epoch` chose this epoch. None if no epoch was chosen, and passes
+    count the epochs."""
+
+    @property
+    def number(self) -> int:
+        """The number of this pass in orders and random keys, see `hetero.epochs`."""
+        return pass_number(self.epoch, self.again or 0)
+
+    def check_within(self, num_batches: int) -> None:
+        """Reject a loaded position behind the end of its epoch.
+
+        Raises:
+            ConfigError: If the epoch has fewer batches than were delivered.
+        """
+        if self.batches > num_batches:
+            raise ConfigError(
+                f"the loaded state is after batch {self.batches} of epoch {self.epoch}, an epoch has {num_batches}\n"
+                "  It belongs to another loader, or drop_last has changed."
+            )
+
+    def following(self) -> Start:
+        """Return the start of the next pass if the script chooses no epoch for it."""
+        return Start(self.epoch + 1) if self.again is None else Start(self.epoch, again=self.again + 1)
 
 
 class Progress:
@@ -130,15 +192,21 @@ class Progress:
 
     - The first pass is epoch 0. Each later pass is the next epoch, whether the pass before was completed or left early.
       A pass begins with its first batch. An iterator whose first batch was never requested does not count.
-    - `set_epoch` chooses the epoch of the next pass, which starts at its beginning.
+    - `set_epoch` chooses the epoch of the next pass, which starts at its beginning. Later passes are further passes of
+      this epoch, with another order and other draws, until `set_epoch` chooses again. A script that takes two passes in
+      each epoch would otherwise get the second one of an epoch again as the first one of the next. With ``counts_on``
+      they are the following epochs instead, because Keras's ``fit`` takes many epochs after one call.
     - `resume` makes the next pass continue where the state was taken. If nothing is left of that epoch, the pass is the
       next epoch. The pass is empty instead if the state was taken in the loop's last step, before the pass ended, or if
       `set_epoch` names the finished epoch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_on: bool = False) -> None:
+        self._first_pass = None if counts_on else 0
+        """`Start.again` of a pass whose epoch was chosen."""
         self._passes = 0
         self._epoch: int | None = None
+        self._again: int | None = None
         self._batches = 0
         self._sampler: object = None
         self._num_drawn = 0
@@ -187,6 +255,9 @@ class Progress:
             completed=state.completed,
             num_samples=state.num_samples,
             sampler_epoch=state.sampler_epoch,
+            sampler_length=state.sampler_length,
+            world_size=state.world_size,
+            again=state.again,
         )
         self._has_warned = False
         self._named = None
@@ -219,10 +290,13 @@ class Progress:
     def next_start(self) -> Start:
         """Return where the next pass would begin, without beginning it."""
         if self._resume is not None and self._named in (None, self._resume.epoch):
-            return replace(self._resume, may_skip=self._named is None and self._resume.completed)
+            again = self._resume.again
+            if self._named is not None and again is None:
+                again = self._first_pass
+            return replace(self._resume, may_skip=self._named is None and self._resume.completed, again=again)
         if self._named is not None:
-            return Start(self._named)
-        return Start(0 if self._epoch is None else self._epoch + 1)
+            return Start(self._named, again=self._first_pass)
+        return Start(0) if self._epoch is None else Start(self._epoch, again=self._again).following()
 
     def begin(self) -> tuple[int, Start]:
         """Begin a pass. Return its number, for `advance`, and its start."""
@@ -245,7 +319,7 @@ class Progress:
     def skip_to_next_epoch(self) -> Start:
         """Turn the latest pass into a pass of the next epoch, because its first epoch has no batches left."""
         assert self._epoch is not None
-        start = Start(self._epoch + 1)
+        start = Start(self._epoch, again=self._again).following()
         self._place(start)
         return start
 
@@ -283,6 +357,7 @@ class Progress:
             self._num_drawn,
             completed=self._completed,
             num_samples=self._num_samples,
+            again=self._again,
         )
 
     def _warn_of_probe(self, start: Start) -> None:
@@ -302,5 +377,6 @@ class Progress:
         )
 
     def _place(self, start: Start) -> None:
-        self._epoch, self._batches, self._completed, self._has_left = start.epoch, start.batches, False, False
+        self._epoch, self._again, self._batches = start.epoch, start.again, start.batches
+        self._completed = self._has_left = False
         self._sampler, self._num_drawn, self._num_samples = start.sampler, start.num_drawn, start.num_samples

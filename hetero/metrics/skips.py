@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hetero.batches.skips import MAX_LISTED, Skips
+from hetero.epochs import epoch_text
 from hetero.errors import DatasetError, SampleFailure
 from hetero.system.records import encode, limits
 
@@ -36,7 +37,7 @@ class SkippedSample:
     """First line of the exception."""
 
     def __str__(self) -> str:
-        return f"sample {self.index} in epoch {self.epoch} on {self.host}: {self.exception}"
+        return f"sample {self.index} in epoch {epoch_text(self.epoch)} on {self.host}: {self.exception}"
 
 
 class Listing:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hetero.epochs import epoch_text
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
@@ -331,7 +332,7 @@ def _skip_section(report: Report) -> Iterator[str]:
             str(rank.rank),
             code_span(summary.name),
             code_span(skip.index),
-            str(skip.epoch),
+            epoch_text(skip.epoch),
             code_span(skip.host),
             code_span(skip.exception),
         )

@@ -59,6 +59,7 @@ class Feed(LoaderPipeline):
     """
 
     can_be_profiled = True
+    counts_on = True
 
     def __init__(
         self, spec: DatasetSpec, options: LoaderOptions, *, num_workers: int, prefetch_factor: int | None
@@ -128,7 +129,7 @@ class Feed(LoaderPipeline):
         with self.passes.hold():
             self.progress.set_epoch(epoch)
             self.passes.forget()
-        self.ahead.discard_other(epoch)
+        self.ahead.discard_other(self.progress.next_start())
         self.warn_of_rest(resumed)
 
     def state(self) -> LoaderState:

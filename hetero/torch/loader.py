@@ -57,6 +57,7 @@ _ARGUMENTS = frozenset(
             "on_sample_error",
             "max_skips",
             "order",
+            "requests_next_epoch",
             "shard",
         ),
     }
@@ -76,9 +77,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     library versions and CPU capability, the bytes of a batch do not either.
 
     **Order.** The order of an epoch depends only on ``seed`` and the epoch. The first pass is epoch 0. Each later pass
-    is the next epoch, whether the pass before was completed or left early. `set_epoch` chooses another epoch. A pass
-    begins when its first batch is requested. ``iter(loader)`` alone only draws the random numbers that torch's loader
-    draws there. Iterators are independent of each other.
+    is the next epoch, whether the pass before was completed or left early. A script that chooses the epoch with
+    `set_epoch` may take several passes in it, and each of them has an order and draws of its own. A pass begins when
+    its first batch is requested. ``iter(loader)`` alone only draws the random numbers that torch's loader draws there.
+    Iterators are independent of each other.
 
     **Ranks.** With a process group of ``torch.distributed``, global batch k is elements [k R B, (k + 1) R B) of the
     epoch's order, where R is the world size and B the batch size. Rank r takes every R-th of these elements, starting
@@ -142,6 +144,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ranks. ``"hetero"`` shuffles as all earlier versions of hetero did.
         shard: This process's rank and the world size. Needed without a process group (Horovod, MPI), or if the ranks
             that share the samples are not those of the process group. (0, 1) gives this rank all samples.
+        requests_next_epoch: Whether the first batches of an epoch are requested while the epoch before it ends. Pass
+            False if the script changes files or databases between epochs that the data set reads.
         snapshot_every_n_steps: Ignored, because every state is exact. Accepted for scripts that used torchdata's
             StatefulDataLoader.
         compression: Lossless compression of batches that endpoints send: ``"lz4"`` or ``"zstd"``. It needs
@@ -184,6 +188,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_skips: int = DEFAULT_MAX_SKIPS,
         order: str = "hetero",
         shard: tuple[int, int] | None = None,
+        requests_next_epoch: bool = True,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         # Unwrap the views that a tool passes when it rebuilds a loader.
@@ -223,6 +228,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 name=name,
                 order=check_order(order),
                 shard=check_shard(shard),
+                requests_next_epoch=bool(requests_next_epoch),
             ),
             sampler_order=None
             if user_sampler is None
@@ -286,6 +292,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.max_skips = max_skips
         self.order = order
         self.shard = shard
+        self.requests_next_epoch = requests_next_epoch
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._has_workers = False
         self._is_made = True
@@ -386,10 +393,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._pipeline.num_batches()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass. Later passes count on from it.
+        """Set the epoch of the next pass.
 
-        After `load_state_dict`, the epoch of the state continues where the state was taken. Any other epoch starts at
-        its beginning. The call is forwarded to a user's sampler.
+        Later passes are further passes of this epoch, in other orders and with other draws, until the next call. After
+        `load_state_dict`, the epoch of the state continues where the state was taken. Any other epoch starts at its
+        beginning. The call is forwarded to a user's sampler.
 
         Raises:
             ConfigError: If ``epoch`` is not an integer of at least 0.

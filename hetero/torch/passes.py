@@ -10,6 +10,7 @@ from typing import Any
 from hetero.batches.failures import with_user_type
 from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
+from hetero.epochs import epoch_text
 from hetero.errors import DatasetError
 from hetero.loaders import auditing
 from hetero.loaders.ahead import Batches, EpochRequests
@@ -84,10 +85,10 @@ class _Feed:
         self._passed(request)
         if self._num_lost == 1:
             logger.warning(
-                "loader %s: batch %d of epoch %d raised an exception. If the script continues, the pass leaves it out",
+                "loader %s: batch %d of epoch %s raised an exception. If the script continues, the pass leaves it out",
                 self._pipeline.name,
                 request.position,
-                request.epoch,
+                epoch_text(request.epoch),
             )
 
     def _passed(self, request: BatchRequest) -> None:
@@ -101,9 +102,9 @@ class _Feed:
         """Record the end of the epoch. Without padding, a rank may reach it with one batch fewer than others."""
         if self._num_lost:
             logger.warning(
-                "loader %s: epoch %d ended without %d batches that raised exceptions",
+                "loader %s: epoch %s ended without %d batches that raised exceptions",
                 self._pipeline.name,
-                self._start.epoch,
+                epoch_text(self._start.number),
                 self._num_lost,
             )
         if self._pipeline.sampler_order is None:

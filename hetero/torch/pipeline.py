@@ -35,6 +35,10 @@ __all__ = ["Pipeline"]
 
 logger = logging.getLogger(__name__)
 
+_finished: set[tuple[object, ...]] = set()
+"""Kinds of loaders that have delivered a whole epoch in this process."""
+_made_anew: set[tuple[object, ...]] = set()
+"""Kinds of loaders that were warned of, because the script makes them anew."""
 _RANK_BLIND = (
     torch.utils.data.RandomSampler,
     torch.utils.data.SequentialSampler,
@@ -88,6 +92,9 @@ class Pipeline(LoaderPipeline):
         self.stride: int | None = None
         """The n of a tool that consumes every n-th batch. None until known."""
         self._has_warned = False
+        self._kind = self.name, self.dataset_name, self.arguments_digest, options.seed
+        self._is_made_anew = self._kind in _finished
+        """Whether a loader like this one has delivered a whole epoch in this process before this one was made."""
         self._restores_epoch = False
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
@@ -149,7 +156,7 @@ class Pipeline(LoaderPipeline):
         if self.sampler_order is not None:
             self._warn_of_equal_ranks(self.sampler_order.sampler)
             return self._plan_sampler(self.sampler_order, start)
-        return self.order().batches(start.epoch, self.shard(), start=start.batches)
+        return self.order().batches(start.number, self.shard(), start=start.batches)
 
     def plan_of_all_ranks(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield the batches of all ranks in turn, for a tool that shards them.
@@ -158,7 +165,7 @@ class Pipeline(LoaderPipeline):
         """
         if self.sampler_order is not None:
             return self._plan_sampler(self.sampler_order, start)
-        return self.order().whole_batches(start.epoch, self.shard().world_size, start=start.batches)
+        return self.order().whole_batches(start.number, self.shard().world_size, start=start.batches)
 
     def set_epoch(self, epoch: int, *, by_tool: bool = False) -> None:
         """Set the epoch of the next pass, in the loader and in the user's sampler."""
@@ -168,21 +175,23 @@ class Pipeline(LoaderPipeline):
         else:
             self.progress.set_epoch(epoch)
         self.warn_of_rest(resumed)
-        epoch = self.progress.next_start().epoch
-        self.ahead.discard_other(epoch)
+        start = self.progress.next_start()
+        self.ahead.discard_other(start)
         if self.sampler_order is not None:
-            self.sampler_order.set_epoch(epoch)
+            self.sampler_order.set_epoch(start.epoch)
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
         """Begin a pass. Return its number, its start, and its batches."""
         self.progress.leave()
         self.take_sampler_epoch()
         number, start = self.progress.begin()
+        self._warn_if_made_anew(start)
         if self.sampler_order is None:
             start, planned = self._begin_own_order(start, plan)
             self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
             return number, start, planned
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
+        self._check_length(self.sampler_order, start)
         planned = plan(start)
         # A loaded state may be at the end of its epoch. The pass is then the next epoch.
         if start.may_skip and start.batches:
@@ -201,7 +210,7 @@ class Pipeline(LoaderPipeline):
         Not with a user's sampler, which may draw from the script's generators. Not if torch's workers get objects that
         the script may change between two passes.
         """
-        if self.sampler_order is not None:
+        if self.sampler_order is not None or not self.options.requests_next_epoch:
             return False
         return is_remote() or (self.workers.num_workers > 0 and self.local.is_constant)
 
@@ -250,6 +259,8 @@ class Pipeline(LoaderPipeline):
         self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
     ) -> tuple[Start, Iterator[PlannedBatch]]:
         self._warn_of_no_shards()
+        if start.batches:
+            start.check_within(self.num_global_batches(start))
         # is_through considers all ranks, because without padding one rank may reach the end before others.
         if start.batches and self.is_through(start):
             if not start.may_skip:
@@ -277,6 +288,7 @@ class Pipeline(LoaderPipeline):
     def note_completed(self, number: int) -> None:
         """Record that a pass was delivered to its end, also in the user's sampler order."""
         self.extent.num_complete_passes += 1
+        _finished.add(self._kind)
         self.progress.complete(number)
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.completed()
@@ -334,6 +346,7 @@ class Pipeline(LoaderPipeline):
             left = self.sampler_order.left()
         return LoaderState(
             epoch=position.epoch,
+            again=position.again,
             batches=position.batches,
             sampler=position.sampler if stateful else None,
             num_drawn=position.num_drawn if stateful else 0,
@@ -346,6 +359,11 @@ class Pipeline(LoaderPipeline):
             seed=facts.seed,
             num_samples=facts.num_samples if position.num_samples is None else position.num_samples,
             global_batch=facts.global_batch,
+            sampler_length=None if self.sampler_order is None else self.sampler_order.constant_length(),
+            world_size=None if self.sampler_order is None else self.shard().world_size,
+            sampler_class=facts.sampler_class,
+            dataset=facts.dataset,
+            arguments=facts.arguments,
         )
 
     @property
@@ -368,6 +386,8 @@ class Pipeline(LoaderPipeline):
         state = LoaderState.from_dict(value)
         here = self.facts()
         self._at_its_new_length(state, here).check_fits(here)
+        for doubt in state.doubts(here):
+            logger.warning("loader %s: the loaded state is of %s", self.name, doubt)
         self.progress.resume(state)
         self.ahead.discard()
         self._restores_epoch = state.sampler_epoch is not None
@@ -394,6 +414,9 @@ class Pipeline(LoaderPipeline):
             order="sampler",
             seed=self.options.seed,
             global_batch=None if self.sampler_order.is_batch_sampler else global_batch,
+            dataset=self.dataset_name,
+            arguments=self.arguments_digest,
+            sampler_class=self.sampler_order.class_names,
         )
 
     def _at_its_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
@@ -425,6 +448,20 @@ class Pipeline(LoaderPipeline):
             num_ranks,
         )
 
+    def _warn_if_made_anew(self, start: Start) -> None:
+        """Log one warning per kind of loader if the script makes a loader in each epoch, and all begin at epoch 0."""
+        order = self.sampler_order
+        is_shuffled = self.options.shuffle if order is None else not order.is_sequential
+        if not self._is_made_anew or start != Start(0) or not is_shuffled or self._kind in _made_anew:
+            return
+        _made_anew.add(self._kind)
+        logger.warning(
+            "loader %s: another loader of the same data set and seed has delivered epoch 0 before, and this one begins "
+            "at epoch 0 too: the same order and the same random draws. Make the loader once, before the loop over "
+            "epochs, or call set_epoch(epoch) of each one",
+            self.name,
+        )
+
     def _warn_of_equal_ranks(self, sampler: object) -> None:
         if type(sampler) in _RANK_BLIND and self.shard().world_size > 1 and not self._has_warned:
             self._has_warned = True
@@ -434,9 +471,26 @@ class Pipeline(LoaderPipeline):
                 type(sampler).__name__,
             )
 
+    def _check_length(self, order: SamplerOrder, start: Start) -> None:
+        """Reject a position within an epoch of a sampler that had another length. The epoch is set on it by now.
+
+        Raises:
+            ConfigError: If the lengths differ, or the position is behind the end of the epoch.
+        """
+        length = order.constant_length() if start.batches else None
+        if length is None:
+            return
+        start.check_within(order.num_batches())
+        is_same_world = start.world_size == self.shard().world_size
+        if is_same_world and not start.completed and start.sampler_length not in (None, length):
+            raise ConfigError(
+                f"the loaded state is within an epoch of a sampler of length {start.sampler_length}, the sampler has "
+                f"{length} now\n  Use the same sampler, or call set_epoch({start.epoch + 1}) to begin the next epoch."
+            )
+
     def _plan_sampler(self, order: SamplerOrder, start: Start) -> Iterator[PlannedBatch]:
         own_rank = self.shard().rank
-        for planned in order.batches(start.epoch, start=start.batches, state=start.sampler, num_drawn=start.num_drawn):
+        for planned in order.batches(start):
             if planned.rank not in (None, own_rank):
                 raise ConfigError(
                     f"the batch sampler wraps that of another loader and yields a batch of rank {planned.rank} on rank "

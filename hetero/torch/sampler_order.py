@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from hetero.batches.indexed import IndexedWork
 from hetero.batches.indices import Indices, as_indices, index_bytes
 from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.loaders.sampling import PlannedBatch
+from hetero.loaders.state import Start
 from hetero.spec import Index
 
-__all__ = ["OccurrenceCounter", "SamplerOrder", "torch_permutation"]
+__all__ = ["OccurrenceCounter", "OrderDigest", "SamplerOrder", "torch_permutation"]
+
+logger = logging.getLogger(__name__)
 
 _TORCHS_SAMPLERS = (
     torch.utils.data.RandomSampler,
@@ -66,13 +70,16 @@ class SamplerOrder:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.seed = seed
-        inner = getattr(sampler, "sampler", None) if is_batch_sampler else None
-        self._parts: tuple[Any, ...] = (sampler,) if inner is None else (sampler, inner)
-        """The user's sampler, and the sampler inside it if it is a batch sampler that has one."""
+        self._parts = _parts_of(sampler)
+        """The user's sampler, and the samplers that it wraps."""
         self._generator_seeds = [_generator_seed(part) for part in self._parts]
         self.epoch: int | None = None
         """The epoch that was last set on the sampler. None if unknown."""
         self._left: _Left | None = None
+        self._drawn: tuple[int, bytes] | None = None
+        """The epoch of the last pass that was drawn from its beginning to its end, and a digest of its order."""
+        self._may_repeat = isinstance(sampler, list | tuple | range | np.ndarray)
+        """Whether the order may be the same in every epoch. True also after a warning that it is."""
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
             getattr(sampler, "load_state_dict", None)
         )
@@ -87,6 +94,25 @@ class SamplerOrder:
         if self.is_batch_sampler:
             return length
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
+
+    def constant_length(self) -> int | None:
+        """Return the sampler's length in this epoch. None if it has none, or if it is what is left of an epoch."""
+        if self.is_stateful:
+            return None
+        try:
+            return len(self.sampler)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    @property
+    def class_names(self) -> str:
+        """Classes of the sampler and of the samplers that it wraps, in at most 200 characters."""
+        return " of ".join(type(part).__name__ for part in self._parts)[:200]
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether torch's own sampler yields all indices in order, in every epoch."""
+        return type(self._parts[-1]) is torch.utils.data.SequentialSampler
 
     def epoch_set_by_user(self) -> int | None:
         """Return the epoch that the script set on the sampler if it differs from `epoch`, else None."""
@@ -114,7 +140,7 @@ class SamplerOrder:
             if before is not None and before != now:
                 part.set_epoch(before)
 
-    def _set_again(self, epoch: int) -> None:
+    def _set_again(self, start: Start) -> None:
         """Call ``set_epoch`` of the parts again with their present epochs, because the method may draw an order.
 
         The order then depends on the seed and the epoch of the pass, and not on the script's generators. torch's own
@@ -122,10 +148,10 @@ class SamplerOrder:
         """
         drawing = [part for part in self._settable() if type(part) not in _TORCHS_SAMPLERS]
         if drawing:
-            with self._own_generators(epoch).swapped_in():
+            with self._own_generators(start.number).swapped_in():
                 for part in drawing:
                     own = getattr(part, "epoch", None)
-                    part.set_epoch(int(own) if isinstance(own, int) else epoch)
+                    part.set_epoch(int(own) if isinstance(own, int) else start.epoch)
 
     def _settable(self) -> list[Any]:
         return [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
@@ -142,28 +168,23 @@ class SamplerOrder:
 
     def left(self) -> tuple[int, object] | None:
         """Return the arguments for a later `restore_left`. None before the first pass, and for a stateless sampler."""
-        return None if self._left is None else (self._left.epoch, self._left.states[0])
+        return None if self._left is None else (self._left.number, self._left.states[0])
 
-    def restore_left(self, epoch: int, state: object) -> None:
+    def restore_left(self, number: int, state: object) -> None:
         """Make the next pass begin where an earlier pass left the sampler.
 
         Args:
-            epoch: The epoch of that pass.
+            number: The number of that pass.
             state: The sampler's state before the last delivered batch of that pass.
         """
-        self._left = _Left(epoch, (state,))
+        self._left = _Left(number, (state,))
 
-    def batches(
-        self, epoch: int, *, start: int = 0, state: object = None, num_drawn: int = 0
-    ) -> Iterator[PlannedBatch]:
-        """Yield the batches of an epoch from the ``start``-th on.
+    def batches(self, start: Start) -> Iterator[PlannedBatch]:
+        """Yield the batches of a pass. Those before its start are drawn and discarded unless it has a sampler's state.
 
-        Args:
-            epoch: The epoch. It seeds the draws together with the loader's seed.
-            start: Batches to skip. They are drawn and discarded unless a ``state`` is given.
-            state: Return value of the sampler's ``state_dict()`` before batch ``start``.
-            num_drawn: Number of indices drawn before batch ``start``.
+        The number of the pass seeds the draws together with the loader's seed.
         """
+        state, num_drawn = start.sampler, start.num_drawn
         for part, generator_seed in zip(self._parts, self._generator_seeds, strict=True):
             if generator_seed is None and isinstance(getattr(part, "generator", None), torch.Generator):
                 # accelerate added this generator to make the order equal on all ranks. It is equal without it too.
@@ -171,21 +192,24 @@ class SamplerOrder:
         # Put the sampler at the right position, and keep that position for the next pass.
         if state is None and self._left is not None and not self._left.is_completed:
             self._put_back(self._left)
-        self._set_again(epoch)
+        self._set_again(start)
         if self.is_stateful:
-            self._left = _Left(epoch, (self._snapshot() if state is None else state,), self._epochs())
+            self._left = _Left(start.number, (self._snapshot() if state is None else state,), self._epochs())
         # Draw batch by batch, each time with the generator states of this epoch.
-        own = self._own_generators(epoch)
+        own = self._own_generators(start.number)
         with own.swapped_in():
             elements = self._iterate(state)
-        counter = OccurrenceCounter()
-        for position in itertools.count(0 if state is None else start):
+        counter, digest = OccurrenceCounter(), OrderDigest()
+        for position in itertools.count(0 if state is None else start.batches):
             with own.swapped_in():
                 drawn = self._draw(elements)
                 snapshot = self._snapshot()
             if drawn is None:
+                if state is None:
+                    self._compare_with_last(start, digest)
                 return
             indices = as_indices(drawn)
+            digest.add(indices)
             planned = getattr(drawn, "planned", None)  # set if the sampler wraps the batch sampler of another loader
             rank = None
             if isinstance(planned, PlannedBatch) and isinstance(planned.work, IndexedWork):
@@ -197,8 +221,24 @@ class SamplerOrder:
             else:
                 occurrences = counter.count(indices)
             num_drawn += len(indices)
-            if position >= start:
+            if position >= start.batches:
                 yield PlannedBatch(position, IndexedWork(indices, occurrences), rank, snapshot, num_drawn)
+
+    def _compare_with_last(self, start: Start, digest: OrderDigest) -> None:
+        """Log one warning if the script has chosen another epoch, and the shuffled order has stayed the same."""
+        last, self._drawn = self._drawn, (start.epoch, digest.value())
+        if last is None or last[0] == start.epoch or last[1] != digest.value() or start.again is None:
+            return
+        if digest.is_ascending or self._may_repeat:
+            return
+        self._may_repeat = True
+        logger.warning(
+            "sampler %s gives the same order in epochs %d and %d, although set_epoch was called. set_epoch must reach "
+            "what shuffles: the sampler itself, or a sampler in one of its attributes",
+            type(self.sampler).__name__,
+            last[0],
+            start.epoch,
+        )
 
     def _put_back(self, left: _Left) -> None:
         """Put the sampler where it would be if only the delivered batches of the last pass had been drawn.
@@ -208,7 +248,7 @@ class SamplerOrder:
         batch, and draws the batch again. If no batch was delivered, it draws the first batch of the pass again.
         """
         epochs = self._epochs()
-        with self._own_generators(left.epoch).swapped_in():
+        with self._own_generators(left.number).swapped_in():
             self._put_epochs_back(left.sampler_epochs)
             elements = self._iterate(left.states[0])
             self._draw(elements)
@@ -228,9 +268,9 @@ class SamplerOrder:
         """Return a copy of the sampler's state, because the sampler may change the original. None if stateless."""
         return copy.deepcopy(self.sampler.state_dict()) if self.is_stateful else None  # type: ignore[attr-defined]
 
-    def _own_generators(self, epoch: int) -> _OwnGenerators:
-        """Return the generators of an epoch, not seeded yet."""
-        key = _draw_key(self.seed, epoch)
+    def _own_generators(self, number: int) -> _OwnGenerators:
+        """Return the generators of a pass, by its number. They are not seeded yet."""
+        key = _draw_key(self.seed, number)
         more = [
             (generator, (key ^ seed) % 2**63)
             for part, seed in zip(self._parts, self._generator_seeds, strict=True)
@@ -260,6 +300,39 @@ def torch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray
     generator = torch.Generator()
     generator.manual_seed(seed + epoch)
     return torch.randperm(num_samples, generator=generator).numpy()
+
+
+class OrderDigest:
+    """A digest of the indices of a pass, and whether they ascend. Costs 2 us per batch of integers."""
+
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=16)
+        self._last: Any = None
+        self.is_ascending = True
+        """Whether no index is smaller than the one before. False if they cannot be compared."""
+
+    def add(self, indices: Indices) -> None:
+        """Add the indices of the next batch."""
+        if isinstance(indices, np.ndarray):
+            self._hash.update(indices.tobytes())
+            ascends = bool((indices[1:] >= indices[:-1]).all())
+        else:
+            self._hash.update(b"".join(index_bytes(index) for index in indices))
+            ascends = _ascend(indices)
+        if len(indices):
+            self.is_ascending &= ascends and (self._last is None or _ascend((self._last, indices[0])))
+            self._last = indices[-1]
+
+    def value(self) -> bytes:
+        """Return the digest."""
+        return self._hash.digest()
+
+
+def _ascend(indices: Sequence[Any]) -> bool:
+    try:
+        return all(one <= other for one, other in itertools.pairwise(indices))
+    except TypeError:
+        return False
 
 
 class OccurrenceCounter:
@@ -324,7 +397,8 @@ class OccurrenceCounter:
 class _Left:
     """How far the latest pass of a stateful sampler was delivered."""
 
-    epoch: int
+    number: int
+    """The number of the pass."""
     states: tuple[object, ...]
     """The sampler's states before and after the last delivered batch, or only the state at the beginning of the
     pass."""
@@ -380,6 +454,31 @@ class _OwnGenerators:
         if self._other_states is not None:
             random.setstate(self._other_states[0])
             np.random.set_state(self._other_states[1])
+
+
+def _parts_of(sampler: object) -> tuple[Any, ...]:
+    """Return a sampler and the samplers in its attributes, in lists there, and in their attributes in turn."""
+    parts, waiting = list[Any](), deque[object]([sampler])
+    while waiting:
+        part = waiting.popleft()
+        if any(part is other for other in parts):
+            continue
+        parts.append(part)
+        for value in getattr(part, "__dict__", {}).values():
+            several = list(value.values()) if isinstance(value, dict) else value
+            if isinstance(several, list | tuple) and several and _is_sampler(several[0]):
+                waiting.extend(filter(_is_sampler, several))
+            elif _is_sampler(value):
+                waiting.append(value)
+    return tuple(parts)
+
+
+def _is_sampler(value: object) -> bool:
+    """Return whether a value is a sampler, or has a sampler's methods. A data set may have ``set_epoch`` too."""
+    has_methods = callable(getattr(value, "set_epoch", None)) and hasattr(type(value), "__iter__")
+    return isinstance(value, torch.utils.data.Sampler) or (
+        has_methods and not isinstance(value, torch.utils.data.Dataset)
+    )
 
 
 def _draws_from_torch_only(sampler: object) -> bool:

@@ -114,7 +114,7 @@ class ViewPass:
 
     def request(self, planned: PlannedBatch) -> BatchRequest:
         """Return the request for a batch of this pass."""
-        return self._pipeline.request(planned, self._start.epoch)
+        return self._pipeline.request(planned, self._start.number)
 
     def filling(self, indices: Sequence[Any]) -> RequestedBatch:
         """Return a batch of earlier samples, which accelerate's even_batches requests for a rank without a batch."""

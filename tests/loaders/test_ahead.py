@@ -191,9 +191,9 @@ def test_what_can_no_longer_be_used_is_closed() -> None:
 def test_choice_of_another_epoch_closes_what_was_kept_at_once() -> None:
     planner = Planner(2)
     ahead, source = kept(planner)
-    ahead.discard_other(1)
+    ahead.discard_other(Start(1))
     assert source.is_open
-    ahead.discard_other(0)
+    ahead.discard_other(Start(0))
     assert not source.is_open
 
 

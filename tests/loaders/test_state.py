@@ -18,13 +18,33 @@ def test_progress_without_set_epoch_counts_passes() -> None:
     assert [progress.begin()[1].epoch for _ in range(3)] == [0, 1, 2]
 
 
-def test_progress_set_epoch_chooses_next_pass_and_those_after_follow() -> None:
+def test_progress_set_epoch_chooses_an_epoch_and_each_pass_of_it_has_its_own_number() -> None:
     progress = Progress()
+    numbers = []
+    for epoch in range(3):
+        progress.set_epoch(epoch)
+        assert progress.position() == Start(epoch, again=0)
+        starts = [progress.begin()[1] for _ in range(3)]
+        assert [start.epoch for start in starts] == [epoch] * 3
+        numbers += [start.number for start in starts]
+    assert len(set(numbers)) == 9
+    assert numbers[::3] == [0, 1, 2]  # the first pass of an epoch is what it is without the others
+
+
+def test_progress_of_keras_counts_on_from_the_epoch_that_was_chosen() -> None:
+    progress = Progress(counts_on=True)
     progress.set_epoch(7)
-    assert [progress.begin()[1].epoch for _ in range(2)] == [7, 8]
-    progress.set_epoch(0)
-    assert progress.position() == Start(0)
-    assert progress.begin()[1] == Start(0)
+    assert [progress.begin()[1].number for _ in range(2)] == [7, 8]
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_progress_resumes_a_further_pass_of_an_epoch(is_chosen: bool) -> None:
+    progress = Progress()
+    progress.resume(dataclasses.replace(STATE, again=2, completed=False))
+    if is_chosen:
+        progress.set_epoch(3)
+    assert progress.begin()[1] == Start(3, 5, num_samples=100, again=2)
+    assert progress.begin()[1] == Start(3, again=3)
 
 
 def test_progress_position_is_that_of_the_latest_pass() -> None:
@@ -50,14 +70,14 @@ def test_progress_resume_with_set_epoch_of_the_same_epoch_continues_even_if_noth
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch(3)
-    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100)
+    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100, again=0)
 
 
 def test_progress_resume_with_set_epoch_of_another_epoch_starts_it(caplog: pytest.LogCaptureFixture) -> None:
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch(6)
-    assert progress.begin()[1] == Start(6)
+    assert progress.begin()[1] == Start(6, again=0)
     assert "discards the loaded state" in caplog.text
 
 
@@ -73,9 +93,9 @@ def test_progress_tool_that_restored_its_count_is_taken_at_its_word() -> None:
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch_by_tool(3)
-    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100)
+    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100, again=0)
     progress.set_epoch_by_tool(4)
-    assert progress.begin()[1] == Start(4)
+    assert progress.begin()[1] == Start(4, again=0)
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.0, True, "1"])

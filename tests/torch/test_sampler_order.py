@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomS
 from torch.utils.data.distributed import DistributedSampler
 
 from hetero.batches.indices import as_indices
+from hetero.loaders.state import Start
 from hetero.torch.sampler_order import OccurrenceCounter, SamplerOrder
 
 
@@ -27,7 +28,7 @@ def order_of(sampler: Any, *, is_batch_sampler: bool = False, batch_size: int = 
 
 
 def drawn(order: SamplerOrder, epoch: int = 0, **options: Any) -> list[Any]:
-    return [batch.work.indices.tolist() for batch in order.batches(epoch, **options)]
+    return [batch.work.indices.tolist() for batch in order.batches(Start(epoch, **options))]
 
 
 class GloballyRandom(Sampler[int]):
@@ -63,7 +64,7 @@ def test_sampler_random_is_reproducible_and_leaves_the_trainer_alone(make: Any) 
     assert drawn(order_of(make())) == first
     assert drawn(order, epoch=1) != first
     assert drawn(order_of(make(), seed=1)) != first
-    assert drawn(order, start=1) == first[1:]
+    assert drawn(order, batches=1) == first[1:]
     assert order.num_batches() == len(first)
 
 
@@ -137,7 +138,7 @@ def test_batch_sampler_epoch_reaches_the_sampler_inside() -> None:
 
 def test_sampler_keys_of_other_types_are_counted_too() -> None:
     order = order_of(["a", (1, 2), "a"], batch_size=2)
-    batches = list(order.batches(0))
+    batches = list(order.batches(Start(0)))
     assert [batch.work.indices for batch in batches] == [("a", (1, 2)), ("a",)]
     assert batches[0].work.occurrences is None
     assert batches[1].work.occurrences is not None
@@ -149,7 +150,7 @@ def test_sampler_endless_is_drawn_lazily() -> None:
         while True:
             yield 7
 
-    batches = order_of(endless()).batches(0)
+    batches = order_of(endless()).batches(Start(0))
     assert next(batches).work.occurrences.tolist() == [0, 1, 2, 3]
     assert next(batches).work.occurrences.tolist() == [4, 5, 6, 7]
 
@@ -174,9 +175,9 @@ class Counting(Sampler[int]):
 
 
 def test_sampler_with_state_resumes_without_replay_and_draws_alike() -> None:
-    whole = list(order_of(Counting()).batches(0))
+    whole = list(order_of(Counting()).batches(Start(0)))
     order = order_of(Counting())
-    rest = list(order.batches(0, start=1, state=whole[0].sampler_state, num_drawn=whole[0].num_drawn))
+    rest = list(order.batches(Start(0, 1, whole[0].sampler_state, whole[0].num_drawn)))
     assert whole[0].sampler_state == {"place": 4}
     assert [b.work.indices.tolist() for b in rest] == [b.work.indices.tolist() for b in whole[1:]]
     assert [b.work.occurrences.tolist() for b in rest] == [b.work.occurrences.tolist() for b in whole[1:]]
@@ -212,7 +213,7 @@ def test_sampler_generator_serves_two_living_iterators(own: bool) -> None:
     generator = torch.Generator().manual_seed(5) if own else torch.default_generator
     order = order_of(RandomSampler(range(40), replacement=True, generator=generator))
     expected = [drawn(order, epoch) for epoch in (0, 1)]
-    pairs = zip(order.batches(0), order.batches(1), strict=True)
+    pairs = zip(order.batches(Start(0)), order.batches(Start(1)), strict=True)
     both = [(one.work.indices.tolist(), other.work.indices.tolist()) for one, other in pairs]
     assert [list(batches) for batches in zip(*both, strict=True)] == expected
 
@@ -225,7 +226,7 @@ def test_batch_sampler_that_fills_one_array_again_leaves_batches_alone() -> None
                 buffer[:] = first, first + 1
                 yield buffer
 
-    batches = list(order_of(Reusing(), is_batch_sampler=True).batches(0))
+    batches = list(order_of(Reusing(), is_batch_sampler=True).batches(Start(0)))
     assert [batch.work.indices.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -271,10 +272,10 @@ class Aliasing(Sampler[int]):
 
 
 def test_sampler_state_is_a_copy_both_ways() -> None:
-    whole = list(order_of(Aliasing(), batch_size=2).batches(0))
+    whole = list(order_of(Aliasing(), batch_size=2).batches(Start(0)))
     state = whole[0].sampler_state
     assert state == {"seen": [0, 1, 2]}
-    rest = list(order_of(Aliasing(), batch_size=2).batches(0, start=1, state=state, num_drawn=2))
+    rest = list(order_of(Aliasing(), batch_size=2).batches(Start(0, 1, state, 2)))
     assert [batch.work.indices.tolist() for batch in rest] == [[3, 4], [5, 6]]
     assert state == {"seen": [0, 1, 2]}
 
@@ -317,18 +318,18 @@ def test_sampler_with_state_left_early_goes_on_from_what_was_delivered(
     make: Any, delivered: int, expected: int, ahead: int
 ) -> None:
     order = order_of(make())
-    for batch in list(itertools.islice(order.batches(0), delivered + ahead))[:delivered]:
+    for batch in list(itertools.islice(order.batches(Start(0)), delivered + ahead))[:delivered]:
         order.delivered(batch.sampler_state)
     assert drawn_first(order, epoch=1)[0] == expected
 
 
 def drawn_first(order: SamplerOrder, epoch: int) -> Any:
-    return next(order.batches(epoch)).work.indices.tolist()
+    return next(order.batches(Start(epoch))).work.indices.tolist()
 
 
 def test_sampler_with_state_resumed_and_left_early_goes_on_from_what_was_delivered() -> None:
     order = order_of(Endless())
-    resumed = order.batches(0, start=2, state={"place": 8}, num_drawn=8)
+    resumed = order.batches(Start(0, 2, {"place": 8}, 8))
     first, *_ahead = itertools.islice(resumed, 3)
     assert first.work.indices.tolist() == [8, 9, 10, 11]
     order.delivered(first.sampler_state)
@@ -355,7 +356,7 @@ def test_sampler_with_state_that_completed_a_pass_keeps_what_it_changed() -> Non
     order = order_of(Alternating())
     for completes in (True, False):  # the latter: the last batch was taken, and no more asked for
         for epoch in range(2):
-            batches = list(order.batches(epoch))
+            batches = list(order.batches(Start(epoch)))
             assert len(batches) == 3
             assert batches[0].work.indices[0] // 100 == epoch + 2 * (not completes)
             for batch in batches:

@@ -1,0 +1,28 @@
+"""The number of a pass: one integer that the order and the random draws of the pass depend on.
+
+It is the epoch, unless the script takes several passes in an epoch that it chose with ``set_epoch``. Each of them then
+has a number of its own, which no other epoch has.
+"""
+
+from __future__ import annotations
+
+__all__ = ["epoch_text", "pass_number"]
+
+_EPOCH_BITS = 32
+"""Bits of the epoch in a number. Above them is the count of earlier passes in the same epoch."""
+
+
+def pass_number(epoch: int, again: int) -> int:
+    """Return the number of a pass.
+
+    Args:
+        epoch: The epoch, at least 0.
+        again: How many passes of this epoch have begun before.
+    """
+    return epoch + (again << _EPOCH_BITS)
+
+
+def epoch_text(number: int) -> str:
+    """Return the number of a pass for a message: ``3``, or ``3 (pass 2)`` for the second pass of epoch 3."""
+    again, epoch = divmod(number, 1 << _EPOCH_BITS)
+    return str(epoch) if not again else f"{epoch} (pass {again + 1})"
