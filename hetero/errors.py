@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import traceback
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -229,14 +230,18 @@ class DatasetError(HeteroError):
 
         Returns:
             An instance of a class with the bases `DatasetError` and ``kind``. This error itself if ``kind`` cannot be
-            combined with another base, or is `StopIteration` or `StopAsyncIteration`, which would end the user's loop.
+            combined with another base, if the text would not be printed, or if ``kind`` is `StopIteration` or
+            `StopAsyncIteration`, which would end the user's loop.
         """
         if issubclass(kind, (DatasetError, StopIteration, StopAsyncIteration)):
             return self
         try:
-            return _combined_with(kind)(self.record)  # type: ignore[arg-type]  # mypy considers classes unhashable
-        except Exception:  # noqa: BLE001 - the user's class has a layout or constructor that allows no other base
+            typed = _combined_with(kind)(self.record)  # type: ignore[arg-type]  # mypy considers classes unhashable
+            typed.__traceback__ = None  # what raises it will set this, in Python code too
+            shown = "".join(traceback.format_exception_only(typed))
+        except BaseException:  # noqa: BLE001 - layout, constructor, attributes or methods of the user's class
             return self
+        return typed if str(self) in shown else self
 
 
 @functools.lru_cache(maxsize=64)
@@ -245,6 +250,8 @@ def _combined_with(kind: type[Exception]) -> type[DatasetError]:
         # Do not call the bases' __init__, because the user's type may expect other arguments.
         Exception.__init__(self, record)
         self.record = record
+        if isinstance(self, SyntaxError):
+            self.msg = str(self)  # Python prints this, and not str(self)
 
     def __reduce__(self: DatasetError) -> tuple[object, ...]:  # noqa: N807
         return _restore_typed, (self.record, kind)

@@ -18,9 +18,11 @@ __all__ = [
     "MAX_EXCEPTION_CHARS",
     "MAX_INDEX_CHARS",
     "MAX_TRACEBACK_BYTES",
+    "check_not_exit",
     "dataset_error",
     "exception_line",
     "index_text",
+    "printable_cause",
     "with_note",
     "with_user_type",
 ]
@@ -69,10 +71,9 @@ def dataset_error(
         text, trace = error, ""
     else:
         types = _type_names(type(error))
-        text = _without_script_module("".join(traceback.format_exception_only(type(error), error)).strip())
-        frames = _user_frames(error.__traceback__)
-        trace = _without_script_module("".join(traceback.format_exception(type(error), error, frames)))
-        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        text = _text_of(error).strip()
+        trace = _trace_of(error)
+        if isinstance(error, OSError) and _number_of(error) == errno.EMFILE:
             note += f" (this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files)"
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and host != "local":
             to_do = f"{_ON_EVERY_HOST}\n{to_do}".rstrip()
@@ -116,6 +117,24 @@ def with_user_type(error: DatasetError) -> DatasetError:
     return error
 
 
+def printable_cause(error: BaseException) -> BaseException | None:
+    """Return the cause of an error. None if Python cannot print it, because it could not print the error either."""
+    try:
+        traceback.format_exception(error.__cause__)
+    except Exception:  # noqa: BLE001 - as in `_text_of`
+        return None
+    return error.__cause__
+
+
+def check_not_exit(error: BaseException) -> None:
+    """Raise an exception again if it ends the process. Others are failures of the user's code.
+
+    Code in Rust raises a PanicException, and asyncio a CancelledError. Neither is an `Exception`.
+    """
+    if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
+        raise error
+
+
 def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
     """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`."""
     from hetero.batches.structure.conversion import module_name  # imports NumPy, which launchers do not need
@@ -132,10 +151,40 @@ def _without_script_module(text: str) -> str:
 
 def exception_line(error: BaseException) -> str:
     """Return the first line of an exception with its type, as printable text of at most 160 characters."""
-    lines = _without_script_module("".join(traceback.format_exception_only(type(error), error))).splitlines()
+    lines = _text_of(error).splitlines()
     # Skip indented lines, because the text of a SyntaxError begins with the file name and the code, both indented.
     line = next((line for line in lines if line and not line[0].isspace()), type(error).__name__)
     return printable(line.rstrip(), max_chars=MAX_EXCEPTION_CHARS)
+
+
+def _number_of(error: OSError) -> int | None:
+    try:
+        return error.errno
+    except Exception:  # noqa: BLE001 - of a property of the user's class
+        return None
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an exception's type and text. An exception whose attributes or methods raise may have only its type."""
+    kind = type(error)
+    try:
+        text = "".join(traceback.format_exception_only(kind, error))
+    except Exception as failure:  # noqa: BLE001 - of the user's class, for example of a property __notes__
+        try:
+            text = f"{kind.__module__}.{kind.__qualname__}: {error}"
+        except Exception:  # noqa: BLE001 - of the user's __str__
+            text = f"{kind.__module__}.{kind.__qualname__}, which cannot be printed: {type(failure).__name__}"
+    return _without_script_module(text)
+
+
+def _trace_of(error: BaseException) -> str:
+    """Return an exception with its traceback, without the causes of one that cannot be printed."""
+    frames = _user_frames(error.__traceback__)
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, frames))
+    except Exception:  # noqa: BLE001 - as in `_text_of`
+        trace = f"Traceback (most recent call last):\n{''.join(traceback.format_tb(frames))}{_text_of(error)}"
+    return _without_script_module(trace)
 
 
 def index_text(index: object) -> str:

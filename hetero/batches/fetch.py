@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from hetero.batches.build import BuiltDataset
-from hetero.batches.failures import dataset_error
+from hetero.batches.failures import check_not_exit, dataset_error
 from hetero.batches.imported import imported
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.keras import to_arrays
@@ -193,7 +193,9 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
             if built.seeding_was_probed:
                 fingerprint += "+getitems"  # a host that seeds every sample would make other batches
-        except Exception as exc:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # as in `check_not_exit`, and sys.exit, which ends no endpoint
             raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
     return Description(
         num_samples=num_samples, fingerprint=fingerprint, environment=describe_environment(), warnings=built.warnings
@@ -246,7 +248,8 @@ def _collate(
             batch = function(samples)
             return _contiguous(batch) if request.contiguous and built.collate_fn is None else batch
         return function(to_arrays(samples[0]) if built.makes_batches else samples[0])
-    except Exception as exc:
+    except BaseException as exc:
+        check_not_exit(exc)
         raise dataset_error(
             exc, dataset=built.name, host=host, stage="collate", note=_compare_outlines(samples, request)
         ) from exc

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hetero.batches.batched import has_getitems
 from hetero.batches.build import BuiltDataset
-from hetero.batches.failures import dataset_error, with_note
+from hetero.batches.failures import check_not_exit, dataset_error, with_note
 from hetero.batches.imported import imported
 from hetero.batches.indices import Indices, plain_indices
 from hetero.batches.request import BatchRequest, Cancelled, ChoosePositions
@@ -174,7 +174,8 @@ def _compute_each(
         try:
             seed(key)
             samples[position] = dataset[index]
-        except Exception as exc:
+        except BaseException as exc:
+            check_not_exit(exc)
             note = _note_on(exc, index, built)
             if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
@@ -230,7 +231,8 @@ def _compute_together(
                     samples.append(dataset[inner_index])  # noqa: PERF401 - keep the samples before one that raises
         except Cancelled:
             raise
-        except Exception as exc:
+        except BaseException as exc:
+            check_not_exit(exc)
             index = indices[len(samples)]
             note = _note_on(exc, index, built)
             if failed is None or note or isinstance(exc, ConfigError):
@@ -264,7 +266,8 @@ def _compute_at_once(
     """
     try:
         return _get_items(dataset, indices)
-    except Exception as exc:
+    except BaseException as exc:
+        check_not_exit(exc)
         to_do = _MAY_SKIP if failed is None else ""
         # Pass no sample_index, because it is not known which sample raised.
         error = dataset_error(exc, dataset=built.name, host=host, stage="sample", to_do=to_do)
@@ -276,7 +279,8 @@ def _compute_at_once(
         try:
             built.seed(key)
             _get_items(dataset, [index])
-        except Exception as exc:  # noqa: BLE001 - recorded, and raised if all samples fail
+        except BaseException as exc:  # noqa: BLE001 - recorded, and raised if all samples fail
+            check_not_exit(exc)
             failed.add(position, exc)
     if not failed:
         raise with_note(error, " (each sample alone works, so hetero does not know which one to skip)")
@@ -343,7 +347,7 @@ def _index_of_subset(indices: Any, index: Any) -> Any:
     return [indices[part] for part in index] if isinstance(index, list) else indices[index]
 
 
-def _note_on(error: Exception, index: Index, built: BuiltDataset) -> str:
+def _note_on(error: BaseException, index: Index, built: BuiltDataset) -> str:
     """Return a note for an `IndexError` about an index out of range, or an empty string for other errors.
 
     An index is not checked unless the data set rejects it, because a data set may use integers as keys.
@@ -360,7 +364,7 @@ def _note_on(error: Exception, index: Index, built: BuiltDataset) -> str:
 
 
 def _sample_error(
-    error: Exception, index: Index, note: str, built: BuiltDataset, request: BatchRequest, host: str
+    error: BaseException, index: Index, note: str, built: BuiltDataset, request: BatchRequest, host: str
 ) -> DatasetError:
     to_do = _MAY_SKIP if request.collate and not note and not isinstance(error, ConfigError) else ""
     return dataset_error(

@@ -72,7 +72,7 @@ class FailedSamples:
     def __bool__(self) -> bool:
         return bool(self.positions)
 
-    def add(self, position: int, error: Exception) -> None:
+    def add(self, position: int, error: BaseException) -> None:
         """Record that the sample at ``position`` raised.
 
         Record all failed samples, in ascending order, before the first call of `substitute`.

@@ -207,6 +207,8 @@ class Progress:
         self._passes = 0
         self._epoch: int | None = None
         self._again: int | None = None
+        self._first = 0
+        """Number of global batches that the latest pass has skipped at its beginning."""
         self._batches = 0
         self._sampler: object = None
         self._num_drawn = 0
@@ -346,16 +348,38 @@ class Progress:
         """Return whether this is the pass that began last."""
         return pass_number == self._passes
 
-    def position(self) -> Start:
-        """Return where a state taken now must resume: in the latest pass, or at a start that a later call chose."""
+    def position(self, num_trained: int | None = None) -> Start:
+        """Return where a state taken now must resume: in the latest pass, or at a start that a later call chose.
+
+        Args:
+            num_trained: How many batches of the latest pass the script has trained on. None: all that were delivered.
+
+        Raises:
+            ConfigError: If the pass has not delivered so many batches.
+        """
         if self._epoch is None or self._named is not None or self._resume is not None:
+            if num_trained:
+                raise ConfigError(f"num_batches_trained is {num_trained}, but no pass has begun")
             return self.next_start()
+        num_delivered = self._batches - self._first
+        if num_trained is None:
+            num_trained = num_delivered
+        if type(num_trained) is not int or not 0 <= num_trained <= num_delivered:
+            raise ConfigError(
+                f"num_batches_trained is {num_trained!r}, expected 0 to {num_delivered}: so many batches the latest "
+                "pass has delivered"
+            )
+        if self._sampler is not None and num_trained < num_delivered:
+            raise ConfigError(
+                f"num_batches_trained is {num_trained}, and the pass has delivered {num_delivered} batches\n"
+                "  The sampler's state is known after the last of them only. Take no batch ahead of the loop."
+            )
         return Start(
             self._epoch,
-            self._batches,
+            self._first + num_trained,
             self._sampler,
             self._num_drawn,
-            completed=self._completed,
+            completed=self._completed and num_trained == num_delivered,
             num_samples=self._num_samples,
             again=self._again,
         )
@@ -377,6 +401,7 @@ class Progress:
         )
 
     def _place(self, start: Start) -> None:
-        self._epoch, self._again, self._batches = start.epoch, start.again, start.batches
+        self._epoch, self._again = start.epoch, start.again
+        self._first = self._batches = start.batches
         self._completed = self._has_left = False
         self._sampler, self._num_drawn, self._num_samples = start.sampler, start.num_drawn, start.num_samples

@@ -404,15 +404,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         self._pipeline.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self, *, num_batches_trained: int | None = None) -> dict[str, object]:
         """Return the position of this loader as plain values, the same on every rank.
 
         The state is smaller than 1 KiB plus the state of a user's stateful sampler. It may be taken at any time, also
         inside the loop. It can be loaded with another world size if ``batch_size`` x world size stays the same. If two
         iterators are alive, it is the position of the pass that began last.
 
+        Args:
+            num_batches_trained: How many batches of the latest pass the loop has trained on. A resumed pass counts from
+                0. Pass it if something takes batches ahead of the loop, such as a prefetcher onto a device. None: all
+                batches that were delivered. The loaders of Ray Train and timm are known to take one batch ahead.
+
         Raises:
-            ConfigError: If batches are consumed through a loader that a tool rebuilt from this one.
+            ConfigError: If batches are consumed through a loader that a tool rebuilt from this one, or if the pass has
+                not delivered ``num_batches_trained`` batches.
         """
         if self._pipeline.consumed_elsewhere:
             raise ConfigError(
@@ -420,7 +426,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "  Count steps in the script and use accelerate.skip_first_batches, "
                 "or iterate over the hetero DataLoader itself."
             )
-        return self._pipeline.state().to_dict()
+        return self._pipeline.state(num_batches_trained).to_dict()
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Continue with the batch after the last one that was delivered when the state was taken.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from hetero.batches.failures import with_user_type
+from hetero.batches.failures import printable_cause, with_user_type
 from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.epochs import epoch_text
@@ -23,6 +25,9 @@ __all__ = ["Pass"]
 
 logger = logging.getLogger(__name__)
 
+_TAKE_ONE_AHEAD = frozenset({"ray.train.torch.train_loop_utils", "timm.data.loader"})
+"""Modules that take the next batch before they hand one to the loop."""
+
 
 class _Feed:
     """Begins one pass, and records its deliveries in the loader.
@@ -37,6 +42,10 @@ class _Feed:
         self._start = Start(0)
         self._places: dict[int, tuple[object, int]] = {}
         """By position of each batch in flight: a stateful sampler's state after it, and how many indices were drawn."""
+        self._taken_ahead: deque[tuple[int, object, int]] = deque()
+        """The batches that a wrapper of the loader has, and the loop has not: position, and as in `_places`."""
+        self.num_ahead = 0
+        """How many batches a wrapper of the loader takes ahead of the loop."""
         self._num_lost = 0
         self._requests: EpochRequests | None = None
 
@@ -94,12 +103,19 @@ class _Feed:
     def _passed(self, request: BatchRequest) -> None:
         assert self._requests is not None
         self._requests.passed()
-        state, num_drawn = self._places.pop(request.position, (None, 0))
-        self._pipeline.progress.advance(self._number, batches=request.position + 1, sampler=state, num_drawn=num_drawn)
+        self._taken_ahead.append((request.position, *self._places.pop(request.position, (None, 0))))
+        if len(self._taken_ahead) > self.num_ahead:
+            self._count_oldest()
+
+    def _count_oldest(self) -> None:
+        position, state, num_drawn = self._taken_ahead.popleft()
+        self._pipeline.progress.advance(self._number, batches=position + 1, sampler=state, num_drawn=num_drawn)
         self._pipeline.note_delivered(self._number, state)
 
     def exhausted(self) -> None:
         """Record the end of the epoch. Without padding, a rank may reach it with one batch fewer than others."""
+        while self._taken_ahead:
+            self._count_oldest()
         if self._num_lost:
             logger.warning(
                 "loader %s: epoch %s ended without %d batches that raised exceptions",
@@ -153,6 +169,7 @@ class Pass(Iterator[Any]):
                 raise StopIteration
             if self._batches is None:
                 check_not_importing()
+                self._feed.num_ahead = int(sys._getframe(1).f_globals.get("__name__") in _TAKE_ONE_AHEAD)
                 self._batches = self._feed.open()
                 self._keep_if_through()  # nothing was left of the epoch
                 if self._is_through:
@@ -172,7 +189,7 @@ class Pass(Iterator[Any]):
             else:
                 self._fail(typed)
             try:
-                raise typed from error.__cause__
+                raise typed from printable_cause(error)
             finally:
                 del typed  # its traceback holds this frame and the script's frames
         except BaseException as error:

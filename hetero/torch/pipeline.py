@@ -335,10 +335,10 @@ class Pipeline(LoaderPipeline):
             self._fetcher = LocalFetcher(self.local, self.workers, on_skips=self.skips.note)
         return self._fetcher.open(requests)
 
-    def state(self) -> LoaderState:
-        """Return the position of this loader, including the sampler's own state."""
+    def state(self, num_trained: int | None = None) -> LoaderState:
+        """Return the position of this loader, including the sampler's own state. See `Progress.position`."""
         self.take_sampler_epoch()
-        position = self.progress.position()
+        position = self.progress.position(num_trained)
         facts = self.facts()
         stateful = self.sampler_order is not None and self.sampler_order.is_stateful
         left = None

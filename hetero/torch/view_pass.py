@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from hetero.batches.failures import with_user_type
+from hetero.batches.failures import printable_cause, with_user_type
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.indices import as_indices
 from hetero.batches.request import BatchRequest
@@ -151,7 +151,7 @@ class ViewPass:
         except DatasetError as error:
             self._close_reader()
             self._pipeline.end_timing(self._timing)
-            raise with_user_type(error) from error.__cause__
+            raise with_user_type(error) from printable_cause(error)
         except BaseException:
             self._close_reader()
             self._pipeline.end_timing(self._timing)

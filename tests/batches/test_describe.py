@@ -91,3 +91,13 @@ def test_describe_with_length_raising_names_the_stage() -> None:
 
     with pytest.raises(DatasetError, match="failed in this process while it was described: OSError: gone"):
         describe(BuiltDataset.from_object(Broken()))
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyError, GeneratorExit])
+def test_describe_of_a_length_that_raises_is_an_error_of_the_data_set(kind: type[BaseException]) -> None:
+    class Broken(Augmented):
+        def __len__(self) -> int:
+            raise kind("no length")
+
+    with pytest.raises(DatasetError, match=f"{kind.__name__}: .*no length"):
+        describe(BuiltDataset.from_object(Broken()))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch.utils.data
 from loaders import Noisy, indices, loader_test_noisy, plain
+from samplers import Endless
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 import hetero
@@ -249,3 +250,61 @@ def test_file_that_the_script_writes_between_epochs_is_read_in_time_if_the_loade
     assert [batch.tolist() for batch in loader] == [[1] * 4] * 3
     path.write_text("2")
     assert [batch.tolist() for batch in loader] == [[2] * 4] * 3
+
+
+def prefetcher(module: str) -> Callable[[Any], Iterator[Any]]:
+    """Return a function that takes one batch ahead of the loop, as Ray's and timm's do, in a module of that name."""
+    code = """
+def ahead(loader):
+    iterator = iter(loader)
+    following = next(iterator, None)
+    while following is not None:
+        batch = following
+        following = next(iterator, None)
+        yield batch
+"""
+    names: dict[str, Any] = {"__name__": module}
+    exec(code, names)
+    ahead: Callable[[Any], Iterator[Any]] = names["ahead"]
+    return ahead
+
+
+@pytest.mark.parametrize("steps", [1, 4, 6])
+@pytest.mark.parametrize("module", ["ray.train.torch.train_loop_utils", "timm.data.loader", "script"])
+def test_batch_that_a_prefetcher_has_and_the_loop_has_not_is_trained_after_a_restart(module: str, steps: int) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 1}
+    whole = plain(DataLoader(Noisy(), **options))
+    loader = DataLoader(Noisy(), **options)
+    taken = itertools.islice(prefetcher(module)(loader), steps)
+    trained = plain(taken)
+    state = loader.state_dict(num_batches_trained=steps) if module == "script" else loader.state_dict()
+    resumed = DataLoader(Noisy(), **options)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    first = plain(resumed)
+    assert trained + (first if steps < 6 else []) == whole
+    assert (state["epoch"], state["batches"]) == (0, steps)
+
+
+def test_number_of_trained_batches_counts_from_the_beginning_of_a_resumed_pass() -> None:
+    loader = DataLoader(Noisy(), batch_size=4)
+    loader.load_state_dict(state_after(2, Noisy()))
+    batches = iter(loader)
+    with pytest.raises(ConfigError, match="no pass has begun"):
+        loader.state_dict(num_batches_trained=1)
+    for _ in range(3):
+        next(batches)
+    assert loader.state_dict(num_batches_trained=1)["batches"] == 3
+    assert loader.state_dict(num_batches_trained=3) == loader.state_dict()
+    for wrong in (4, -1, 1.0, True):
+        with pytest.raises(ConfigError, match=f"num_batches_trained is {wrong}, expected 0 to 3"):
+            loader.state_dict(num_batches_trained=wrong)  # type: ignore[arg-type]
+    assert loader.state_dict(num_batches_trained=0)["batches"] == 2
+
+
+def test_sampler_with_a_state_takes_no_other_number_of_trained_batches() -> None:
+    loader = DataLoader(Noisy(37), batch_size=4, sampler=Endless())
+    batches = iter(loader)
+    next(batches), next(batches)
+    assert loader.state_dict(num_batches_trained=2) == loader.state_dict()
+    with pytest.raises(ConfigError, match="known after the last of them only"):
+        loader.state_dict(num_batches_trained=1)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import email.message
 import gc
 import json
 import pickle
+import subprocess
+import traceback
+import urllib.error
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 import torch
@@ -249,3 +256,134 @@ def test_typed_error_of_a_type_that_this_process_lacks_is_of_the_nearest_base_it
     missing = type("Missing", (ConnectionResetError,), {"__module__": "not_imported_here"})
     error = with_user_type(dataset_error(missing("gone"), dataset="photos", host="algo-1/0", stage="sample"))
     assert isinstance(error, ConnectionResetError)
+
+
+class ByKeyword(Exception):
+    def __init__(self, *, path: str) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}-text"
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Closed(OSError):
+    @property
+    def errno(self) -> int:  # type: ignore[override]
+        raise AttributeError("closed")
+
+
+class Delegating(Exception):
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __str__(self) -> str:
+        return "delegating-text"
+
+
+class Noted(Exception):
+    @property
+    def __notes__(self) -> list[str]:
+        raise ZeroDivisionError("notes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    text: str
+
+
+class Falsy(Exception):
+    def __bool__(self) -> bool:
+        return False
+
+
+class Unrepresentable(Exception):
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+
+class OfRecord(Exception):
+    record = property(lambda self: "its own")
+
+
+class Final(KeyError):
+    def __init_subclass__(cls, **more: Any) -> None:
+        raise TypeError("final")
+
+
+class Raising(torch.utils.data.Dataset[int]):
+    """Raises an exception at sample 3."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            raise self.error
+        return index
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (urllib.error.HTTPError("http://host/file", 503, "busy-text", email.message.Message(), None), "busy-text"),
+        (subprocess.CalledProcessError(7, ["the-command"]), "the-command"),
+        (ByKeyword(path="keyword"), "keyword-text"),
+        (Silent(), "Silent"),
+        (Closed(5, "closed-text"), "closed-text"),
+        (Delegating(ValueError()), "delegating-text"),
+        (Delegating({}), "delegating-text"),
+        (Noted("noted-text"), "noted-text"),
+        (Frozen("frozen-text"), "Frozen"),
+        (Falsy("falsy-text"), "falsy-text"),
+        (Unrepresentable("odd-text"), "odd-text"),
+        (OfRecord("record-text"), "record-text"),
+        (Final("final-text"), "final-text"),
+        (ET.ParseError("syntax-text"), "syntax-text"),
+        (SyntaxError("source-text", ("file.py", 3, 4, "1 +", 3, 5)), "source-text"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_error_of_any_class_is_printed_with_text_index_and_place(error: Exception, text: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        list(DataLoader(Raising(error), batch_size=4))
+    elsewhere = with_user_type(pickle.loads(pickle.dumps(DatasetError(caught.value.record))))
+    for raised in (caught.value, elsewhere):
+        shown = "".join(traceback.format_exception(raised))
+        assert text in shown
+        assert "data set 'Raising' failed in this process at sample 3" in shown
+        assert "raise self.error" in shown
+
+
+@pytest.mark.parametrize("error", [ET.ParseError("x"), SyntaxError("x"), Falsy("x"), Unrepresentable("x")])
+def test_error_of_an_odd_class_that_can_be_printed_keeps_its_type(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        list(DataLoader(Raising(error), batch_size=4))
+
+
+class Panic(BaseException):
+    """As code in Rust raises."""
+
+
+@pytest.mark.parametrize("error", [Panic("went wrong"), asyncio.CancelledError("went wrong")])
+def test_exception_that_is_none_for_python_is_an_error_of_its_sample(error: BaseException) -> None:
+    with pytest.raises(DatasetError, match=r"in this process at sample 3: .*went wrong"):
+        list(DataLoader(Raising(error), batch_size=4))
+    (batch,) = DataLoader(Raising(error), batch_size=4, on_sample_error="skip")
+    assert batch.tolist() == [0, 1, 2, 0]
+
+
+def test_request_to_end_the_process_passes_through_a_sample() -> None:
+    for error in (SystemExit(3), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            list(DataLoader(Raising(error), batch_size=4))
