@@ -1,7 +1,7 @@
 """Run the tests in parts, several at a time, where each part can have a network and a /dev/shm of its own.
 
 Tests of jobs wait more than they compute, and expect that nothing else listens or shares memory around them. As root,
-parts run in namespaces, five on two cores; elsewhere they run one after the other. Each part is a fork of this process,
+parts run in namespaces, six on two cores; elsewhere they run one after the other. Each part is a fork of this process,
 which has imported what many of them need: parts that are started anew take 70 s of CPU more, all together.
 
     python tests/run_parts.py [options of pytest]
@@ -33,7 +33,7 @@ FIRST = ("integration", "dataplane", "attacks", "torch")
 NETWORKED = "wire"
 """The folder whose long tests install packages: they need the machine's own network."""
 FILES_PER_PART = 10
-PARTS_PER_CORE = 2.5
+PARTS_PER_CORE = 3
 """With two, cores are idle for an eighth of the time, because jobs wait for each other's processes."""
 NUM_SLOWEST = 10
 
@@ -54,7 +54,7 @@ def main(flags: Sequence[str]) -> int:
     is_apart = _can_be_apart()
     if not is_apart:
         print("one part of the tests after the other: no leave for namespaces here (root has it)", flush=True)
-    num_places = round(PARTS_PER_CORE * len(os.sched_getaffinity(0))) if is_apart else 1
+    num_places = PARTS_PER_CORE * len(os.sched_getaffinity(0)) if is_apart else 1
     _import_for_all()
     folder = Path(tempfile.mkdtemp())  # a TemporaryDirectory would be removed when the first part ends
     parts = [

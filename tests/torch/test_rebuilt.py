@@ -19,7 +19,8 @@ SCRIPT = Path(__file__).with_name("rebuilding_script.py")
     [
         pytest.param(1, ["accelerate"], id="alone"),
         pytest.param(1, ["lightning"], marks=pytest.mark.long, id="alone, lightning"),
-        pytest.param(2, ["lightning", "accelerate"], id="two ranks"),
+        pytest.param(2, ["accelerate"], id="two ranks"),
+        pytest.param(2, ["lightning", "accelerate"], marks=pytest.mark.long, id="two ranks, lightning"),
         pytest.param(3, ["accelerate"], marks=pytest.mark.long, id="three ranks"),
     ],
 )

@@ -182,6 +182,7 @@ def test_first_steps_of_task_2a_on_four_workers_equal_the_reference_but_for_roun
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_first_steps_of_task_1a_equal_the_reference_bit_for_bit(load: Load, folder: Path) -> None:
     found, _ = train("task_1a", folder / "images", 2)
     expected = reference_1a(load, folder / "images", 2)
