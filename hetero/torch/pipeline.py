@@ -28,6 +28,7 @@ from hetero.spec import DatasetSpec
 from hetero.torch.kept_batches import KeptBatches
 from hetero.torch.local import LocalFetcher, WorkerOptions, builds_here
 from hetero.torch.local_dataset import LocalDataset
+from hetero.torch.made_anew import MadeAnew
 from hetero.torch.pinned import allocate_pinned
 from hetero.torch.sampler_order import SamplerOrder, torch_permutation
 
@@ -35,10 +36,6 @@ __all__ = ["Pipeline"]
 
 logger = logging.getLogger(__name__)
 
-_finished: set[tuple[object, ...]] = set()
-"""Kinds of loaders that have delivered a whole epoch in this process."""
-_made_anew: set[tuple[object, ...]] = set()
-"""Kinds of loaders that were warned of, because the script makes them anew."""
 _RANK_BLIND = (
     torch.utils.data.RandomSampler,
     torch.utils.data.SequentialSampler,
@@ -92,9 +89,7 @@ class Pipeline(LoaderPipeline):
         self.stride: int | None = None
         """The n of a tool that consumes every n-th batch. None until known."""
         self._has_warned = False
-        self._kind = self.name, self.dataset_name, self.arguments_digest, options.seed
-        self._is_made_anew = self._kind in _finished
-        """Whether a loader like this one has delivered a whole epoch in this process before this one was made."""
+        self._made_anew = MadeAnew(subject, self.name, self.dataset_name, self.arguments_digest, options.seed)
         self._restores_epoch = False
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
@@ -185,7 +180,9 @@ class Pipeline(LoaderPipeline):
         self.progress.leave()
         self.take_sampler_epoch()
         number, start = self.progress.begin()
-        self._warn_if_made_anew(start)
+        order = self.sampler_order
+        if start == Start(0) and (self.options.shuffle if order is None else not order.is_sequential):
+            self._made_anew.warn(self.name)
         if self.sampler_order is None:
             start, planned = self._begin_own_order(start, plan)
             self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
@@ -288,7 +285,7 @@ class Pipeline(LoaderPipeline):
     def note_completed(self, number: int) -> None:
         """Record that a pass was delivered to its end, also in the user's sampler order."""
         self.extent.num_complete_passes += 1
-        _finished.add(self._kind)
+        self._made_anew.note_finished(self.subject)
         self.progress.complete(number)
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.completed()
@@ -446,20 +443,6 @@ class Pipeline(LoaderPipeline):
             "call torch.distributed.init_process_group before the first batch, or pass shard=(rank, world_size)",
             self.name,
             num_ranks,
-        )
-
-    def _warn_if_made_anew(self, start: Start) -> None:
-        """Log one warning per kind of loader if the script makes a loader in each epoch, and all begin at epoch 0."""
-        order = self.sampler_order
-        is_shuffled = self.options.shuffle if order is None else not order.is_sequential
-        if not self._is_made_anew or start != Start(0) or not is_shuffled or self._kind in _made_anew:
-            return
-        _made_anew.add(self._kind)
-        logger.warning(
-            "loader %s: another loader of the same data set and seed has delivered epoch 0 before, and this one begins "
-            "at epoch 0 too: the same order and the same random draws. Make the loader once, before the loop over "
-            "epochs, or call set_epoch(epoch) of each one",
-            self.name,
         )
 
     def _warn_of_equal_ranks(self, sampler: object) -> None:

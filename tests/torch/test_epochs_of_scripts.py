@@ -105,6 +105,14 @@ def test_state_of_a_version_that_did_not_count_passes_continues() -> None:
     assert plain(resumed) == whole[2:]
 
 
+def test_loader_made_anew_of_one_object_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    data = Noisy(9)
+    for _ in range(3):
+        list(DataLoader(data, batch_size=3, shuffle=True, seed=714))
+    (record,) = caplog.records
+    assert "loader Noisy: another loader of the same data set and seed" in record.getMessage()
+
+
 def test_loader_made_anew_in_each_epoch_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     def made(**options: Any) -> DataLoader[Any]:
         return DataLoader(loader_test_noisy(9), **{"batch_size": 3, "seed": 712, **options})
@@ -117,6 +125,8 @@ def test_loader_made_anew_in_each_epoch_is_said_once(caplog: pytest.LogCaptureFi
         list(loader)
     train, twin = made(shuffle=True, seed=713), made(shuffle=True, seed=713)
     list(train), list(twin)
+    for _ in range(3):  # folds of a cross-validation: other data of one class
+        list(DataLoader(Noisy(9), batch_size=3, shuffle=True, seed=712))
     assert caplog.records == []
     for _ in range(3):
         list(made(shuffle=True))
