@@ -9,7 +9,8 @@ from __future__ import annotations
 __all__ = ["epoch_text", "pass_number"]
 
 _EPOCH_BITS = 32
-"""Bits of the epoch in a number. Above them is the count of earlier passes in the same epoch."""
+"""Bits of the epoch in a number, half of the 64 that a request has for it (protos/hetero/v1/data.proto). Above them is
+the count of earlier passes in the same epoch."""
 
 
 def pass_number(epoch: int, again: int) -> int:

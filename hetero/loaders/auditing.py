@@ -90,7 +90,7 @@ def _facts(pipeline: LoaderPipeline) -> LoaderFacts:
     state = pipeline.facts()
     return LoaderFacts(
         name=pipeline.name[:_MAX_NAME_LENGTH],
-        dataset=pipeline.dataset_name,
+        dataset=pipeline.dataset_name[:_MAX_NAME_LENGTH],
         arguments=pipeline.arguments_digest,
         fingerprint=_fingerprint(pipeline),
         num_samples=state.num_samples,

@@ -27,7 +27,6 @@ __all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "sh
 
 logger = logging.getLogger(__name__)
 
-_MAX_NAME_LENGTH = 200
 _OBJECT_SPEC = DatasetSpec("object")  # takes the place of the spec if the data set is an object
 _num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks in this process, by loader and spec
 
@@ -236,9 +235,8 @@ class LoaderPipeline(LoaderTiming):
 
     @property
     def dataset_name(self) -> str:
-        """Registered name of the data set, or the class of a data set object, in at most 200 characters."""
-        of_spec = isinstance(self.subject, DatasetSpec)
-        return (self.subject.name if of_spec else type(self.subject).__qualname__)[:_MAX_NAME_LENGTH]
+        """Registered name of the data set, or the class of a data set object."""
+        return self.subject.name if isinstance(self.subject, DatasetSpec) else type(self.subject).__qualname__
 
     @property
     def arguments_digest(self) -> str:

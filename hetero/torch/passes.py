@@ -26,7 +26,7 @@ __all__ = ["Pass"]
 logger = logging.getLogger(__name__)
 
 _TAKE_ONE_AHEAD = frozenset({"ray.train.torch.train_loop_utils", "timm.data.loader"})
-"""Modules that take the next batch before they hand one to the loop."""
+"""Modules that take the next batch before they hand one to the loop (tests/ray/test_prepared_loader.py)."""
 
 
 class _Feed:

@@ -24,8 +24,9 @@ from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.spec import Index
+from hetero.torch.order_digest import OrderDigest
 
-__all__ = ["OccurrenceCounter", "OrderDigest", "SamplerOrder", "torch_permutation"]
+__all__ = ["OccurrenceCounter", "SamplerOrder", "torch_permutation"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +107,8 @@ class SamplerOrder:
 
     @property
     def class_names(self) -> str:
-        """Classes of the sampler and of the samplers that it wraps, in at most 200 characters."""
-        return " of ".join(type(part).__name__ for part in self._parts)[:200]
+        """Classes of the sampler and of the samplers that it wraps, each once."""
+        return " of ".join(dict.fromkeys(type(part).__name__ for part in self._parts))
 
     @property
     def is_sequential(self) -> bool:
@@ -199,17 +200,18 @@ class SamplerOrder:
         own = self._own_generators(start.number)
         with own.swapped_in():
             elements = self._iterate(state)
-        counter, digest = OccurrenceCounter(), OrderDigest()
+        counter, digest = OccurrenceCounter(), None if self._may_repeat or state is not None else OrderDigest()
         for position in itertools.count(0 if state is None else start.batches):
             with own.swapped_in():
                 drawn = self._draw(elements)
                 snapshot = self._snapshot()
             if drawn is None:
-                if state is None:
+                if digest is not None:
                     self._compare_with_last(start, digest)
                 return
             indices = as_indices(drawn)
-            digest.add(indices)
+            if digest is not None:
+                digest.add(indices)
             planned = getattr(drawn, "planned", None)  # set if the sampler wraps the batch sampler of another loader
             rank = None
             if isinstance(planned, PlannedBatch) and isinstance(planned.work, IndexedWork):
@@ -229,7 +231,7 @@ class SamplerOrder:
         last, self._drawn = self._drawn, (start.epoch, digest.value())
         if last is None or last[0] == start.epoch or last[1] != digest.value() or start.again is None:
             return
-        if digest.is_ascending or self._may_repeat:
+        if digest.is_ascending:
             return
         self._may_repeat = True
         logger.warning(
@@ -300,39 +302,6 @@ def torch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray
     generator = torch.Generator()
     generator.manual_seed(seed + epoch)
     return torch.randperm(num_samples, generator=generator).numpy()
-
-
-class OrderDigest:
-    """A digest of the indices of a pass, and whether they ascend. Costs 2 us per batch of integers."""
-
-    def __init__(self) -> None:
-        self._hash = blake2b(digest_size=16)
-        self._last: Any = None
-        self.is_ascending = True
-        """Whether no index is smaller than the one before. False if they cannot be compared."""
-
-    def add(self, indices: Indices) -> None:
-        """Add the indices of the next batch."""
-        if isinstance(indices, np.ndarray):
-            self._hash.update(indices.tobytes())
-            ascends = bool((indices[1:] >= indices[:-1]).all())
-        else:
-            self._hash.update(b"".join(index_bytes(index) for index in indices))
-            ascends = _ascend(indices)
-        if len(indices):
-            self.is_ascending &= ascends and (self._last is None or _ascend((self._last, indices[0])))
-            self._last = indices[-1]
-
-    def value(self) -> bytes:
-        """Return the digest."""
-        return self._hash.digest()
-
-
-def _ascend(indices: Sequence[Any]) -> bool:
-    try:
-        return all(one <= other for one, other in itertools.pairwise(indices))
-    except TypeError:
-        return False
 
 
 class OccurrenceCounter:
