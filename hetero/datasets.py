@@ -79,7 +79,9 @@ def dataset(
             less than the seeding (7 us) and for data sets with torch's ``__getitems__``. None
             selects ``"batch"`` for a data set with ``__getitems__`` if it has no ``__getitem__``,
             or if a few probed samples draw no random numbers, else ``"sample"``.
-        collate_fn: Same as torch's. None selects ``default_collate``.
+        collate_fn: Same as torch's. None selects the attribute or method ``collate_fn`` of the data set that
+            the factory returns, so its options may be arguments of the factory. A data set without one
+            gets ``default_collate``.
         worker_init_fn: Same as torch's.
         fingerprint: A text that identifies the data on a host, or a function that gets the data set
             and returns this text. By default a few samples are computed and hashed.

@@ -55,7 +55,8 @@ class BuiltDataset:
         split: That `SplitDataset`. None for data sets without a cache.
         is_loading_anew: Whether `split` takes no sample from a cache now.
         makes_batches: Whether each item is a batch. True for a Keras data set that a factory built.
-        collate_fn: The user's function, or None for torch's ``default_collate``.
+        collate_fn: The factory's function, or else the attribute ``collate_fn`` of the data set that it built. None for
+            torch's ``default_collate``.
         fingerprint: The factory's ``fingerprint=``.
         worker_index: Index of this worker on this host, which the data set reads in torch's ``get_worker_info().id``.
         num_workers: Number of workers on this host. 0 in the trainer itself, which has no worker info.
@@ -117,7 +118,7 @@ class BuiltDataset:
         built = cls(
             dataset,
             name=spec.name,
-            collate_fn=factory.collate_fn,
+            collate_fn=factory.collate_fn or getattr(dataset, "collate_fn", None),
             seeding=factory.seeding,
             fingerprint=factory.fingerprint,
             worker_init_fn=factory.worker_init_fn,

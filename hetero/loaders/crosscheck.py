@@ -237,9 +237,9 @@ class _OwnDataset:
             return ""
         if dataset.build_s > MAX_BUILD_S:
             return f"building it took {dataset.build_s:.0f} s on a data host"
-        if get_factory(spec.name).collate_fn is None and "torch" not in sys.modules:
-            return "torch is not imported here, and its default_collate makes the batches"
         built = prebuild(spec)
+        if built.collate_fn is None and "torch" not in sys.modules:
+            return "torch is not imported here, and its default_collate makes the batches"
         expected = dataset.reference
         if expected is not None and built.num_samples != expected.num_samples:
             return f"it has {built.num_samples} samples here and {expected.num_samples} there"

@@ -29,6 +29,29 @@ def test_build_passes_arguments_and_decorations() -> None:
     assert fetch(built, request((0, 2))) == 12
 
 
+class Scaled(data.Dataset[int]):
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def collate_fn(self, samples: list[int]) -> list[int]:
+        return [self.scale * sample for sample in samples]
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, [0, 20, 30]), ({"collate_fn": sum}, 5)])
+def test_collate_fn_of_the_data_set_has_the_arguments_of_the_factory(options: Any, expected: Any) -> None:
+    @dataset(name=f"scaled-{len(options)}", **options)
+    def scaled(scale: int) -> Scaled:
+        return Scaled(scale)
+
+    assert fetch(build(scaled(10)), request((0, 2, 3))) == expected
+
+
 def test_build_with_random_factory_is_the_same_everywhere_and_leaves_generators_alone() -> None:
     @dataset
     def split() -> Any:

@@ -170,6 +170,26 @@ def test_workers_of_torch_are_started_anew_when_a_global_has_changed(monkeypatch
     assert found == [list(range(8)), list(range(0, 16, 2))]
 
 
+class Mixup:
+    """A collation that the loop switches off, as timm's."""
+
+    def __init__(self) -> None:
+        self.enabled = True
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([torch.as_tensor(each) for each in samples]) + 100 * self.enabled
+
+
+def test_workers_of_torch_are_started_anew_when_the_loop_has_changed_the_collate_fn() -> None:
+    mixup = Mixup()
+    factory = hetero.dataset(name="ahead_test_mixed", collate_fn=mixup)(lambda: list(range(4)))
+    loader = DataLoader(factory(), batch_size=4, num_workers=1)
+    found = [batch.tolist() for batch in loader]
+    mixup.enabled = False
+    found += [batch.tolist() for batch in loader]
+    assert found == [[100, 101, 102, 103], [0, 1, 2, 3]]
+
+
 def test_workers_of_torch_end_with_the_pass_where_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetero.torch.local.is_roomy", lambda num_bytes: num_bytes < 4 * 2 * 2 * 8)
     loader = DataLoader(ahead_test_processes(), batch_size=2, num_workers=1)

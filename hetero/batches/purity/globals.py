@@ -98,11 +98,15 @@ class GlobalsReader:
         self._own: set[Key] | None = None
         self.warned: set[str] = set()
         """Names of the globals whose difference was logged."""
+        self._first: dict[str, str] = {}
+        """Digests of the first reading, by name."""
 
     def read(self) -> dict[str, GlobalValue]:
         """Return plain values and callables in globals, by name. Skip globals that the data set's code changes."""
         try:
-            return self._read()
+            found = self._read()
+            self._first = self._first or {name: value.digest for name, value in found.items()}
+            return found
         except Exception as error:  # noqa: BLE001 - the user's objects may raise when they are inspected
             logger.info("globals that data sets read are not compared: %s: %s", type(error).__name__, error)
             return {}
@@ -140,6 +144,14 @@ class GlobalsReader:
                         found.setdefault(place.label, _describe(write, str(file)))
         return found
 
+    def is_of_function(self, name: str) -> bool:
+        """Return whether this is a value in a registered function, and not a global or an attribute of a class."""
+        return any(place.label == name and place.codes is not None for place in self._reach.places.values())
+
+    def has_changed(self, name: str, value: GlobalValue) -> bool:
+        """Return whether a value in a registered function has changed since the first reading, in this process."""
+        return self.is_of_function(name) and self._first.get(name) != value.digest
+
     @property
     def _reach(self) -> Reach:
         if self._found is None:
@@ -160,21 +172,27 @@ class GlobalsReader:
         """Return the globals that the data set's own code changes. These are caches and counters, which may differ."""
         if self._own is None:
             changed: set[Key] = set(self._reach.stored)
-            attributes: set[str] = set()
+            attributes: dict[tuple[str, int], set[str]] = {}
             for namespace in self._reach.namespaces.values():
                 file = os.path.realpath(namespace.get("__file__") or "")
                 for write in writes_in(file):
                     if (file, write.first_line) in self._reach.codes:
                         changed.update(changed_objects(write, namespace))
-                        attributes.update(write.path[1:])
+                        attributes.setdefault((file, write.first_line), set()).update(write.path[1:])
+            for file, first_line in set().union(*(place.codes or () for place in self._reach.places.values())):
+                names = (name for write in writes_in(file) if write.first_line == first_line for name in write.path[1:])
+                attributes.setdefault((file, first_line), set()).update(names)
             self._own = {place.key for place in self._reach.places.values() if _is_own(place, changed, attributes)}
         return self._own
 
 
-def _is_own(place: Place, changed: set[Key], attributes: set[str]) -> bool:
-    """Return whether the data set's own code changes a global or class attribute."""
-    if isinstance(place.owner, type) and place.name in attributes:
-        return True  # self._cache[index] = ... may change this attribute, because the class of self is not known
+def _is_own(place: Place, changed: set[Key], attributes: Mapping[tuple[str, int], set[str]]) -> bool:
+    """Return whether the data set's own code changes a global, an attribute, or a value in a function."""
+    if not isinstance(place.owner, dict):
+        # self._cache[index] = ... may change this attribute, because the class of self is not known
+        codes = attributes if place.codes is None else place.codes
+        if any(place.name in attributes.get(code, ()) for code in codes):
+            return True
     with contextlib.suppress(KeyError):
         value = place.value()
         return place.key in changed or (not _is_immutable(value) and (id(value), "") in changed)
@@ -216,16 +234,20 @@ def check_globals(
     if not differing:
         return
     changes = reader.changes(differing)
+    for name in differing:
+        if name not in changes and reader.has_changed(name, own[name]):
+            changes[name] = "the script, after its first batches"
     changed = [name for name in differing if name in changes]
     if changed:
-        raise DatasetMismatchError(_complaint(changed, changes, own, dataset=dataset, there=there))
+        raise DatasetMismatchError(_complaint(reader, changed, changes, own, dataset=dataset, there=there))
     for name in differing:
         reader.warned.add(name)
         logger.log(
             logging.WARNING if own[name].is_mutable else logging.INFO,
-            "global %s has another value on %s than in the rank (%s), and data set %r reads it. The source does not "
+            "%s%s has another value on %s than in the rank (%s), and data set %r reads it. The source does not "
             "say what changes it after the import, so it may depend on the host. If samples depend on it, make it an "
             "argument of the factory.",
+            "" if reader.is_of_function(name) else "global ",
             name,
             there,
             own[name].shown,
@@ -234,10 +256,17 @@ def check_globals(
 
 
 def _complaint(
-    names: Sequence[str], changes: Mapping[str, str], own: Mapping[str, GlobalValue], *, dataset: str, there: str
+    reader: GlobalsReader,
+    names: Sequence[str],
+    changes: Mapping[str, str],
+    own: Mapping[str, GlobalValue],
+    *,
+    dataset: str,
+    there: str,
 ) -> str:
     first = names[0]
-    lines = [f"global {first:.60} has another value on {there} than in the rank, and data set {dataset!r:.40} reads it"]
+    kind = "" if reader.is_of_function(first) else "global "
+    lines = [f"{kind}{first:.60} has another value on {there} than in the rank, and data set {dataset!r:.40} reads it"]
     lines += [f"{name}: {own[name].shown} in the rank; changed by {changes[name]}" for name in names[:_MAX_NAMED]]
     if len(names) > _MAX_NAMED:
         lines.append(f"and {len(names) - _MAX_NAMED} more")
@@ -246,6 +275,10 @@ def _complaint(
         "import, and samples would differ."
     )
     argument = first.rpartition(".")[2].lower()
+    if not kind:
+        lines.append(
+            "The data set that a factory returns may have the collate_fn as an attribute or method, and its options."
+        )
     lines.append(
         f"Make it an argument of the factory, {dataset:.40}(..., {argument}=...), or set it where the script is "
         "imported: at the top level, from an environment variable or the command line. --purity-checks 0 switches this "

@@ -46,14 +46,21 @@ Key: TypeAlias = tuple[object, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A global of one of the user's modules, or an attribute of one of the user's classes."""
+    """A global of one of the user's modules, an attribute of one of the user's classes, or a value in a function.
+
+    A function that a factory registers may hold values: an object with ``__call__`` and the object of a bound method
+    have attributes, ``functools.partial`` has arguments, and other functions have defaults and variables of enclosing
+    functions.
+    """
 
     label: str
-    """Label in messages and comparisons: ``SCALE`` in the script, ``module.SCALE`` elsewhere."""
+    """Label in messages and comparisons: ``SCALE`` in the script, ``module.SCALE`` elsewhere, ``collate_fn.scale``."""
     owner: Any
-    """Namespace of the module, or the class."""
+    """Namespace of the module, the class or object, or a dictionary of the values."""
     name: str
-    """Name of the global or attribute."""
+    """Name of the global, attribute or value."""
+    codes: frozenset[tuple[str, int]] | None = None
+    """File and first line of each method that runs when the registered function does. None for other places."""
 
     @property
     def key(self) -> Key:
@@ -66,7 +73,7 @@ class Place:
         Raises:
             KeyError: If it no longer exists.
         """
-        return (vars(self.owner) if isinstance(self.owner, type) else self.owner)[self.name]
+        return (self.owner if isinstance(self.owner, dict) else vars(self.owner))[self.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,8 @@ class _Walk:
             return  # _scan visits the names of the module that the code reads
         elif isinstance(value, DatasetFactory):
             self._push_all((value.function, value.collate_fn, value.worker_init_fn, value.fingerprint), 0)
+            self._note_values("collate_fn", value.collate_fn)
+            self._note_values("worker_init_fn", value.worker_init_fn)
         elif isinstance(value, MethodType):
             self._push_all((value.__func__, value.__self__), depth)
         elif isinstance(value, property):
@@ -212,6 +221,24 @@ class _Walk:
             self.found.namespaces[id(function.__globals__)] = function.__globals__
             self.found.functions.append(function.__code__)
             self._scan(function.__code__, function.__globals__, {})
+
+    def _note_values(self, label: str, function: Any) -> None:
+        """Record the values that a registered function holds."""
+        if isinstance(function, functools.partial):
+            self._note_values(label, function.func)
+            values: dict[str, Any] = {**function.keywords, **{str(n): each for n, each in enumerate(function.args)}}
+        elif isinstance(function, FunctionType):
+            defaults = {name: each.default for name, each in inspect.signature(function).parameters.items()}
+            values = {name: each for name, each in defaults.items() if each is not inspect.Parameter.empty}
+            values.update(inspect.getclosurevars(function).nonlocals)
+        else:
+            holder = getattr(function, "__self__", function)
+            codes = frozenset(_methods_of_call(type(holder), getattr(function, "__name__", "__call__")))
+            for name in getattr(holder, "__dict__", ()):
+                self._note(Place(f"{label}.{name}", holder, name, codes))
+            return
+        for name in values:
+            self._note(Place(f"{label}.{name}", values, name, frozenset()))
 
     def _scan(self, code: CodeType, namespace: dict[str, Any], modules: Mapping[str, ModuleType]) -> None:
         """Record the names that compiled code reads. ``modules`` are the imports of enclosing functions, by name."""
@@ -306,6 +333,19 @@ class _Imports:
             name = name.partition(".")[0]  # `import a.b` binds a
         module = sys.modules.get(name)
         return module if isinstance(module, ModuleType) else None
+
+
+def _methods_of_call(kind: type, method: str) -> set[tuple[str, int]]:
+    """Return file and first line of a method, and of the methods whose names it contains."""
+    found: dict[str, tuple[str, int]] = {}
+    pending = [method]
+    while pending:
+        name = pending.pop()
+        code = getattr(getattr(kind, name, None), "__code__", None)
+        if code is not None and name not in found:
+            found[name] = os.path.realpath(code.co_filename), code.co_firstlineno
+            pending.extend(code.co_names)
+    return set(found.values())
 
 
 def _uses_super(value: Any) -> bool:

@@ -273,6 +273,65 @@ def test_global_that_the_import_makes_different_is_logged_once(
     assert "global ROOT has another value on algo-2/0 than in the rank" in record.getMessage()
 
 
+HOLDERS = """
+    class Mixup:
+        def __init__(self, alpha):
+            self.alpha, self.seen = alpha, 0
+        def __call__(self, samples):
+            self.seen += 1
+            return [self.alpha * each for each in samples]
+        def mix(self, samples):
+            return self(samples)
+        def switch_off(self):
+            self.alpha = 0
+    MIX = Mixup(0.5)
+    OPTIONS = {"alpha": 0.5}
+    def plain(samples, alpha):
+        return samples
+    def with_default(samples, options=OPTIONS):
+        return samples
+    def enclosing(options):
+        def inner(samples):
+            return options, samples
+        return inner
+    class Photos:
+        def __len__(self): return 4
+        def __getitem__(self, index): return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "label"),
+    [
+        ("MIX", "switch_off", "collate_fn.alpha"),
+        ("MIX.mix", "switch_off", "collate_fn.alpha"),
+        ("functools.partial(MIX, 1)", "switch_off", "collate_fn.alpha"),
+        ("functools.partial(plain, alpha=OPTIONS)", "options", "collate_fn.alpha"),
+        ("with_default", "options", "collate_fn.options"),
+        ("enclosing(OPTIONS)", "options", "collate_fn.options"),
+        ("MIX", "count", None),
+    ],
+)
+def test_value_in_a_collate_fn_that_the_loop_changes_is_an_error_that_names_it(
+    function: str, change: str, label: str | None, imported: Imported
+) -> None:
+    script = imported(f"{HOLDERS}\n    photos = hetero.dataset(name='mixed', collate_fn={function})(lambda: Photos())")
+    reader = GlobalsReader(get_factory("mixed"))
+    others = reader.digests()
+    {
+        "switch_off": script.MIX.switch_off,
+        "options": lambda: script.OPTIONS.update(alpha=0),
+        "count": lambda: script.MIX([1]),
+    }[change]()
+    if label is None:
+        check_globals(reader, reader.read(), others, dataset="mixed", there="algo-2/0")
+        assert reader.digests() == others
+        return
+    with pytest.raises(DatasetMismatchError) as raised:
+        check_globals(reader, reader.read(), others, dataset="mixed", there="algo-2/0")
+    assert str(raised.value).startswith(f"{label} has another value on algo-2/0 than in the rank")
+
+
 def test_secret_is_not_shown(imported: Imported) -> None:
     script = imported("""
         API_TOKEN = "one"
