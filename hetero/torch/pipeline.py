@@ -30,6 +30,7 @@ from hetero.torch.local import LocalFetcher, WorkerOptions, builds_here
 from hetero.torch.local_dataset import LocalDataset
 from hetero.torch.made_anew import MadeAnew
 from hetero.torch.pinned import allocate_pinned
+from hetero.torch.rank_orders import RankOrders
 from hetero.torch.sampler_order import SamplerOrder, torch_permutation
 
 __all__ = ["Pipeline"]
@@ -90,6 +91,9 @@ class Pipeline(LoaderPipeline):
         """The n of a tool that consumes every n-th batch. None until known."""
         self._has_warned = False
         self._made_anew = MadeAnew(subject, self.name, self.dataset_name, self.arguments_digest, options.seed)
+        self._ranks = RankOrders(
+            self.name, self.dataset_name, self.arguments_digest, options.batch_size, options.shuffle
+        )
         self._restores_epoch = False
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
@@ -256,6 +260,8 @@ class Pipeline(LoaderPipeline):
         self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
     ) -> tuple[Start, Iterator[PlannedBatch]]:
         self._warn_of_no_shards()
+        if self.options.shuffle and self.options.shard is None:
+            self._ranks.check_seed(self.options.seed, loader=self.name)
         if start.batches:
             start.check_within(self.num_global_batches(start))
         # is_through considers all ranks, because without padding one rank may reach the end before others.
@@ -480,3 +486,5 @@ class Pipeline(LoaderPipeline):
                     f"{own_rank}\n  loader.batch_sampler yields the batches of all ranks; wrap a sampler of your own."
                 )
             yield planned
+        if order.drawn is not None and self.options.shard is None:
+            self._ranks.compare_parts(order.drawn, sampler=type(order.sampler).__name__)

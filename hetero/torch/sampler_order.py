@@ -25,6 +25,7 @@ from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.spec import Index
 from hetero.torch.order_digest import OrderDigest
+from hetero.torch.rank_orders import MAX_INDICES, Drawn
 
 __all__ = ["OccurrenceCounter", "SamplerOrder", "torch_permutation"]
 
@@ -81,6 +82,8 @@ class SamplerOrder:
         """The epoch of the last pass that was drawn from its beginning to its end, and a digest of its order."""
         self._may_repeat = isinstance(sampler, list | tuple | range | np.ndarray)
         """Whether the order may be the same in every epoch. True also after a warning that it is."""
+        self.drawn: Drawn | None = None
+        """The last pass that was drawn to its end. A stateful sampler's indices are not counted."""
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
             getattr(sampler, "load_state_dict", None)
         )
@@ -200,6 +203,7 @@ class SamplerOrder:
         own = self._own_generators(start.number)
         with own.swapped_in():
             elements = self._iterate(state)
+        largest_batch = 0
         counter, digest = OccurrenceCounter(), None if self._may_repeat or state is not None else OrderDigest()
         for position in itertools.count(0 if state is None else start.batches):
             with own.swapped_in():
@@ -208,8 +212,10 @@ class SamplerOrder:
             if drawn is None:
                 if digest is not None:
                     self._compare_with_last(start, digest)
+                self.drawn = Drawn(start.number, counter.first(MAX_INDICES), largest_batch)
                 return
             indices = as_indices(drawn)
+            largest_batch = max(largest_batch, len(indices))
             if digest is not None:
                 digest.add(indices)
             planned = getattr(drawn, "planned", None)  # set if the sampler wraps the batch sampler of another loader
@@ -310,6 +316,10 @@ class OccurrenceCounter:
     def __init__(self) -> None:
         self._counts = np.zeros(0, dtype=np.uint32)  # counts of integers in [0, _MAX_COUNTED_INDEX)
         self._others: Counter[Any] = Counter()  # counts of all other indices
+
+    def first(self, limit: int) -> npt.NDArray[np.uint32]:
+        """Return how often each of the first integers came, in an array that ends after the last one that came."""
+        return self._counts[:limit].copy()
 
     def count(self, indices: Indices) -> npt.NDArray[np.uint32] | None:
         """Return how often each index came before, also within this batch. Return None if all counts are 0."""

@@ -1,0 +1,129 @@
+"""Compares the orders of ranks through the store of the process group. No rank waits for another one.
+
+Ranks that shuffle with different seeds split different orders: they see some samples twice and others never. The same
+happens if the script's sampler draws from a generator that every rank seeds differently.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hetero.errors import DatasetMismatchError
+
+__all__ = ["MAX_INDICES", "Drawn", "RankOrders"]
+
+MAX_INDICES = 2**16
+"""Smaller indices are compared. A rank then publishes at most 8 KiB, and a pass costs 0.1 ms."""
+
+logger = logging.getLogger(__name__)
+
+_num_loaders: Counter[tuple[object, ...]] = Counter()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A pass that was drawn to its end."""
+
+    number: int
+    """The number of the pass."""
+    counts: npt.NDArray[np.uint32]
+    """How often each index came, for the first `MAX_INDICES` indices."""
+    largest_batch: int
+    """Indices in the largest batch."""
+
+
+class RankOrders:
+    """Compares the order of one loader with those of the same loader on other ranks.
+
+    The n-th loader of a kind that a process makes is that of the n-th such loader of other ranks.
+
+    Args:
+        kind: What loaders have in common that deliver the same batches. Its texts must be equal on all ranks.
+    """
+
+    def __init__(self, *kind: object) -> None:
+        _num_loaders[kind] += 1
+        self._key = f"hetero/{kind}/{_num_loaders[kind]}"
+        self._is_checked = False
+        self._has_warned = False
+
+    def check_seed(self, seed: int, *, loader: str) -> None:
+        """Compare the seed of a shuffled order with that of the first rank that has called this method.
+
+        Raises:
+            DatasetMismatchError: If the seeds differ.
+        """
+        if self._is_checked or (store := _store()) is None:
+            return
+        self._is_checked = True
+        rank = torch.distributed.get_rank()
+        with suppress(RuntimeError):  # the rank that holds the store may have ended
+            other, _, found = store.compare_set(f"{self._key}/seed", "", f"{rank} {seed}").decode().partition(" ")
+            if int(found) != seed:
+                raise DatasetMismatchError(
+                    f"loader {loader:.40}: its seed is {seed} on rank {rank} and {found} on rank {other}\n"
+                    "  Each rank takes its part of the order that the seed gives, so some samples would come twice and "
+                    "others never.\n"
+                    "  Pass the same seed= or generator on every rank: each sample has a seed of its own anyway. "
+                    "If this loader is for one rank alone, pass shard=(0, 1)."
+                )
+
+    def compare_parts(self, drawn: Drawn, *, sampler: str) -> None:
+        """Log one warning if a pass of this rank and the same pass of a neighbour share samples by chance.
+
+        Two ranks that permute all samples independently, and take a part each, share 1 / (world size) of their parts.
+        Half of it is the bound. Parts that are equal may be meant, for ranks that hold parts of one model. A batch may
+        have been filled up with samples of another rank.
+
+        Args:
+            drawn: The pass of this rank.
+            sampler: Class of the sampler.
+        """
+        store = _store()
+        if self._has_warned or store is None or drawn.counts.max(initial=0) > 1:
+            return
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        own = drawn.counts > 0
+        num_own = int(own.sum())
+        with suppress(RuntimeError):
+            store.set(f"{self._key}/part/{rank}", drawn.number.to_bytes(16, "little") + np.packbits(own).tobytes())
+            for other in {(rank - 1) % world_size, (rank + 1) % world_size}:
+                if not store.check([f"{self._key}/part/{other}"]):
+                    continue
+                found = store.get(f"{self._key}/part/{other}")
+                part = np.unpackbits(np.frombuffer(found, np.uint8, offset=16))
+                length = min(len(own), len(part))
+                num_shared = int(np.count_nonzero(own[:length] & part[:length]))
+                is_chance = max(drawn.largest_batch, num_own / (2 * world_size)) < num_shared < num_own
+                if not is_chance or int.from_bytes(found[:16], "little") != drawn.number:
+                    continue
+                self._has_warned = True
+                logger.warning(
+                    "sampler %s: ranks %d and %d have %d of %d samples in common. It seems to draw from a generator "
+                    "that differs between ranks, such as numpy.random.default_rng(). Draw from the global generators, "
+                    "which hetero seeds equally on every rank, or seed it with the epoch",
+                    sampler,
+                    rank,
+                    other,
+                    num_shared,
+                    num_own,
+                )
+                return
+
+
+def _store() -> Any:
+    """Return the store of the process group. None without one, and for MPI, which has none."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return None
+    with suppress(AttributeError, RuntimeError, ValueError):
+        return distributed.distributed_c10d._get_default_store()
+    return None
