@@ -14,6 +14,7 @@
     leaf_copies.py    batches that share no memory with the data set that made them
     pinned.py         memory that an accelerator copies from directly
     shared_memory.py  whether /dev/shm has room for the batches of torch's workers
+    lightning_states.py  what Lightning does with the states of loaders
     views.py          what accelerate, Lightning and others see when they rebuild the loader
     view_pass.py      one pass over a rebuilt loader
 

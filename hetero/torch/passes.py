@@ -19,6 +19,7 @@ from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.checks import check_not_importing
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
+from hetero.torch.lightning_states import is_taken_ahead, load_pending_state
 from hetero.torch.pipeline import Pipeline
 
 __all__ = ["Pass"]
@@ -52,6 +53,7 @@ class _Feed:
     def open(self) -> Batches:
         """Begin the pass, and return its batches. Those of the next epochs may follow them."""
         pipeline = self._pipeline
+        load_pending_state(pipeline)
         self._number, self._start, planned = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
         kept = pipeline.take_ahead(self._start)
@@ -169,7 +171,8 @@ class Pass(Iterator[Any]):
                 raise StopIteration
             if self._batches is None:
                 check_not_importing()
-                self._feed.num_ahead = int(sys._getframe(1).f_globals.get("__name__") in _TAKE_ONE_AHEAD)
+                caller = sys._getframe(1).f_globals.get("__name__")
+                self._feed.num_ahead = int(caller in _TAKE_ONE_AHEAD or is_taken_ahead())
                 self._batches = self._feed.open()
                 self._keep_if_through()  # nothing was left of the epoch
                 if self._is_through:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed
 import torch.utils.data
@@ -41,6 +43,17 @@ def make(num_samples: int = 23, **options: Any) -> DataLoader[Any]:
 
 def plain(batches: Any) -> list[Any]:
     return [[part.tolist() for part in batch] for batch in batches]
+
+
+class WithoutLength:
+    """Yields batches of two samples."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([index, index + 1] for index in range(0, 22, 2))
+
+
+def make_without_length() -> DataLoader[Any]:
+    return DataLoader(Noisy(), batch_sampler=WithoutLength(), seed=5)
 
 
 def two_epochs(loader: Any) -> list[Any]:
@@ -180,10 +193,11 @@ def check_lightning(world_size: int, folder: str) -> None:
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     class Model(lightning.LightningModule):
-        def __init__(self) -> None:
+        def __init__(self, *, reads_steps: bool = False) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(3, 1)
             self.seen: list[Any] = []
+            self.reads_steps = reads_steps
 
         def training_step(self, batch: Any, _index: int) -> torch.Tensor:
             self.seen.append([part.tolist() for part in batch])
@@ -193,6 +207,8 @@ def check_lightning(world_size: int, folder: str) -> None:
             return batch[0].tolist()
 
         def configure_optimizers(self) -> Any:
+            if self.reads_steps:  # which makes Lightning build its loaders before it restores the checkpoint
+                assert self.trainer.estimated_stepping_batches
             return torch.optim.SGD(self.parameters(), 0.1)
 
     class ModelWithLoader(Model):
@@ -217,9 +233,28 @@ def check_lightning(world_size: int, folder: str) -> None:
 
     saving = ModelCheckpoint(dirpath=folder, every_n_train_steps=2, filename="middle")
     trainer(max_steps=2, callbacks=[saving], enable_checkpointing=True).fit(Model(), make())
-    model = Model()
-    trainer(max_epochs=2).fit(model, make(), ckpt_path=f"{folder}/middle.ckpt", weights_only=False)
-    assert model.seen == expected[2:]
+    for reads_steps in (False, True):
+        model = Model(reads_steps=reads_steps)
+        trainer(max_epochs=2).fit(model, make(), ckpt_path=f"{folder}/middle.ckpt", weights_only=False)
+        assert model.seen == expected[2:]
+
+    # Of a limited epoch, only Lightning knows where it ends. Without a length, it takes a batch ahead.
+    own = {"use_distributed_sampler": False}
+    for limits, make_loader in (({"limit_train_batches": 2}, make), (own, make_without_length)):
+        whole, model = Model(), Model(reads_steps="limit_train_batches" in limits)
+        saving = ModelCheckpoint(dirpath=folder, every_n_train_steps=2, filename=make_loader.__name__)
+        trainer(max_steps=3, callbacks=[saving], enable_checkpointing=True, **limits).fit(whole, make_loader())
+        trainer(max_steps=3, **limits).fit(
+            model, make_loader(), ckpt_path=f"{folder}/{make_loader.__name__}.ckpt", weights_only=False
+        )
+        assert model.seen == whole.seen[2:]
+    with pytest.raises(ConfigError, match="takes a batch before it restores the checkpoint"):
+        trainer(max_epochs=2, **own).fit(
+            Model(reads_steps=True),
+            make_without_length(),
+            ckpt_path=f"{folder}/make_without_length.ckpt",
+            weights_only=False,
+        )
 
 
 def check_fabric(world_size: int) -> None:

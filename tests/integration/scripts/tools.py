@@ -110,6 +110,8 @@ def by_lightning(folder: Path) -> dict[str, Any]:
             return self.model(**batch)["loss"]
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
+            # As recipes for schedulers do. It makes Lightning build its loaders before it restores the checkpoint.
+            assert self.trainer.estimated_stepping_batches == 2 * STEPS
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def fit(**options: Any) -> Seen:

@@ -1,0 +1,77 @@
+"""What Lightning does with a loader's state: it may load it too late, and take a batch ahead of the loop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hetero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hetero.torch.pipeline import Pipeline
+
+__all__ = ["is_taken_ahead", "load_pending_state"]
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_handed_over: list[Any] = []
+"""The states of a fit loop, and the pipelines that have got theirs. Lightning keeps the states until the loop ends."""
+
+
+def load_pending_state(pipeline: Pipeline) -> None:
+    """Load the state that Lightning has read from a checkpoint and not loaded, if a pass of its fit loop begins now.
+
+    A recipe for schedulers reads ``trainer.estimated_stepping_batches`` in ``configure_optimizers``. Lightning then
+    builds its loaders, and restores the checkpoint afterwards. It loads the states of loaders only while it builds
+    them, so a resumed run would begin its epoch anew: it would train again on some samples, and leave out others.
+
+    Raises:
+        ConfigError: If the checkpoint has the states of another number of loaders, or Lightning takes a batch before it
+            reads the checkpoint, which it does if the loader has no length.
+    """
+    calls = {(name, module.rpartition(".")[2]): frame for name, module, frame in _frames()}
+    resumes = (run := calls.get(("_run", "trainer"))) is not None and run.f_locals.get("ckpt_path") is not None
+    if resumes and ("setup_data", "fit_loop") in calls and ("run", "fit_loop") not in calls:
+        raise ConfigError(
+            "Lightning takes a batch before it restores the checkpoint, so the run would not continue where it was "
+            "saved\n  Something builds the loaders early, for example trainer.estimated_stepping_batches in "
+            "configure_optimizers, and the loader has no length.\n"
+            "  Give the sampler or batch sampler __len__, or compute the number of steps without Lightning."
+        )
+    if ("advance", "fit_loop") not in calls:
+        return
+    loop = calls["advance", "fit_loop"].f_locals["self"]
+    states = getattr(loop, "_combined_loader_states_to_load", None)
+    if states and loop.restarting:
+        stateful = [each for each in loop._combined_loader.flattened if hasattr(each, "load_state_dict")]
+        if len(stateful) != len(states):
+            raise ConfigError(
+                f"Lightning's checkpoint has the states of {len(states)} training loaders, this run has "
+                f"{len(stateful)}\n  Resume with the loaders of the run that saved the checkpoint."
+            )
+        if not _handed_over or _handed_over[0] is not states:
+            _handed_over[:] = [states]
+        for loader, state in zip(stateful, states, strict=True):
+            is_own = getattr(loader, "_pipeline", None) is pipeline
+            if is_own and not any(each is pipeline for each in _handed_over):
+                _handed_over.append(pipeline)
+                pipeline.load_state(state)
+    if pipeline.progress.resumed is not None:
+        # limit_train_batches ends an epoch before the loader's end. Only Lightning knows that the epoch is over.
+        pipeline.set_epoch(loop.epoch_progress.current.processed, by_tool=True)
+
+
+def is_taken_ahead() -> bool:
+    """Return whether Lightning takes the first batch of a pass before the loop asks for it.
+
+    It keeps one batch ahead if a training loader has no length.
+    """
+    return any(name == "__iter__" and module.endswith(".loops.fetchers") for name, module, _ in _frames())
+
+
+def _frames() -> Iterator[tuple[str, str, Any]]:
+    """Yield function, module and frame of the calls in this thread, if Lightning is imported."""
+    frame: Any = sys._getframe() if any(package in sys.modules for package in _PACKAGES) else None
+    while frame is not None:
+        yield frame.f_code.co_name, frame.f_globals.get("__name__", ""), frame
+        frame = frame.f_back
