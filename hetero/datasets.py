@@ -257,10 +257,13 @@ def _local_length(spec: DatasetSpec) -> int:
     known = _lengths.get((get_factory(spec.name), spec))
     if known is not None:
         return known
-    built = prebuild(spec)
-    built.log_warnings()
-    note_length(spec, len(built))
-    return len(built)
+    from hetero.batches.failures import raising_user_types
+
+    with raising_user_types():
+        built = prebuild(spec)
+        built.log_warnings()
+        note_length(spec, len(built))
+        return len(built)
 
 
 set_builder(_local_length)

@@ -7,6 +7,8 @@ import errno
 import os
 import resource
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import cast
@@ -23,6 +25,7 @@ __all__ = [
     "exception_line",
     "index_text",
     "printable_cause",
+    "raising_user_types",
     "with_note",
     "with_user_type",
 ]
@@ -115,6 +118,15 @@ def with_user_type(error: DatasetError) -> DatasetError:
         if kind is not None and issubclass(kind, Exception):
             return error.typed(kind)
     return error
+
+
+@contextmanager
+def raising_user_types() -> Iterator[None]:
+    """Return a context that raises each `DatasetError` as `with_user_type` returns it."""
+    try:
+        yield
+    except DatasetError as error:
+        raise with_user_type(error) from printable_cause(error)
 
 
 def printable_cause(error: BaseException) -> BaseException | None:

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from hetero.audit.ledger import LoaderFacts
+from hetero.batches.failures import raising_user_types
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
@@ -133,7 +134,8 @@ class LoaderPipeline(LoaderTiming):
 
     def num_samples(self) -> int:
         """Return the samples of an epoch over all ranks: the length of the data set, or less in a canary run."""
-        self.extent.dataset_samples = whole = self.dataset_samples()
+        with raising_user_types():
+            self.extent.dataset_samples = whole = self.dataset_samples()
         self.extent.pass_samples = used = whole if self._part is None else self._part.num_samples(whole)
         if used < whole and not self._has_reported_part:
             self._has_reported_part = True

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
+from hetero.batches.failures import raising_user_types
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.rank import session as control
@@ -67,7 +68,8 @@ def num_samples(spec: DatasetSpec) -> int:
     """
     session = control.current()
     assert session is not None
-    count = fleet_for(session).describe(spec).num_samples
+    with raising_user_types():
+        count = fleet_for(session).describe(spec).num_samples
     if count is None:
         raise TypeError(f"data set {spec.name!r} has no len()")
     return count

@@ -50,6 +50,10 @@ SCRIPT = """
     @hetero.dataset
     def exceptions_photos():
         return Photos()
+
+    @hetero.dataset
+    def exceptions_gone(root):
+        raise FileNotFoundError(f"no folder {root}")
 """
 
 
@@ -111,6 +115,27 @@ def test_exception_is_of_the_users_type_and_says_where(make: Make) -> None:
     assert isinstance(last, OSError)
     assert "13 is broken: cut off" in str(last)
     assert "__hetero_script__" not in str(last)
+
+
+ASK = {"len(loader)": len, "list": list, "next": lambda loader: next(iter(loader)), "len(spec)": lambda x: len(x.of)}
+
+
+@pytest.mark.parametrize("where", ["here", "workers", "endpoints"])
+@pytest.mark.parametrize("how", ASK)
+def test_exception_of_a_factory_is_of_the_users_type_wherever_it_is_raised(
+    how: str, where: str, script: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "endpoints":
+        monkeypatch.setattr(control, "_session", request.getfixturevalue("job"))
+    spec = script.exceptions_gone(root=how)
+    loader = DataLoader(spec, batch_size=2, num_workers=int(where == "workers"))
+    loader.of = spec  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(FileNotFoundError, match="no folder") as raised:
+            ASK[how](loader)
+    finally:
+        set_describer(None)
+    assert isinstance(raised.value, DatasetError)
 
 
 def test_state_after_an_exception_resumes_after_the_batch_that_raised(make: Make) -> None:
