@@ -50,6 +50,7 @@ def from_dataset(
     on_sample_error: str = "raise",
     max_skips: int = DEFAULT_MAX_SKIPS,
     name: str | None = None,
+    requests_next_epoch: bool = True,
 ) -> FedDataset:
     """Return a `tf.data.Dataset` of a registered data set's batches, each exactly once and in order. It can be resumed.
 
@@ -111,6 +112,8 @@ def from_dataset(
         on_sample_error: ``"raise"``, or ``"skip"`` to replace a failing sample with the batch's next good sample.
         max_skips: With ``"skip"``, the maximum number of skipped samples on this rank.
         name: Name in reports, at most 200 printable characters. The default is the data set's name.
+        requests_next_epoch: Whether the first batches of an epoch are requested while the epoch before it ends. Pass
+            False if the script changes files or databases between epochs that the data set reads.
 
     Raises:
         ImportError: If TensorFlow is not installed.
@@ -163,6 +166,7 @@ def from_dataset(
         on_sample_error=policy,
         max_skips=max_skips,
         name=name,
+        requests_next_epoch=bool(requests_next_epoch),
     )
     return FedDataset(Feed(spec, options, num_workers=num_workers, prefetch_factor=prefetch_factor), element_spec)
 

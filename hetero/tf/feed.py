@@ -244,7 +244,8 @@ class Feed(LoaderPipeline):
         if kept is not None:
             return kept
         planned = order.batches(start.epoch, shard, start=start.batches)
-        requests = EpochRequests(self, start, planned, goes_on=self._profiler is None)
+        goes_on = self._profiler is None and self.may_go_on
+        requests = EpochRequests(self, start, planned, goes_on=goes_on)
         open_source = functools.partial(self._open, on_skips=self.skips.note, on_wait=_check_wait_of_framework)
         if self._profiler is None:
             return open_source(requests), requests

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
 import types
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import expected
 import pytest
-from plain_feed import PlainFeed, epochs, train
+from plain_feed import PlainFeed, PlainReader, epochs, train
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
 from hetero.audit.reading import read_ledger
@@ -218,6 +221,31 @@ def test_what_was_asked_for_ahead_is_left_behind_when_training_ends() -> None:
     assert feed.place() == (0, 5)
     assert next(feed.produce()) == epochs(1, 1)[0]
     ahead.close()  # late
+
+
+@pytest.mark.parametrize(("requests_next_epoch", "num_requested"), [(True, 8), (False, 5)])
+def test_first_batches_of_the_next_epoch_are_requested_unless_the_script_forbids_it(
+    requests_next_epoch: bool, num_requested: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithWindow(PlainReader):
+        """Has three requests in flight that it has not answered."""
+
+        may_be_kept = is_open = True
+
+        def __init__(self, requests: Iterator[Any]) -> None:
+            super().__init__(look_ahead(requests))
+
+    def look_ahead(requests: Iterator[Any]) -> Iterator[Any]:
+        window = deque(itertools.islice(requests, 3))
+        while window:
+            window.extend(itertools.islice(requests, 1))
+            yield window.popleft()
+
+    feed = PlainFeed(requests_next_epoch=requests_next_epoch)
+    monkeypatch.setattr("plain_feed.PlainReader", WithWindow)
+    for _ in feed.produce():
+        pass
+    assert feed.extent.num_requested == num_requested
 
 
 def test_place_without_reports_is_an_error() -> None:
