@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,15 @@ def augmented(num_samples: int, sleep_s: float = 0.0) -> Augmented:
     return Augmented(num_samples, sleep_s)
 
 
-def chain(config: dict[str, Any], *, rank: int, world_size: int, state: Any = None, report: Any = None) -> None:
+def chain(
+    config: dict[str, Any],
+    *,
+    rank: int,
+    world_size: int,
+    state: Any = None,
+    report: Any = None,
+    prepare: Callable[[Any], Any] = iter,
+) -> None:
     """Run the epochs.
 
     Args:
@@ -55,6 +64,7 @@ def chain(config: dict[str, Any], *, rank: int, world_size: int, state: Any = No
         world_size: Number of ranks.
         state: State of the loader to begin with.
         report: Called after each step with the loader and the number of steps of this process.
+        prepare: What the loop iterates over, made of the loader.
     """
     from hetero.torch import DataLoader
 
@@ -66,7 +76,7 @@ def chain(config: dict[str, Any], *, rank: int, world_size: int, state: Any = No
     step = 0
     for _ in range(config.get("epochs", 1)):
         asked_s = time.monotonic()
-        for batch in loader:
+        for batch in prepare(loader):
             wait_s = time.monotonic() - asked_s if step else 0.0  # the first batch waits until endpoints have started
             step += 1
             content = repr(batch["index"].tolist()).encode() + batch["image"].tobytes()
@@ -84,7 +94,7 @@ def chain(config: dict[str, Any], *, rank: int, world_size: int, state: Any = No
 
 def train(config: dict[str, Any]) -> None:
     """Run as ``train_loop_per_worker``."""
-    import ray.train
+    import ray.train.torch
 
     config["service"].connect()
     context = ray.train.get_context()
@@ -103,7 +113,8 @@ def train(config: dict[str, Any]) -> None:
         if rank == 0 and step == config.get("fail_at") and state is None:
             raise RuntimeError("training fails on purpose")
 
-    chain(config, rank=rank, world_size=context.get_world_size(), state=state, report=report)
+    prepare = ray.train.torch.prepare_data_loader  # which takes a batch ahead of the loop
+    chain(config, rank=rank, world_size=context.get_world_size(), state=state, report=report, prepare=prepare)
 
 
 def main(config: dict[str, Any]) -> None:
