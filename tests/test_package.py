@@ -38,7 +38,7 @@ LAYERS = (
     {"simulate"},
     {"studies"},
     {"canary"},
-    {"doctor", "render", "sagemaker"},
+    {"doctor", "render", "sagemaker", "script_check"},
     {"ray"},
     {"cli"},
     {"__main__"},

@@ -209,6 +209,8 @@ class SessionOptions:
     """Whether ranks report the times of single steps, several times per second."""
     profile: bool = False
     """Whether this is a profile run."""
+    max_pass_batches: int | None = None
+    """Batches of a pass on this rank, for ``hetero check SCRIPT`` (tests/script_check). None for all."""
 
 
 def cause_to_proto(cause: Cause) -> pb.Cause:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import sys
 import time
@@ -39,6 +40,9 @@ MAX_BUILD_S = 10.0
 """Seconds that an endpoint may take to build a data set. Ranks do not build a slower one, or training would wait."""
 MAX_COMPARE_S = 20.0
 """Seconds that the comparison of one loader's batches may take in a pass."""
+LATER_SHARE = 0.005
+"""Share of the time that the comparison of later batches may take. A file or a library's setting may change at any time
+(tests/torch/test_crosscheck.py)."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class CheckedReader(Iterator[Any]):
         compares_globals: Whether to compare the globals that the data set's code reads.
         compares_batches: Whether to compute the batches of the purity check in this process too. This uses the
             process's global generators, so it is unsafe while other threads draw from them.
+        compares_later: Whether to go on with a batch from time to time.
 
     Raises:
         DatasetMismatchError: If a global that the data set's code reads has another value on an endpoint.
@@ -69,10 +74,11 @@ class CheckedReader(Iterator[Any]):
         *,
         compares_globals: bool,
         compares_batches: bool,
+        compares_later: bool = False,
     ) -> None:
         self._fleet = fleet
         self._compares_globals = compares_globals
-        self._own = _OwnDataset() if compares_batches else None
+        self._own = _OwnDataset(compares_later=compares_later) if compares_batches else None
         self._epoch: int | None = None  # of the last batch
         self._reader = open_reader(requests)
         self._compare_or_close()  # endpoints have described the data set already if its length was requested
@@ -93,15 +99,16 @@ class CheckedReader(Iterator[Any]):
         request = self._reader.request
         assert request is not None
         is_first = self._is_first()
-        if not is_first and not request.verify:
-            if self._own is not None and self._own.is_built:
-                self._own = _OwnDataset()  # releases the built data set
+        is_compared = self._own is not None and (request.verify or self._own.is_due())
+        if not is_first and not is_compared:
+            if self._own is not None:
+                self._own.release()
             return batch
         # Before delivery, check the globals at the first batch of an epoch. Compare the batches of the purity check.
         try:
             if is_first:
                 self._check_globals()
-            if request.verify and self._own is not None:
+            if is_compared and self._own is not None:
                 self._own.compare(self._fleet, self._dataset(request.spec), request, batch)
         except BaseException:
             self.close()
@@ -170,14 +177,20 @@ class CheckedReader(Iterator[Any]):
 class _OwnDataset:
     """A data set that this process builds itself, to compare a few batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compares_later: bool) -> None:
         self._built: BuiltDataset | None = None
         self._left_s = MAX_COMPARE_S
+        self._due_s = math.inf
+        """When a later batch is compared, on the clock of `time.monotonic`."""
+        self._compares_later = compares_later
 
-    @property
-    def is_built(self) -> bool:
-        """Whether the data set was built."""
-        return self._built is not None
+    def is_due(self) -> bool:
+        """Return whether a batch is to be compared that is not one of the first."""
+        return time.monotonic() >= self._due_s
+
+    def release(self) -> None:
+        """Free the built data set. It is built anew for a later batch."""
+        self._built = None
 
     def compare(self, fleet: Fleet, dataset: ServedDataset, request: BatchRequest, batch: Any) -> None:
         """Compute a batch in this process too, and compare it with the delivered one.
@@ -190,6 +203,7 @@ class _OwnDataset:
             return
         # Compute the batch, unless there is a reason not to.
         begin_s = time.monotonic()
+        self._left_s = MAX_COMPARE_S if self.is_due() else self._left_s
         try:
             with preserved_generators(), single_threaded():
                 reason = self._build(dataset, spec)
@@ -201,7 +215,10 @@ class _OwnDataset:
             reason = f"computing them takes longer than {MAX_COMPARE_S:g} s"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data
             reason = f"here: {error}".partition("\n")[0]
-        self._left_s -= time.monotonic() - begin_s
+        end_s = time.monotonic()
+        self._left_s -= end_s - begin_s
+        if self._compares_later:
+            self._due_s = end_s + (end_s - begin_s) / LATER_SHARE
         if reason:
             _skipped.add(spec)
             logger.info(
@@ -227,7 +244,8 @@ class _OwnDataset:
             f"data set {spec.name!r} makes different batches in the rank and on data hosts\n"
             f"  At {where} (the data host's value first).\n"
             "  Data hosts only import the script. Typical causes: a global or class attribute that main() changed, "
-            "files that differ between hosts, environment variables.\n"
+            "files that differ between hosts, environment variables, a file that the script writes between epochs "
+            "(pass requests_next_epoch=False to the loader).\n"
             "  Pass such a value as an argument of the factory. --purity-checks 0 switches this comparison off."
         )
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
+import sys
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -29,6 +32,8 @@ __all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "sh
 logger = logging.getLogger(__name__)
 
 _OBJECT_SPEC = DatasetSpec("object")  # takes the place of the spec if the data set is an object
+_MAX_PLANNED_IN_VAIN = 10_000
+"""Batches, because a sampler may be endless (tests/script_check)."""
 _num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks in this process, by loader and spec
 
 
@@ -189,7 +194,20 @@ class LoaderPipeline(LoaderTiming):
 
     def num_batches(self) -> int:
         """Return the number of batches of an epoch on this rank."""
-        return self.order().num_batches(self.shard())
+        return min(self.order().num_batches(self.shard()), self.max_pass_batches)
+
+    @property
+    def max_pass_batches(self) -> int:
+        """Batches that a pass may have. Only ``hetero check SCRIPT`` sets a limit."""
+        session = control.current()
+        return sys.maxsize if session is None else session.options.max_pass_batches or sys.maxsize
+
+    def shortened(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
+        """Return the batches of a pass, not more than `max_pass_batches`.
+
+        The rest is planned in vain, because the end of a pass compares the orders of samplers.
+        """
+        return planned if self.max_pass_batches == sys.maxsize else _first_of(planned, self.max_pass_batches)
 
     def num_global_batches(self, start: Start) -> int:
         """Return the number of global batches of an epoch, with the length of the data set when the epoch began."""
@@ -265,7 +283,7 @@ class LoaderPipeline(LoaderTiming):
             collate=self.collate,
             contiguous=self.has_workers,
             step=self._num_requests,
-            verify=not is_ahead and self._wants_purity_check(),
+            verify=(not is_ahead or self.max_pass_batches < sys.maxsize) and self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
         )
@@ -291,6 +309,12 @@ class LoaderPipeline(LoaderTiming):
         timer.traffic = self.traffic
         timer.extent = self.extent
         return timer
+
+
+def _first_of(planned: Iterator[PlannedBatch], limit: int) -> Iterator[PlannedBatch]:
+    yield from itertools.islice(planned, limit)
+    for _ in itertools.islice(planned, _MAX_PLANNED_IN_VAIN):
+        pass
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -113,4 +113,11 @@ def open_reader(
         on_wait=session.check_wait,
     )
     is_wanted = session.options.purity_checks > 0
-    return CheckedReader(fleet, requests, open_reader, compares_globals=is_wanted, compares_batches=is_wanted)
+    return CheckedReader(
+        fleet,
+        requests,
+        open_reader,
+        compares_globals=is_wanted,
+        compares_batches=is_wanted,
+        compares_later=session.rank == 0,
+    )

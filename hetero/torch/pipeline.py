@@ -148,14 +148,18 @@ class Pipeline(LoaderPipeline):
 
     def num_batches(self) -> int:
         """Return the number of batches of an epoch on this rank."""
-        return super().num_batches() if self.sampler_order is None else self.sampler_order.num_batches()
+        if self.sampler_order is None:
+            return super().num_batches()
+        return min(self.sampler_order.num_batches(), self.max_pass_batches)
 
     def plan(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield this rank's batches from ``start`` on."""
         if self.sampler_order is not None:
             self._warn_of_equal_ranks(self.sampler_order.sampler)
-            return self._plan_sampler(self.sampler_order, start)
-        return self.order().batches(start.number, self.shard(), start=start.batches)
+            planned = self._plan_sampler(self.sampler_order, start)
+        else:
+            planned = self.order().batches(start.number, self.shard(), start=start.batches)
+        return self.shortened(planned)
 
     def plan_of_all_ranks(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield the batches of all ranks in turn, for a tool that shards them.
@@ -163,8 +167,10 @@ class Pipeline(LoaderPipeline):
         For a user's sampler, yield the batches in the sampler's order.
         """
         if self.sampler_order is not None:
-            return self._plan_sampler(self.sampler_order, start)
-        return self.order().whole_batches(start.number, self.shard().world_size, start=start.batches)
+            planned = self._plan_sampler(self.sampler_order, start)
+        else:
+            planned = self.order().whole_batches(start.number, self.shard().world_size, start=start.batches)
+        return self.shortened(planned)
 
     def set_epoch(self, epoch: int, *, by_tool: bool = False) -> None:
         """Set the epoch of the next pass, in the loader and in the user's sampler."""

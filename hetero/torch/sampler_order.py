@@ -115,8 +115,11 @@ class SamplerOrder:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether torch's own sampler yields all indices in order, in every epoch."""
-        return type(self._parts[-1]) is torch.utils.data.SequentialSampler
+        """Whether torch's own sampler yields the indices in order, in every epoch."""
+        last = self._parts[-1]
+        return type(last) is torch.utils.data.SequentialSampler or (
+            isinstance(last, torch.utils.data.distributed.DistributedSampler) and not last.shuffle
+        )
 
     def epoch_set_by_user(self) -> int | None:
         """Return the epoch that the script set on the sampler if it differs from `epoch`, else None."""

@@ -23,7 +23,12 @@ class Job:
         self.tf_servers = Directory()
         self.metrics = MetricLog()
         self.options = SimpleNamespace(
-            profile=False, data_service=data_service, data_timeout_s=60.0, emulate_step_s=None, warmup_steps=0
+            profile=False,
+            data_service=data_service,
+            data_timeout_s=60.0,
+            emulate_step_s=None,
+            warmup_steps=0,
+            max_pass_batches=None,
         )
         self.timers: list[Any] = []
         self.stop_at = self.num_steps = 0

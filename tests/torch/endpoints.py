@@ -47,6 +47,7 @@ class ServedJob:
             emulate_step_s=None,
             purity_checks=purity_checks,
             warmup_steps=0,
+            max_pass_batches=None,
             max_batch_bytes=2**28,
             data_service="grpc",
         )

@@ -47,7 +47,9 @@ class FakeSession:
 
     def __init__(self, *, remote: bool = False, purity_checks: int = 0) -> None:
         self.remote = remote
-        self.options = SimpleNamespace(purity_checks=purity_checks, warmup_steps=0, emulate_step_s=None, profile=False)
+        self.options = SimpleNamespace(
+            purity_checks=purity_checks, warmup_steps=0, emulate_step_s=None, profile=False, max_pass_batches=None
+        )
         self.metrics = MetricLog()
         self.timers: list[Any] = []
         self.stops = 0

@@ -124,6 +124,21 @@ def test_first_batches_of_every_loader_are_compared_once(job: ServedJob, script:
     assert script.Scaled.num_built == 2
 
 
+def test_later_batch_is_compared_after_a_time_that_its_cost_decides(
+    job: ServedJob, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(script.scaled(), batch_size=1)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    assert script.Scaled.num_built == 1
+    monkeypatch.setattr(script.Scaled, "scale", 0.5)  # for example a file that was replaced on this host
+    next(batches)  # too early
+    monkeypatch.setattr(crosscheck.time, "monotonic", lambda now=crosscheck.time.monotonic: now() + 3600)
+    with pytest.raises(DatasetMismatchError, match="makes different batches in the rank and on data hosts"):
+        next(batches)
+
+
 def test_other_first_batch_is_an_error_that_says_where(
     job: ServedJob, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

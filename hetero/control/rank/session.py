@@ -53,6 +53,7 @@ __all__ = [
     "current",
     "is_child_of_rank",
     "on_stop",
+    "use",
 ]
 
 logger = logging.getLogger(__name__)
@@ -427,6 +428,12 @@ def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
         tls=Tls(Path(tls_dir), environ[HOST_VARIABLE]) if tls_dir else None,
     )
     return _session
+
+
+def use(session: RankSession) -> None:
+    """Make a session that `connect` has not made that of this process."""
+    global _session
+    _session = session
 
 
 def current() -> RankSession | None:

@@ -16,7 +16,7 @@ from hetero.errors import ChildFailedError, ChildFailure, ConfigError
 from hetero.system.memory import no_garbage_collection
 from hetero.system.scripts import SCRIPT_MODULE, find_script
 
-__all__ = ["load_script"]
+__all__ = ["join_package", "load_script"]
 
 
 _MAX_TRACEBACK_LINES = 40
@@ -56,7 +56,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
     try:
         with no_garbage_collection():
             if is_module:
-                _join_package(module, script)
+                join_package(module, script)
             loader.exec_module(module)  # allowed: the user's own script
     except BaseException as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -79,7 +79,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
         )
 
 
-def _join_package(module: ModuleType, name: str) -> None:
+def join_package(module: ModuleType, name: str) -> None:
     """Import the packages that contain a module, and make the module part of them, as ``python -m`` does."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:

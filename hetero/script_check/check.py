@@ -1,0 +1,72 @@
+"""Starts the check of a script in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetero.script_check.findings import Finding, findings_from_json
+from hetero.system.scripts import find_script, script_words
+from hetero.system.text import last_bytes
+
+__all__ = ["DEFAULT_SECONDS", "check_script"]
+
+DEFAULT_SECONDS = 30.0
+"""Seconds that the script runs at most, so that the whole check takes less than a minute."""
+_MARGIN_S = 20.0
+"""Seconds for the start of Python and of the endpoints, and for the search of the source."""
+
+
+def check_script(
+    script: str, arguments: Sequence[str] = (), *, is_module: bool = False, seconds: float = DEFAULT_SECONDS
+) -> tuple[list[Finding], str]:
+    """Run a script as a rank whose batches come from endpoints, for a short time, and return what was found.
+
+    The script runs on this machine, with its files and its accelerator, and may write what it always writes.
+
+    Args:
+        script: Path of the script, or the name of a module.
+        arguments: The script's command line after its name.
+        is_module: Whether ``script`` is the name of a module.
+        seconds: Seconds that the script runs at most.
+
+    Returns:
+        The findings, and the end of what the script has printed.
+
+    Raises:
+        ConfigError: If the script does not exist.
+    """
+    find_script(script, is_module=is_module)
+    with tempfile.TemporaryDirectory() as folder:
+        output, log = Path(folder) / "findings.json", Path(folder) / "log"
+        words = [str(output), f"{seconds:g}", *script_words(script, is_module=is_module), *arguments]
+        # The environment of a rank that is alone, for scripts that make a process group.
+        environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "PYTHONUNBUFFERED": "1"}
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "hetero.script_check.run", *words],
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+            try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(seconds + _MARGIN_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        text = log.read_text(errors="replace")
+        findings = findings_from_json(output.read_text()) if output.exists() else []
+        if not output.exists():
+            findings = [Finding(script, 1, "the check itself failed", last_bytes(text, 1_000))]
+        return findings, last_bytes(text, 2_000)

@@ -1,0 +1,176 @@
+"""Runs a script as the rank of a job with data hosts, and records what would go wrong there.
+
+`hetero.script_check.check` runs it as ``python -m hetero.script_check.run OUTPUT SECONDS SCRIPT ARGUMENTS...``.
+SCRIPT may be ``-m MODULE``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+from hetero.control.rank import session as sessions
+from hetero.dataplane.endpoint.script import join_package
+from hetero.errors import DatasetError, DatasetMismatchError, HeteroError
+from hetero.script_check.findings import Finding, findings_json
+from hetero.script_check.session import CheckSession
+from hetero.script_check.source import impure_lines, is_user_file, method_line, nested_factory, static_findings
+from hetero.system.scripts import find_script
+
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)|line (\d+) of (\S+)|in (\S+\.py):(\d+)')
+_PURE = (
+    "A sample may depend on its index and on the global generators of random, NumPy and torch, which hetero seeds for "
+    "each sample. Seed a generator of the data set's own in a method on_seed(self, key)."
+)
+_OF_ERRORS = ("hetero.dataplane", "hetero.torch.passes")
+"""Loggers whose warnings announce an exception, which is recorded itself."""
+
+
+class _Found:
+    """The findings so far, which are written after each one, because the process may be ended at any time."""
+
+    def __init__(self, output: Path, script: Path) -> None:
+        self._output = output
+        self.script = os.path.realpath(script)
+        self.folder = os.path.dirname(self.script)  # noqa: PTH120
+        self.findings: list[Finding] = []
+        self.write()
+
+    def add(self, finding: Finding) -> None:
+        if not any(each.what == finding.what for each in self.findings):
+            self.findings.append(finding)
+            self.write()
+
+    def write(self) -> None:
+        self._output.write_text(findings_json(self.findings))
+
+    def at(self, text: str, frames: Sequence[traceback.FrameSummary]) -> Iterator[tuple[str, int]]:
+        """Yield the places in the user's files that a text names, the last one first, and then those of frames."""
+        for found in reversed(list(_PLACE.finditer(text))):
+            file, line = found[1] or found[4] or found[5], found[2] or found[3] or found[6]
+            path = file if os.path.isabs(file) else os.path.join(self.folder, file)  # noqa: PTH117, PTH118
+            if is_user_file(path, self.folder):
+                yield os.path.realpath(path), int(line)
+        for frame in reversed(frames):
+            if is_user_file(frame.filename, self.folder) and frame.lineno:
+                yield os.path.realpath(frame.filename), frame.lineno
+        yield self.script, 1
+
+    def add_error(self, error: BaseException) -> None:
+        """Record an exception that ended the script or its import."""
+        frames = traceback.extract_tb(error.__traceback__)
+        if not isinstance(error, HeteroError):
+            line = traceback.format_exception_only(type(error), error)[-1].strip()
+            self.add(
+                Finding(
+                    *next(self.at("", frames)),
+                    f"the script raises {line}",
+                    "What comes after it was not checked. Check with arguments that work on this machine.",
+                )
+            )
+            return
+        first, _, rest = str(error).partition("\n")
+        trace = getattr(getattr(error, "record", None), "traceback", "")
+        stage = getattr(getattr(error, "record", None), "stage", "")
+        place: tuple[str, int] | None = None
+        if stage == "purity" or (isinstance(error, DatasetMismatchError) and "different batches" in first):
+            causes = impure_lines(self.folder)
+            for place, why in causes:
+                self.add(Finding(*place, f"samples depend on {why}: computed again, they differ", _PURE))
+            if causes:
+                return
+            place, rest = method_line("__getitem__", self.folder), rest or _PURE
+        elif "registers no data set" in first or "no data set named" in first:
+            place = nested_factory(self.script, self.folder)
+            rest += "\nMove the function with @hetero.dataset to the top level of the script." if place else ""
+        elif not trace and isinstance(error, DatasetError):
+            place = method_line("collate_fn", self.folder) or method_line("__getitem__", self.folder)
+        self.add(Finding(*(place or next(self.at(trace or str(error), frames))), first, rest))
+
+
+class _Warnings(logging.Handler):
+    """Records what hetero warns of, with the line of the script that was running."""
+
+    def __init__(self, found: _Found) -> None:
+        super().__init__(logging.WARNING)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith(_OF_ERRORS):
+            return
+        text = record.getMessage()
+        first, _, rest = text.partition(". ")
+        self._found.add(Finding(*next(self._found.at(text, traceback.extract_stack())), first, rest))
+
+
+def main(output: str, seconds: str, *words: str) -> int:
+    """Check a script. Return 0, whatever was found."""
+    is_module = words[0] == "-m"
+    script, *arguments = words[1:] if is_module else words
+    path = find_script(script, is_module=is_module)
+    found = _Found(Path(output), path)
+    logging.getLogger("hetero").addHandler(_Warnings(found))
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            session = CheckSession(
+                script,
+                tuple(arguments),
+                is_module=is_module,
+                folder=Path(folder),
+                seconds=float(seconds),
+                on_line=_show,
+            )
+        except HeteroError as error:
+            found.add_error(error)
+            return 0
+        sessions.use(session)
+        try:
+            _run(path, script, arguments, is_module=is_module)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                found.add_error(RuntimeError(f"SystemExit: {error.code}"))
+        except BaseException as error:  # noqa: BLE001 - whatever the script raises
+            traceback.print_exc()
+            if not session.is_over or isinstance(error, HeteroError):  # a framework may show the end as another error
+                found.add_error(error)
+        for finding in static_findings(found.folder):
+            found.add(finding)
+        if not session.num_steps:
+            what = f"the script took no batch within {float(seconds):g} s, so nothing was compared"
+            found.add(Finding(found.script, 1, what, "Pass --seconds, or arguments with which training begins sooner."))
+        session.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the script's threads may run on
+
+
+def _show(name: str, line: str) -> None:
+    sys.stderr.write(f"[{name}] {line}\n")
+
+
+def _run(path: Path, script: str, arguments: Sequence[str], *, is_module: bool) -> None:
+    """Run the script as ``__main__``. Its module stays there, because the source of its functions is searched later."""
+    sys.argv = [str(path), *arguments]
+    sys.path[0] = str(Path.cwd() if is_module else path.resolve().parent)
+    loader = SourceFileLoader("__main__", str(path.resolve()))
+    spec = spec_from_loader("__main__", loader, origin=str(path.resolve()))
+    assert spec is not None
+    module = module_from_spec(spec)
+    module.__file__, module.__spec__ = str(path.resolve()), None
+    sys.modules["__main__"] = module
+    if is_module:
+        join_package(module, script)
+    loader.exec_module(module)  # allowed: the user's own script
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

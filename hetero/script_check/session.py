@@ -1,0 +1,173 @@
+"""The session of a script that is checked: endpoints of this process instead of a launcher and its data hosts."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hetero.control.directory import Directory
+from hetero.control.rank.session import RankSession
+from hetero.control.security import Token, token_memfd
+from hetero.control.status import SessionOptions
+from hetero.dataplane.endpoint.options import EndpointOptions
+from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.errors import ConfigError, ExitCode
+from hetero.metrics.logged import MetricLog
+from hetero.metrics.steps import Timer
+from hetero.wire.limits import Limits
+
+__all__ = ["CheckSession"]
+
+_HOST = "data-host"
+_NUM_ENDPOINTS = 2
+"""A batch that depends on the process that computes it differs between two."""
+_PASS_BATCHES = 3
+"""Batches of a pass: two full ones, and one more whose samples come after others."""
+_PASSES = 3
+"""Passes of one loader after which the script is ended. What the loop changes after an epoch shows in the second."""
+
+
+class CheckSession(RankSession):
+    """Makes this process the only rank of a job with data hosts.
+
+    Args:
+        script: Path of the script, or the name of a module.
+        arguments: The script's command line after its name.
+        is_module: Whether ``script`` is the name of a module.
+        folder: Empty folder that the endpoints run in.
+        seconds: Seconds after which the script is ended.
+        on_line: Called with the name of an endpoint and a line that it has printed.
+
+    Raises:
+        HeteroError: If the endpoints cannot import the script.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        arguments: tuple[str, ...],
+        *,
+        is_module: bool,
+        folder: Path,
+        seconds: float,
+        on_line: Callable[[str, str], None],
+    ) -> None:
+        # The base class's __init__ is not called, because it connects to a launcher.
+        self.rank, self.world_size, self.generation = 0, 1, 0
+        self.remote = True
+        self.token = Token.generate()
+        self.job_id = f"check-{os.getpid()}"
+        self.tls = None
+        self.directory, self.tf_servers = Directory(), Directory()
+        self.stopped, self.stop_failure, self.hidden_error = False, None, None
+        self.metrics = MetricLog(rank=0)
+        self.options = SessionOptions(
+            data_timeout_s=seconds,
+            prepare_timeout_s=seconds,
+            emulate_step_s=None,
+            purity_checks=2**31,
+            warmup_steps=0,
+            max_batch_bytes=Limits().max_batch_bytes,
+            data_service="grpc",
+            max_pass_batches=_PASS_BATCHES,
+        )
+        self._end_s = time.monotonic() + seconds
+        self._num_steps: collections.Counter[int] = collections.Counter()
+        self.num_steps = 0
+        """Batches that the script has asked for."""
+        self._descriptor, token_path = token_memfd(self.token)
+        endpoint = EndpointOptions(
+            script=script if is_module else str(Path(script).resolve()),
+            is_module=is_module,
+            script_args=arguments,
+            host=_HOST,
+            address="127.0.0.1",
+            num_endpoints=_NUM_ENDPOINTS,
+            job_id=self.job_id,
+            log_level="WARNING",
+        )
+        self._pool = EndpointPool(
+            PoolOptions(endpoint=endpoint, token_path=token_path, in_own_session=False), self.directory.replace, on_line
+        )
+        here = Path.cwd()
+        if is_module:  # the module is found in the current folder
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH", ""))))
+        os.chdir(folder)
+        try:
+            self._pool.start()
+            if not self._pool.wait_ready(seconds):
+                raise ConfigError(
+                    f"importing the script takes longer than {seconds:.0f} s\n"
+                    '  Data hosts import it too. Put what takes long under if __name__ == "__main__":, or into the '
+                    "function with @hetero.dataset."
+                )
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.chdir(here)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time of the script is over."""
+        return time.monotonic() > self._end_s
+
+    def register_timer(self, timer: Timer) -> None:
+        """Do nothing, because nothing is reported."""
+
+    def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Do nothing, because nothing is reported."""
+
+    def set_profile(self, profile: Callable[[bool], bytes]) -> None:
+        """Do nothing, because nothing is reported."""
+
+    def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> None:
+        """Do nothing, because nothing is reported."""
+
+    def check_stop(self, timer: Timer) -> None:
+        """End the script if its time is over, or if a loader has had enough passes.
+
+        Raises:
+            SystemExit: To end the script. Stop callbacks do not run, because they would write checkpoints.
+        """
+        self.num_steps += 1
+        self._num_steps[id(timer)] += 1
+        if self._num_steps[id(timer)] > _PASSES * (_PASS_BATCHES + 1):
+            raise SystemExit(0)
+        self.check_wait(is_starved=False)
+
+    def check_wait(self, is_starved: bool) -> None:
+        """End the script if its time is over.
+
+        Raises:
+            SystemExit: As `check_stop` does.
+        """
+        if self.is_over and threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+
+    def must_end_wait(self, is_starved: bool) -> bool:
+        """Return whether the time of the script is over."""
+        return self.is_over
+
+    def take_late_stops(self) -> None:
+        """Do nothing, because no signal stops the script."""
+
+    def close(self, *, finished: bool = True) -> None:
+        """End the endpoints."""
+        self._pool.stop(0.0)
+
+    def abandon(self) -> None:
+        """Do nothing in a forked child, because the thread of the pool belongs to the parent."""
+
+    def end(self) -> Any:
+        """End the script.
+
+        Raises:
+            SystemExit: Always.
+        """
+        raise SystemExit(0)

@@ -1,0 +1,209 @@
+"""Search of the script's source for lines that make samples differ between processes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.batches.imported import imported
+from hetero.batches.purity.reach import Reach, reach, user_modules
+from hetero.batches.purity.writes import writes_in
+from hetero.datasets import get_factory, registered
+from hetero.script_check.findings import Finding
+
+__all__ = ["impure_lines", "is_user_file", "method_line", "nested_factory", "static_findings"]
+
+_OWN_GENERATORS = frozenset({"default_rng", "RandomState", "Random", "SystemRandom", "Generator"})
+_SETS_SEED = frozenset({"manual_seed", "seed", "on_seed"})
+_OUTSIDE = frozenset(
+    {
+        *("urandom", "token_bytes", "token_hex", "randbelow", "uuid1", "uuid4", "getpid", "gethostname"),
+        *("time", "time_ns", "perf_counter", "monotonic", "now", "utcnow", "today", "getrandom"),
+    }
+)
+"""Functions of the standard library whose results no seed decides."""
+_TOOLS_THAT_SET_EPOCHS = ("accelerate", "lightning", "pytorch_lightning", "transformers")
+
+
+def static_findings(folder: str) -> list[Finding]:
+    """Return what the source alone shows. The script must be imported in this process.
+
+    Args:
+        folder: Folder of the script.
+    """
+    used = _used()
+    found = [*_unseeded_generators(used, folder), *_environment(used, folder), *_samplers_without_epoch(folder)]
+    return list(dict.fromkeys(found))
+
+
+def impure_lines(folder: str) -> list[tuple[tuple[str, int], str]]:
+    """Return file and line, and the reason, of code that may make a sample differ when it is computed again."""
+    used = _used()
+    found = [((file, node.lineno), f"{_name(node)}()") for file, node in _calls(used, folder) if _is_impure(node)]
+    for file in {file for file, _ in used.codes if is_user_file(file, folder)}:
+        for write in writes_in(file):
+            is_reached = (file, write.first_line) in used.codes and write.function.rpartition(".")[2] not in (
+                "__init__",
+                "on_seed",
+            )
+            if is_reached and len(write.path) > 1 and write.path[0] == "":
+                found.append(((file, write.line), f"self.{write.path[1]}, which {write.function}() changes"))
+    return list(dict.fromkeys(found))
+
+
+def method_line(name: str, folder: str) -> tuple[str, int] | None:
+    """Return file and line of a method or function of the data sets' code."""
+    codes = [code for code in _used().functions if code.co_name == name and is_user_file(code.co_filename, folder)]
+    return (os.path.realpath(codes[0].co_filename), codes[0].co_firstlineno) if codes else None
+
+
+def nested_factory(script: str, folder: str) -> tuple[str, int] | None:
+    """Return file and line of a factory that is registered inside of a function."""
+    for file in (script, *_user_files(folder)):
+        for outer in (node for node in ast.walk(_tree(file)) if isinstance(node, ast.FunctionDef)):
+            for node in ast.walk(outer):
+                if isinstance(node, ast.FunctionDef) and node is not outer:
+                    for each in node.decorator_list:
+                        if ast.unparse(each).partition("(")[0].rpartition(".")[2] == "dataset":
+                            return file, each.lineno
+    return None
+
+
+def is_user_file(file: str, folder: str) -> bool:
+    """Return whether a file is in the script's folder, and not an installed library."""
+    path = Path(os.path.realpath(file))
+    return path.is_relative_to(folder) and not {"site-packages", "dist-packages"} & set(path.parts)
+
+
+def _used() -> Reach:
+    """Return the code of all registered data sets, and of the script's samplers."""
+    roots: list[Any] = [get_factory(name) for name in registered()]
+    torch_data = imported("torch.utils.data")
+    if torch_data is not None:
+        for module in user_modules():
+            values = [value for value in vars(module).values() if isinstance(value, type)]
+            roots += [value for value in values if issubclass(value, torch_data.Sampler)]
+    return reach(roots)
+
+
+@functools.lru_cache(maxsize=256)
+def _tree(file: str) -> ast.Module:
+    try:
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _calls(used: Reach, folder: str) -> Iterator[tuple[str, ast.Call]]:
+    """Yield the calls in the functions that the data sets use."""
+    for file in sorted({file for file, _ in used.codes if is_user_file(file, folder)}):
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.FunctionDef) and (file, _first_line(node)) in used.codes:
+                yield from ((file, each) for each in ast.walk(node) if isinstance(each, ast.Call))
+
+
+def _first_line(node: ast.FunctionDef) -> int:
+    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
+
+
+def _name(call: ast.Call) -> str:
+    return ast.unparse(call.func)
+
+
+def _is_impure(call: ast.Call) -> bool:
+    last = _name(call).rpartition(".")[2]
+    return last in _OWN_GENERATORS or last in _OUTSIDE
+
+
+def _unseeded_generators(used: Reach, folder: str) -> Iterator[Finding]:
+    for file, call in _calls(used, folder):
+        if _name(call).rpartition(".")[2] in _OWN_GENERATORS and not call.args and not call.keywords:
+            if _SETS_SEED & (used.attributes | {code.co_name for code in used.functions}):
+                continue
+            yield Finding(
+                file,
+                call.lineno,
+                f"{_name(call)}() is seeded by the machine: every process draws other numbers",
+                "Draw from the global generators of random, NumPy or torch, which hetero seeds for each sample. Or "
+                "seed this one in a method on_seed(self, key) of the data set.",
+            )
+
+
+def _environment(used: Reach, folder: str) -> Iterator[Finding]:
+    """Yield variables of the environment that the script sets after its import and that the data sets' code reads."""
+    read: set[str] = set()
+    for file in {file for file, _ in used.codes if is_user_file(file, folder)}:
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.FunctionDef) and (file, _first_line(node)) in used.codes:
+                read.update(name for name, _ in _variables(node, is_write=False))
+    for file in _user_files(folder):
+        for node in _blocks_of_main(_tree(file)):
+            for name, line in _variables(node, is_write=True):
+                if name in read:
+                    yield Finding(
+                        file,
+                        line,
+                        f"the script sets the environment variable {name} here, and the data set's code reads it",
+                        "Data hosts only import the script, so they do not have the value. Make it an argument of the "
+                        "factory, or set it at the top level of the script.",
+                    )
+
+
+def _blocks_of_main(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the functions of a module, and the blocks of ``if`` at its top level, which an import may not run."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+    yield from (node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
+
+
+def _variables(tree: ast.AST, *, is_write: bool) -> Iterator[tuple[str, int]]:
+    """Yield names and lines of environment variables that code reads or sets by a constant name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+            if isinstance(node.ctx, ast.Store) == is_write and isinstance(node.slice, ast.Constant):
+                yield str(node.slice.value), node.lineno
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = _name(node)
+            writes = name.endswith(("environ.setdefault", "putenv"))
+            if writes == is_write and (writes or name.endswith(("environ.get", "getenv"))):
+                yield str(node.args[0].value), node.lineno
+
+
+def _samplers_without_epoch(folder: str) -> Iterator[Finding]:
+    """Yield shuffling distributed samplers, and samplers with ``set_epoch``, if the script never calls that method."""
+    if any(tool in sys.modules for tool in _TOOLS_THAT_SET_EPOCHS):
+        return
+    trees = {file: _tree(file) for file in _user_files(folder)}
+    nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
+    if any(isinstance(node, ast.Call) and _name(node).endswith(".set_epoch") for _, node in nodes):
+        return
+    own = {
+        node.name
+        for _, node in nodes
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(each, ast.FunctionDef) and each.name == "set_epoch" for each in node.body)
+        and any("Sampler" in ast.unparse(base) for base in node.bases)
+    }
+    for file, node in nodes:
+        if not isinstance(node, ast.Call):
+            continue
+        kind = _name(node).rpartition(".")[2]
+        is_fixed = any(each.arg == "shuffle" and ast.unparse(each.value) == "False" for each in node.keywords)
+        if (kind == "DistributedSampler" and not is_fixed) or kind in own:
+            yield Finding(
+                file,
+                node.lineno,
+                f"{kind} has a set_epoch that the script never calls: the order is the same in every epoch",
+                "Call loader.set_epoch(epoch) before each epoch. It reaches the sampler.",
+            )
+
+
+def _user_files(folder: str) -> Sequence[str]:
+    files = [getattr(module, "__file__", None) for module in user_modules()]
+    return sorted({os.path.realpath(file) for file in files if file and is_user_file(file, folder)})
