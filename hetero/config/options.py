@@ -165,7 +165,8 @@ class LaunchOptions:
     """Folder for the journal of tf.data.service's dispatcher. A restarted dispatcher continues from it. Default: no
     journal."""
     port: int = _option(17170, low=1, high=65535)
-    """Port of every launcher's control service, 1 to 65535. Endpoints choose free ports."""
+    """Port of every launcher's control service, 1 to 65535. Endpoints choose free ports. Under Slurm the default is
+    20000 plus the last four digits of the job's number."""
     start_timeout_s: float = _option(900.0, above=0, high=86400, flag="--start-timeout", metavar="SECONDS")
     """Seconds to wait for the other hosts at the start, at most 86400."""
     data_timeout_s: float = _option(300.0, above=0, high=86400, flag="--data-timeout", metavar="SECONDS")

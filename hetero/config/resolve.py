@@ -1,4 +1,4 @@
-"""Options from all sources: defaults < file < environment < hyperparameters < flags."""
+"""Options from all sources: defaults < the platform's defaults < file < environment < hyperparameters < flags."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def resolve_options(
 ) -> LaunchOptions:
     """Return the options of a job.
 
-    Later sources override earlier ones: the field's default, ``--config FILE`` (YAML), ``HETERO_<NAME>``, the
-    platform's parameter ``hetero_<name>``, the flag. A list in a text is JSON, or separated by commas. Script arguments
-    are quoted as in a shell.
+    Later sources override earlier ones: the field's default, that of the platform, ``--config FILE`` (YAML),
+    ``HETERO_<NAME>``, the platform's parameter ``hetero_<name>``, the flag. A list in a text is JSON, or separated by
+    commas. Script arguments are quoted as in a shell.
 
     Args:
         namespace: Result of a parser that `add_launch_arguments` has prepared.
@@ -40,7 +40,7 @@ def resolve_options(
     Raises:
         ConfigError: If a name is unknown or a value is malformed. The message names the source of the option.
     """
-    values: dict[str, object] = {}
+    values: dict[str, object] = {} if parameters is None else dict(parameters.defaults)
     if getattr(namespace, "config", None):
         values |= _from_file(Path(namespace.config))
     for name, field in _FIELDS.items():

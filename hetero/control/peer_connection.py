@@ -25,6 +25,7 @@ __all__ = ["ConnectionOptions", "PeerConnection"]
 
 logger = logging.getLogger(__name__)
 
+_OTHER_PORT = "give each job that runs there another --port"
 _LOOK_UP_S = 0.1
 """Time that a heartbeat waits for a lookup if an old address is known. Resolvers that are down block for 5 to 20 s."""
 _RANDOM = random.SystemRandom()
@@ -196,9 +197,12 @@ class PeerConnection:
         return True
 
     def _refused(self, error: grpc.RpcError) -> None:
-        code = error.code()
+        code, options = error.code(), self._options
         where = f"{self._host} ({self._target})"
-        if code is grpc.StatusCode.UNAUTHENTICATED:
+        if code is grpc.StatusCode.UNAUTHENTICATED and security.is_of_other_job(error, options.job_id):
+            summary = f"{where}: a launcher of another job has this port; {_OTHER_PORT}"
+            self._fail(ExitCode.PORT, summary, final=True)
+        elif code is grpc.StatusCode.UNAUTHENTICATED:
             summary = f"{where} refuses this host's token; give every host of the job the same token"
             self._fail(ExitCode.AUTHENTICATION, summary, final=True)
         elif code is grpc.StatusCode.UNIMPLEMENTED:
@@ -206,8 +210,8 @@ class PeerConnection:
                 f"{self._target} answers but is not a hetero launcher: does another program use the port?"
             )
         elif code is grpc.StatusCode.FAILED_PRECONDITION:
-            why = f"{self._target}: {channels.short_details(error)}, this host belongs to job {self._options.job_id}"
-            self._unreachable(f"{why}; give each job that runs there another --port")
+            why = f"{self._target}: {channels.short_details(error)}, this host belongs to job {options.job_id}"
+            self._unreachable(f"{why}; {_OTHER_PORT}")
         elif code is grpc.StatusCode.NOT_FOUND:
             why = "the job has removed it after a long silence, or the description on that host does not list it"
             self._unreachable(f"{self._target}: {channels.short_details(error)}; {why}")

@@ -9,6 +9,7 @@ server rejects every method that its policy table does not list, so an RPC witho
 from __future__ import annotations
 
 import enum
+import hashlib
 import hmac
 import logging
 import os
@@ -32,6 +33,7 @@ __all__ = [
     "ServerInterceptor",
     "Token",
     "call_metadata",
+    "is_of_other_job",
     "load_token",
     "serve_on",
     "token_from_environment",
@@ -44,6 +46,9 @@ TOKEN_FILE_VARIABLE = "HETERO_TOKEN_FILE"
 
 _AUTHORIZATION = "authorization"
 _JOB = "hetero-job"
+_JOB_DIGEST = "hetero-job-digest"
+"""Trailer of every rejection for a missing or wrong token. With it, the caller finds out that another job has the port,
+although it must not learn which one."""
 _INCARNATION = "hetero-incarnation"
 _MIN_CHARS = 16
 _MAX_CHARS = 512
@@ -206,6 +211,16 @@ def call_metadata(token: Token | None, job_id: str, *, incarnation: str = "") ->
     return ids if token is None else ((_AUTHORIZATION, _Bearer(token)), *ids)
 
 
+def is_of_other_job(error: grpc.RpcError, job_id: str) -> bool:
+    """Return whether a server of another job than ``job_id`` rejected a call for its token."""
+    found = _values(list(error.trailing_metadata() or ()), _JOB_DIGEST)
+    return bool(found) and found != [_digest(job_id).encode()]
+
+
+def _digest(job_id: str) -> str:
+    return hashlib.sha256(job_id.encode("utf-8")).hexdigest()[:16]
+
+
 class Policy(enum.Enum):
     """Who may call an RPC."""
 
@@ -251,7 +266,8 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         # A separate pool: a flood of unauthenticated calls must not make the server start all of its threads.
         threads = ThreadPoolExecutor(_NUM_REFUSERS, thread_name_prefix="refuse")
         unauthenticated, precondition = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION
-        self._unauthenticated = _refusal(unauthenticated, "authentication failed", threads)
+        digest = ((_JOB_DIGEST, _digest(job_id)),)
+        self._unauthenticated = _refusal(unauthenticated, "authentication failed", threads, digest)
         self._other_job = _refusal(precondition, f"this server belongs to job {job_id}", threads)
         self._other_incarnation = _refusal(precondition, "this server was started anew", threads)
 
@@ -318,8 +334,11 @@ def serve_on(threads: ThreadPoolExecutor, behaviour: _Behaviour) -> _Behaviour:
     return behaviour
 
 
-def _refusal(code: grpc.StatusCode, details: str, threads: ThreadPoolExecutor) -> _Handler:
+def _refusal(
+    code: grpc.StatusCode, details: str, threads: ThreadPoolExecutor, trailers: tuple[tuple[str, str], ...] = ()
+) -> _Handler:
     def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
+        context.set_trailing_metadata(trailers)
         context.abort(code, details)
 
     # A handler with streams on both sides can reject unary and streaming calls, without waiting for a first message.

@@ -431,13 +431,15 @@ class LaunchedHost:
     def farewell(self) -> None:
         """Wait until every living peer has received this host's final state, for at most five seconds.
 
-        A peer with another token or protocol does not count as living. If the job failed because of such a peer, this
-        method waits a few seconds for it, because the peer learns of the failure only when it connects to this host.
+        A peer with another token or protocol, or of another job, does not count as living. If the job failed because of
+        such a peer, this method waits a few seconds for it, because the peer learns of the failure only when it
+        connects to this host.
         """
         now_s = time.monotonic()
         with self.hub.membership() as membership:
             decided = membership.own.decided
-        is_refused = decided is not None and decided.exit_code in (ExitCode.AUTHENTICATION, ExitCode.DISAGREEMENT)
+        refusals = (ExitCode.AUTHENTICATION, ExitCode.DISAGREEMENT, ExitCode.PORT)
+        is_refused = decided is not None and decided.exit_code in refusals
         leave_s = now_s + max(2 * self.timings.heartbeat_s, _REFUSAL_S) if is_refused else now_s
         while time.monotonic() < now_s + _FAREWELL_S:
             with self.hub.membership() as membership:

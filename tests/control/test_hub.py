@@ -149,6 +149,20 @@ def test_hub_replacement_of_a_data_host_with_another_token_does_not_end_the_job(
     assert [record for record in caplog.records if "continues without data host data: " in record.getMessage()] != []
 
 
+@pytest.mark.fault("F31")
+def test_hub_of_another_job_with_another_token_has_the_port() -> None:
+    ports: dict[str, int] = {}
+    with make_hub("trainer", ports) as trainer:
+        with make_hub("data", ports, token=security.Token.generate(), job_id="job-b"):
+            wait_for(trainer, lambda membership: membership.own.decided is not None)
+        with trainer.membership() as membership:
+            decided = membership.own.decided
+    assert decided is not None
+    assert decided.exit_code is ExitCode.PORT
+    assert "a launcher of another job has this port; give each job that runs there another --port" in decided.summary
+    assert "job-b" not in decided.summary
+
+
 def test_hub_goes_on_telling_its_peer_after_an_error_that_nobody_expected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from recorded_environments import changed, recorded
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.platforms.slurm import Slurm, node_names
+from hetero.config import resolve_options
 from hetero.errors import ClusterError, ConfigError
 
 GPU = ("gpu-0", ("gpu01",), Role.TRAINER)
@@ -133,15 +135,33 @@ def test_flags_give_roles_where_nothing_shows_them() -> None:
         (het(HETERO_GROUPS="a=GPU:1:1"), "one group for each component"),
         (het(HETERO_GROUPS="a=GPU"), "HETERO_GROUPS 'a=GPU': expected NAME=TYPE:COUNT"),
         (het(HETERO_GROUPS="a=GPU:1:0 b=CPU:1:2"), "HETERO_GROUPS 'a=GPU:1:0': found 0 hosts"),
-        (single(HETERO_GROUPS="a=GPU:1:1 b=CPU:1:2"), "has 3 hosts, and the job has 2 nodes"),
-        (single(SLURM_JOB_NODELIST=None), "SLURM_JOB_NODELIST is not set"),
-        (single(SLURM_JOB_NODELIST="a]"), "brackets .* do not match"),
+        (single(HETERO_GROUPS="a=GPU:1:1 b=CPU:1:2"), "has 3 hosts, and SLURM_STEP_NODELIST has 2 nodes"),
+        (single(SLURM_STEP_NODELIST=None, SLURM_JOB_NODELIST=None), "SLURM_JOB_NODELIST is not set"),
+        (single(SLURM_STEP_NODELIST="a]"), "brackets .* do not match"),
     ],
 )
 def test_wrong_environment_is_one_clear_sentence(environ: Mapping[str, str], message: str) -> None:
     with pytest.raises(ClusterError, match=message) as caught:
         Slurm(environ).read_cluster()
     assert str(caught.value).startswith(("the description of the cluster is wrong", "HETERO_GROUPS"))
+
+
+@pytest.mark.parametrize("groups", [None, "trainer=GPU:8:1 data=CPU:32:1"])
+def test_step_has_only_its_own_nodes(groups: str | None) -> None:
+    environ = single(SLURM_JOB_NODELIST="cpu[01-04]", HETERO_GROUPS=groups)
+    assert Slurm(environ).host_names() == ["cpu01", "cpu02"]
+
+
+def test_jobs_that_share_a_node_have_ports_of_their_own() -> None:
+    def port(environ: Mapping[str, str], **stated: int) -> int:
+        namespace = argparse.Namespace(script="train.py", **stated)
+        return resolve_options(namespace, environ, Slurm(environ).parameters()).port
+
+    assert [port(single(SLURM_JOB_ID=number)) for number in ("7", "8", "1234567")] == [20007, 20008, 24567]
+    assert {port(recorded("slurm", f"het-two-sruns-{node}")) for node in ("gpu01", "cpu01")} == {20001}
+    assert port(single(), port=4000) == 4000
+    assert port(single(HETERO_PORT="4000")) == 4000
+    assert port({}) == 17170
 
 
 def test_batch_script_of_one_node_may_start_the_launcher() -> None:

@@ -7,7 +7,7 @@ import json
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -58,6 +58,8 @@ class JobParameters:
     """All parameters by name. Those of `hetero` are named ``hetero_<option>``."""
     source: str
     """Origin of the parameters, for messages."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """Defaults of options on this platform, by name. Everything that the user states overrides them."""
     script_arguments: Sequence[str] | None = None
     """Arguments for the training script, made from the other parameters. None if the command line has them."""
 

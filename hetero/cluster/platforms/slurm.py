@@ -21,13 +21,22 @@ from pathlib import Path
 
 from hetero.cluster.document import MAX_HOSTS, listing
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
-from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
+from hetero.cluster.platforms.platform import (
+    ClusterDescription,
+    Folders,
+    JobParameters,
+    Platform,
+    environment_error,
+)
 from hetero.errors import ClusterError
 
 __all__ = ["Slurm", "node_names"]
 
 _KILL_WAIT_S = 30.0
 """Default of ``KillWait`` in slurm.conf. A job cannot read the setting of its site."""
+_FIRST_PORT, _NUM_PORTS = 20_000, 10_000
+"""The ports of launchers. Bug report: two jobs on one CPU node both took port 17170. Sites number jobs in sequence, so
+jobs that run at the same time differ in the last four digits. Ports from 32768 on may belong to connections."""
 _MAX_COMPONENTS = 64
 _MAX_LIST_CHARS = 200_000
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
@@ -55,7 +64,7 @@ class Slurm(Platform):
     def describe(self) -> ClusterDescription:
         """Return the groups of the job and this node's name."""
         self._check_step()
-        nodes = self._components() or [self._node_list("SLURM_JOB_NODELIST")]
+        nodes = self._components() or [self._node_list(self._own_list)]
         stated = stated_groups(self.environ)
         groups = self._of_components(nodes, stated) if len(nodes) > 1 else self._divided(nodes[0], stated)
         document: dict[str, object] = {"instance_groups": groups, "network_interface_name": "eth0"}
@@ -84,10 +93,25 @@ class Slurm(Platform):
         number = self.environ.get(f"SLURM_JOB_ID_{self._word}_0") or self.environ.get("SLURM_JOB_ID", "")
         return f"slurm-{number}" if number else ""
 
+    def parameters(self) -> JobParameters:
+        """Return the default of the port, which depends on the job's number, because jobs may share a node."""
+        number = self.job_name().rpartition("-")[2]
+        has_number = number.isascii() and number.isdigit()
+        return JobParameters(
+            values={},
+            source="the job's number",
+            defaults={"port": _FIRST_PORT + int(number) % _NUM_PORTS} if has_number else {},
+        )
+
     def num_gpus(self) -> int | None:
         """Return the GPUs of this node that belong to the job, as far as Slurm states them."""
         stated = self.environ.get("SLURM_GPUS_ON_NODE", "")
         return int(stated) if stated.isascii() and stated.isdigit() else None
+
+    @property
+    def _own_list(self) -> str:
+        """Variable with the nodes of this step, which may be fewer than those of the job."""
+        return "SLURM_STEP_NODELIST" if self.environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
 
     @property
     def _word(self) -> str:
@@ -189,9 +213,9 @@ class Slurm(Platform):
         total = sum(group.count for group in stated)
         if total != len(nodes):
             raise self._error(
-                f"{GROUPS_VARIABLE} has {total} hosts, and the job has {len(nodes)} nodes",
+                f"{GROUPS_VARIABLE} has {total} hosts, and {self._own_list} has {len(nodes)} nodes",
                 "groups that have all nodes together",
-                f"correct {GROUPS_VARIABLE}, or the --nodes of the job",
+                f"correct {GROUPS_VARIABLE}, or the --nodes of srun or of the job",
             )
         rest = iter(nodes)
         return [
