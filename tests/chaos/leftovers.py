@@ -13,8 +13,11 @@ _SHARED = Path("/dev/shm")
 
 
 def shared_memory() -> set[Path]:
-    """Return the files of shared memory, and the named semaphores."""
-    return set(_SHARED.iterdir())
+    """Return the files of shared memory, without named semaphores.
+
+    Python unlinks a semaphore as soon as it has opened it. A semaphore that has a name belongs to another program.
+    """
+    return {path for path in _SHARED.iterdir() if not path.name.startswith("sem.")}
 
 
 def new_shared_memory(before: set[Path]) -> list[str]:

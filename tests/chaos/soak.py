@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import leftovers
 import psutil
 from hosts import TRAINER, Hosts, host_names
 from killer import NUM_RANKS, Killer, Summary
@@ -136,7 +137,7 @@ class Soak:
 
     @contextlib.contextmanager
     def _job(self, name: str) -> Iterator[Hosts]:
-        self._shared_before = set(Path("/dev/shm").iterdir())
+        self._shared_before = leftovers.shared_memory()
         args = ["--steps", str(self._steps), "--step-s", str(self._step_s)]
         with Hosts(self._network, self._folder / name, args=args, flags=[*_FLAGS]) as hosts:
             yield hosts

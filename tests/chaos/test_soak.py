@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import leftovers
 import psutil
 import pytest
 import soak
@@ -88,6 +90,19 @@ def test_judge_names_what_differs(indices: list[list[int]], chain: str, words: l
     found = soak.compare(expected, {"indices": indices, "chain": chain})
     assert len(found) == len(words)
     assert all(word in problem for word, problem in zip(words, found, strict=True))
+
+
+def test_semaphore_of_another_program_is_no_leftover() -> None:
+    before, name = leftovers.shared_memory(), f"test-{secrets.token_hex(8)}"
+    made = [Path("/dev/shm", name), Path("/dev/shm", f"sem.{name}")]
+    try:
+        for path in made:
+            path.touch()
+        found = [path for path in leftovers.new_shared_memory(before) if name in path]
+    finally:
+        for path in made:
+            path.unlink(missing_ok=True)
+    assert found == [str(made[0])]
 
 
 @pytest.mark.parametrize(("code", "num_violations"), [(0, 1), (30, 0)])

@@ -20,7 +20,7 @@ def test_module_imports_its_neighbours_in_ranks_endpoints_and_workers(
         groups,
         *("--endpoints-per-host", "1", "--nproc-per-node", "1", "-m"),
         script=Path("packaged.train"),
-        args=["--port", "18181", "--", "-m"],
+        args=["--port", "18181", "--n", "4", "--", "-m"],  # torchrun and its abbreviations have options of these names
         environment={"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert job.wait() == 0, job.output
@@ -29,7 +29,7 @@ def test_module_imports_its_neighbours_in_ranks_endpoints_and_workers(
         "total": sum(index * index for index in range(24)),
         "name": "packaged.train",
         "package": "packaged",
-        "arguments": ["--port", "18181", "--", "-m"],
+        "arguments": ["--port", "18181", "--n", "4", "--", "-m"],
     }
     report = json.loads((job.directory / "run" / "report.json").read_text())
     assert "-m packaged.train --port 18181" in json.dumps(report)
