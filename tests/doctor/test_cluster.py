@@ -53,9 +53,9 @@ def test_two_hosts_at_one_address_are_an_error(tmp_path: Path) -> None:
     assert diagnosis.found == "a-1, a-2 have the same address, 127.31.70.2"
 
 
-def test_own_name_on_the_loopback_device_is_an_error_unless_all_are(tmp_path: Path) -> None:
-    def found(other: str, **environ: str) -> list[Level]:
-        described = write_cluster(tmp_path, {"a-1": "127.0.1.1", "a-2": other})
+def test_name_on_the_loopback_device_is_an_error_unless_all_are(tmp_path: Path) -> None:
+    def found(other: str, own: str = "127.0.1.1", **environ: str) -> list[Level]:
+        described = write_cluster(tmp_path, {"a-1": own, "a-2": other})
         cluster_file = str(tmp_path / "cluster.json")
         snapshot: Snapshot = here(tmp_path, {**described, **environ}, cluster_file=cluster_file, host="a-1")
         return levels(examine_names(snapshot))
@@ -63,6 +63,9 @@ def test_own_name_on_the_loopback_device_is_an_error_unless_all_are(tmp_path: Pa
     assert found("192.0.2.3") == [Level.OK, Level.ERROR]
     assert found("127.0.1.2") == [Level.OK]
     assert found("192.0.2.3", HETERO_SIMULATED="1") == [Level.OK]
+    assert found("127.0.0.1", own="192.0.2.3") == [Level.OK, Level.ERROR]
+    assert found("0.0.0.0", own="192.0.2.3") == [Level.OK, Level.ERROR]
+    assert found("192.0.2.3", own="192.0.2.4") == [Level.OK]
 
 
 @pytest.mark.netns
