@@ -174,15 +174,15 @@ def cpu_cache_fraction(held_bytes: float, cache_bytes: float) -> float:
 def ran_out_of_memory(point: CanaryPoint, limit_bytes: float | None = None) -> bool:
     """Return whether a run failed because of a lack of memory.
 
-    The launcher calls every SIGKILL a likely lack of memory. This counts only if the run's peak was near the limit,
-    because others send SIGKILL too, and because this machine may have less memory than the candidate.
+    If SIGKILL ended the run and the launcher does not exclude a lack of memory, this counts only if the run's peak was
+    near the limit. Others send SIGKILL too, and this machine may have less memory than the candidate.
 
     Args:
         point: The run.
         limit_bytes: Memory of the candidate's host. None if it is unknown.
     """
     cause = point.failure.lower()
-    if "likely out of memory" not in cause:
+    if "killed by sigkill" not in cause or "out of memory" not in cause:
         return any(words in cause for words in _OUT_OF_MEMORY)
     if limit_bytes is None:
         return False

@@ -1,4 +1,4 @@
-"""Memory use, free memory, memory limit and CPU quota of a process's control group."""
+"""Memory use, free memory, memory limit, kills and CPU quota of a process's control group."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["MemoryUse", "cpu_quota", "free_memory", "memory_use", "usable_cpus"]
+__all__ = ["MemoryUse", "cpu_quota", "free_memory", "memory_use", "oom_kills", "usable_cpus"]
 
 _FILES = {
     "cgroup2": ("memory.peak", "memory.max"),
     "cgroup": ("memory.max_usage_in_bytes", "memory.limit_in_bytes"),
 }
 _CURRENT_FILES = {"cgroup2": "memory.current", "cgroup": "memory.usage_in_bytes"}
+_EVENT_FILES = {"cgroup2": "memory.events", "cgroup": "memory.oom_control"}
 _CACHED = {
     "cgroup2": ("inactive_file", "active_file"),
     "cgroup": ("total_inactive_file", "total_active_file"),
@@ -67,6 +68,25 @@ def free_memory(process: Path = Path("/proc/self")) -> int | None:
     version, folders = _groups(process, "memory")
     found = [_read_free(folder, version) for folder in folders]
     return min((free for free in found if free is not None), default=None)
+
+
+def oom_kills(process: Path = Path("/proc/self")) -> int | None:
+    """Return how many processes of a process's control group the kernel has killed for lack of memory.
+
+    Args:
+        process: The process's folder under ``/proc``.
+
+    Returns:
+        The number, also of kills that the lack of memory of the machine caused. None if no visible group counts them.
+    """
+    version, folders = _groups(process, "memory")
+    for folder in folders:
+        try:
+            lines = (line.split() for line in _read(folder / _EVENT_FILES[version]).splitlines())
+            return next(int(value) for name, value in lines if name == "oom_kill")
+        except (OSError, ValueError, StopIteration):  # this group does not count memory, or the kernel is old
+            continue
+    return None
 
 
 def usable_cpus() -> int:

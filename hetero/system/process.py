@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.errors import ExitCode, ResourcesError
-from hetero.system.cgroups import memory_use
+from hetero.system.cgroups import memory_use, oom_kills
 from hetero.system.stop_signals import children_ignore_platform
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ _MAX_DESCRIPTORS = 2**16
 
 logger = logging.getLogger(__name__)
 
+_explained_kills = oom_kills()
+"""Kills of the control group before this process began, and those that it has described."""
 _starting = threading.Lock()
 _own_children: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
@@ -363,10 +365,22 @@ def _describe_signal(number: int) -> str:
     except ValueError:
         name = f"signal {number}"
     if number == signal.SIGKILL:
-        return f"killed by {name}, likely out of memory{_describe_memory()}"
+        return f"killed by {name}{_explain_kill()}"
     if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
         return f"killed by {name}: a crash in native code"
     return f"killed by {name}"
+
+
+def _explain_kill() -> str:
+    """Return who sent SIGKILL, as far as the kernel's counter shows it. Each count explains one killed process."""
+    global _explained_kills
+    num_kills = oom_kills()
+    if num_kills is None or _explained_kills is None:
+        return f", by another process or out of memory{_describe_memory()}"
+    if num_kills <= _explained_kills:
+        return " from another process"
+    _explained_kills += 1
+    return f", likely out of memory{_describe_memory()}"
 
 
 def _describe_memory() -> str:

@@ -20,7 +20,6 @@ from harness import DNN, TORCH_CHAIN, Job, StartJob, audit, chains, chains_alone
 
 from hetero.audit.reading import read_ledger
 from hetero.report import compare_files
-from hetero.system.cgroups import memory_use
 
 LEASE_S = 3.0
 """The shortest there is."""
@@ -219,10 +218,9 @@ def killed(start_shared_job: StartJob) -> tuple[Job, list[psutil.Process]]:
 
 @pytest.mark.fault("F10")
 def test_rank_killed_is_named_and_never_a_success(killed: tuple[Job, list[psutil.Process]]) -> None:
-    has_figures = memory_use() is not None
-    figures = r" \(peak of (its control group|a control group above its own): \d+\.\d GiB" if has_figures else "$"
     first_line = killed[0].failure("algo-1").splitlines()[0]
-    assert re.search(f"rank 1 killed by SIGKILL, likely out of memory{figures}", first_line), first_line
+    assert "rank 1 killed by SIGKILL" in first_line
+    assert "likely out of memory" not in first_line
 
 
 def test_killed_rank_of_a_homogeneous_job_leaves_no_workers(killed: tuple[Job, list[psutil.Process]]) -> None:

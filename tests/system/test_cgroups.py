@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hetero.system import cgroups
-from hetero.system.cgroups import MemoryUse, cpu_quota, free_memory, memory_use
+from hetero.system.cgroups import MemoryUse, cpu_quota, free_memory, memory_use, oom_kills
 
 GIB = 2**30
 UNLIMITED = 9223372036854771712
@@ -64,6 +64,25 @@ def test_own_group_is_read_below_those_of_the_machine(tmp_path: Path, version: i
         machine.has(".", 500 * GIB, UNLIMITED)
         machine.is_whole()
     assert memory_use(machine.process) == use(3 * GIB, 4 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "lines"),
+    [
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+        (2, "memory.events", "low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 1\n"),
+    ],
+)
+def test_kills_are_those_of_the_nearest_group_that_counts_them(
+    tmp_path: Path, version: int, name: str, lines: str
+) -> None:
+    machine = Machine(tmp_path, version, group="/jobs/one")
+    machine.has("jobs/one", GIB, None)
+    assert oom_kills(machine.process) is None
+    (machine.top / "jobs" / name).write_text(lines)
+    assert oom_kills(machine.process) == 2
+    (machine.top / "jobs/one" / name).write_text("under_oom 0\noom_kill 1\n")
+    assert oom_kills(machine.process) == 1
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -27,7 +27,7 @@ from hetero.system.process import (
         (2, "exited with 2"),
         (34, "exited with 34 (HET-34): The data set's code failed."),
         (-signal.SIGTERM, "killed by SIGTERM"),
-        (-signal.SIGKILL, "killed by SIGKILL, likely out of memory"),
+        (-signal.SIGKILL, "killed by SIGKILL"),
         (-signal.SIGSEGV, "killed by SIGSEGV: a crash in native code"),
         (-63, "killed by signal 63"),
         (137, "exited with 137, as a shell reports SIGKILL"),
@@ -54,9 +54,25 @@ def test_kill_is_described_with_the_figures_of_the_control_group(
 ) -> None:
     use = MemoryUse(peak_bytes=3 * 2**29, limit_bytes=limit_bytes, is_own=is_own)
     monkeypatch.setattr("hetero.system.process.memory_use", lambda: use)
+    monkeypatch.setattr("hetero.system.process._explained_kills", 3)
+    monkeypatch.setattr("hetero.system.process.oom_kills", lambda: 5)
     assert describe_exit_status(-signal.SIGKILL) == f"killed by SIGKILL, likely out of memory{words}"
     monkeypatch.setattr("hetero.system.process.memory_use", lambda: None)
     assert describe_exit_status(-signal.SIGKILL) == "killed by SIGKILL, likely out of memory"
+
+
+@pytest.mark.fault("F10")
+def test_kill_is_a_lack_of_memory_only_if_the_kernel_has_counted_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int | None] = [3, 4, 4, None]
+    monkeypatch.setattr("hetero.system.process._explained_kills", 3)
+    monkeypatch.setattr("hetero.system.process.oom_kills", lambda: counts.pop(0))
+    found = [describe_exit_status(-signal.SIGKILL).partition(" (")[0] for _ in range(4)]
+    assert found == [
+        "killed by SIGKILL from another process",
+        "killed by SIGKILL, likely out of memory",
+        "killed by SIGKILL from another process",
+        "killed by SIGKILL, by another process or out of memory",
+    ]
 
 
 def test_child_dies_with_its_parent() -> None:
