@@ -237,7 +237,7 @@ def test_command_without_a_script_keeps_all_arguments() -> None:
     ("arguments", "message"),
     [
         (["launch", "--endpoint-per-host", "2", "train.py"], "did you mean --endpoints-per-host?"),
-        (["launch", "--nproc", "2", "train.py"], "unknown flag --nproc"),  # no abbreviations
+        (["launch", "--nproc", "2", "train.py"], "unknown flag --nproc; did you mean --nproc-per-node?"),
         (["prices", "--pice=x=1"], "did you mean --price"),
         (["prices", "extra"], "unexpected argument 'extra'; see --help"),
     ],

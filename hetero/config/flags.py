@@ -159,7 +159,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
             f"  to do: leave out {flags[0]}, and give --group NAME=TYPE:COUNT for each group; or use hetero launch"
         )
     if flags:
-        close = difflib.get_close_matches(flags[0], _known_flags(parser, arguments), n=1)
+        known = _known_flags(parser, arguments)
+        longer = [name for name in known if name.startswith(flags[0])]
+        close = longer or difflib.get_close_matches(flags[0], known, n=1)
         hint = f"did you mean {close[0]}?" if close else "see --help."
         of_script = " Options of the script come after SCRIPT." if takes_script else ""
         raise ConfigError(f"unknown flag {flags[0]}; {hint}{of_script}")

@@ -47,8 +47,8 @@ class Machine:
         """
         if info.vcpus is None:
             raise ConfigError(
-                f"the number of vCPUs of {info.instance_type} is not known; leave it out of --menu, because a plan "
-                "needs this number"
+                f"the number of vCPUs of {info.instance_type} is not known, and a plan needs it\n"
+                "  to do: see `hetero prices list`, or state vCPUs and price: --menu CPU:16 --price CPU:16=USD"
             )
         gbps = info.network_card_gbps or info.network_limit_gbps
         return cls(
@@ -88,8 +88,9 @@ def menu_of(
         ConfigError: If a type is unknown or has no price or no vCPUs, or no type has a price.
     """
     spot_usd = spot_usd or {}
+    spot_infos = [_with_vcpus(catalogue, name) for name in spot_usd]
     if instance_types:
-        infos = [catalogue.get(name) for name in dict.fromkeys(instance_types)]
+        infos = [_with_vcpus(catalogue, name) for name in dict.fromkeys(instance_types)]
         unpriced = [
             info.instance_type for info in infos if info.hourly_usd is None and info.instance_type not in spot_usd
         ]
@@ -97,7 +98,7 @@ def menu_of(
             raise ConfigError(f"{catalogue.explain(unpriced[0])}, or leave it out of --menu")
     else:
         infos = [info for info in catalogue.types() if is_on_default_menu(info)]
-        infos += [catalogue.get(name) for name in spot_usd if name not in {info.instance_type for info in infos}]
+        infos += [info for info in spot_infos if info not in infos]
         unknown = ", ".join(
             info.instance_type for info in catalogue.types() if info.hourly_usd is not None and info.vcpus is None
         )
@@ -116,9 +117,17 @@ def menu_of(
             )
     machines = [machine for info in infos if (machine := Machine.from_info(info)).hourly_usd is not None]
     spots = [
-        replace(Machine.from_info(catalogue.get(name)), hourly_usd=usd, is_spot=True) for name, usd in spot_usd.items()
+        replace(Machine.from_info(info), hourly_usd=usd, is_spot=True)
+        for info, usd in zip(spot_infos, spot_usd.values(), strict=True)
     ]
     return (*machines, *spots)
+
+
+def _with_vcpus(catalogue: Catalogue, name: str) -> InstanceTypeInfo:
+    """Return a type, and check first that its vCPUs are known, because a price alone does not help a plan."""
+    info = catalogue.find(name) or InstanceTypeInfo(instance_type=f"{name}{catalogue.suggestion(name)}")
+    Machine.from_info(info)
+    return info
 
 
 def bigger_machines(catalogue: Catalogue, trainer: Machine) -> tuple[Machine, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from hetero.errors import ConfigError
@@ -38,6 +41,16 @@ def test_default_menu_leaves_out_types_without_known_vcpus_and_names_them(caplog
     prices = ["ml.zz9.4xlarge=0.1", "ml.c5.9xlarge=1.8", "ml.p3.2xlarge=3.8"]
     assert names(menu_of(Catalogue.load(overrides=prices))) == ["ml.c5.9xlarge"]
     assert caplog.messages == ["the plan leaves out ml.zz9.4xlarge: the number of vCPUs is not known"]
+
+
+@pytest.mark.parametrize("prices", [(), ("ml.zz9.huge=1",)])
+@pytest.mark.parametrize("options", [{"instance_types": ["ml.zz9.huge"]}, {"spot_usd": {"ml.zz9.huge": 1.0}}])
+def test_advice_for_an_unknown_type_leads_to_no_other_error(prices: tuple[str, ...], options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"the number of vCPUs of ml\.zz9\.huge is not known") as caught:
+        menu_of(Catalogue.load(overrides=["ml.c5.9xlarge=1.8", *prices]), **options)
+    found = re.search(r"--menu (\S+) --price (\S+)=USD", str(caught.value))
+    assert found is not None
+    assert names(menu_of(Catalogue.load(overrides=[f"{found[2]}=1.0"]), [found[1]])) == ["CPU:16"]
 
 
 def test_default_menu_with_prices_of_unknown_types_only_names_them() -> None:
