@@ -89,6 +89,7 @@ _RULES = {
         ),
     ),
     _UNPREPARED: _Numbered("hetero is not started", False, rules.another_program),
+    "SM-27": _Numbered("a channel that no data host gets", False, rules.channels_without_data_hosts),
 }
 NUMBERS = {number: numbered.title for number, numbered in _RULES.items()}
 """Titles of the checks, by number."""

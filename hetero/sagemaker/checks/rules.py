@@ -141,6 +141,22 @@ def sharded_channels(request: TrainingRequest) -> Iterator[Problem]:
             )
 
 
+def channels_without_data_hosts(request: TrainingRequest) -> Iterator[Problem]:
+    """Report channels that only trainer hosts get, although data hosts build the data set."""
+    roles = roles_of(request)
+    data_groups = [name for name, role in roles.items() if role is Role.DATA]
+    missed = [
+        channel.name
+        for channel in request.channels
+        if channel.groups and all(roles.get(name) is Role.TRAINER for name in channel.groups)
+    ]
+    if data_groups and missed:
+        yield Problem(
+            f"no data host gets the channels {_listed(missed)}, and data hosts build the data set",
+            f"name {_listed(data_groups)} in their instance_groups too, unless only the ranks read them",
+        )
+
+
 def image_of_other_hardware(request: TrainingRequest) -> Iterator[Problem]:
     """Report an image that does not support the accelerators of a group."""
     image = member(request, "AlgorithmSpecification.TrainingImage", str, "")

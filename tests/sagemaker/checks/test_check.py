@@ -209,6 +209,13 @@ CASES = [
     ("SM-25", "error", in_whole(TrainingJobName="x" * 64), "64 characters, expected at most 63", "API_Create"),
     ("SM-25", "error", in_whole(StoppingCondition={"MaxRuntimeInSeconds": 2419201}), "at most 2419200", "API_Stop"),
     ("SM-26", "warning", without_script(hyperparameters(sagemaker_program="train.py")), "runs 'train.py'", "prepare"),
+    (
+        "SM-27",
+        "warning",
+        channels(channel("a", "dnn_group"), channel("b", "data_group", "dnn_group")),
+        "no data host gets the channels 'a'",
+        "name 'data_group'",
+    ),
 ]
 
 
