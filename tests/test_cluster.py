@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -225,6 +226,18 @@ def test_malformed_file_error_names_file_and_key(
     assert len(str(caught.value).splitlines()[0]) <= 120
     with pytest.raises(ClusterError, match=rf"found: .*{found}"):
         read_cluster(write(base, content))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"data": ["algo-1"]}'])
+def test_broken_file_is_shown_the_schema_of_the_readme(base: Path, content: str) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (documented,) = re.findall(r"```json\n(\{.*?)```", readme, re.DOTALL)
+    with pytest.raises(ClusterError, match="expected: an object such as") as caught:
+        read_cluster(write(base, content))
+    shown = str(caught.value).partition("such as ")[2].splitlines()[0]
+    assert json.loads(shown) == json.loads(documented)
+    example = parse_cluster(json.loads(shown), source="README.md", current_host="node-7")
+    assert [group.role for group in example.groups] == [Role.DATA, Role.TRAINER]
 
 
 @pytest.mark.fault("F35")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetero.cluster.document import Document, Group, close, listing
+from hetero.cluster.document import EXAMPLE, Document, Group, close, listing
 from hetero.cluster.roles import assign_roles
 from hetero.cluster.spec import ClusterSpec, InstanceGroup, natural_key
 
@@ -87,7 +87,7 @@ def _read_groups(checked: Document) -> Sequence[Group]:
     groups = content.instance_groups
     if not groups:
         if content.hosts is None:
-            raise checked.missing("hosts", "a list of all host names")
+            raise checked.missing("instance_groups", EXAMPLE)
         name = checked.group_name() or HOMOGENEOUS_GROUP
         groups = (Group(instance_group_name=name, instance_type=content.current_instance_type, hosts=content.hosts),)
     checked.consistent(groups, content.hosts)

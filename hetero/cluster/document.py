@@ -16,8 +16,14 @@ from hetero.system.records import Mismatch, limits
 from hetero.system.records import decode as decode_record
 from hetero.system.text import shortened
 
-__all__ = ["HOST_NAME", "Document", "Group", "close", "decode", "listing", "load", "show"]
+__all__ = ["EXAMPLE", "HOST_NAME", "Document", "Group", "close", "decode", "listing", "load", "show"]
 
+EXAMPLE = (
+    'an object such as {"instance_groups": ['
+    '{"instance_group_name": "data_group", "instance_type": "ml.c5.9xlarge", "hosts": ["node-1", "node-2"]}, '
+    '{"instance_group_name": "dnn_group", "instance_type": "ml.p3.2xlarge", "hosts": ["node-7"]}]}'
+)
+"""Description of a cluster, for messages. README.md has the same one."""
 MAX_FILE_BYTES = 1 << 20
 MAX_GROUPS = 64
 MAX_HOSTS = 4096
@@ -175,10 +181,10 @@ def decode(content: str | bytes, source: str) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise ClusterError(
             f"the description of the cluster is not JSON\n  in: {source}\n  found: {str(error)[:200]}\n"
-            '  expected: an object such as {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"], ...}'
+            f"  expected: {EXAMPLE}"
         ) from error
     if not isinstance(document, dict):
-        raise Document({}, source).malformed("its top", found=show(document), expected="an object")
+        raise Document({}, source).malformed("its top", found=show(document), expected=EXAMPLE)
     return document
 
 
