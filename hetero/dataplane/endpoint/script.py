@@ -24,6 +24,7 @@ _ADVICE = (
     "Data hosts only import the script, to register its data sets. Put code that trains or reads the command line "
     'under if __name__ == "__main__".'
 )
+_ADVICE_IMPORTS = "Data hosts import the script too. Install the same packages there, and copy the same files."
 
 
 def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: bool = False) -> None:
@@ -63,7 +64,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
         failure = ChildFailure(
             name=f"the script {script!r}",
             exit_status=1,
-            explanation=f"raised while {host} imported it: {text}\n  {_ADVICE}",
+            explanation=f"raised while {host} imported it: {text}{_advice(error)}",
             last_lines=_user_lines(error, path),
         )
         if isinstance(error, ConfigError):
@@ -77,6 +78,13 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
             f"the script {script!r} registers no data set. Data hosts serve only data sets that a function with "
             f"@hetero.dataset at the top level of the script builds{hint}"
         )
+
+
+def _advice(error: BaseException) -> str:
+    """Return advice on a line of its own, or an empty text if the error itself says what is wrong."""
+    if isinstance(error, (SyntaxError, ConfigError)):
+        return ""
+    return f"\n  {_ADVICE_IMPORTS if isinstance(error, ImportError) else _ADVICE}"
 
 
 def join_package(module: ModuleType, name: str) -> None:

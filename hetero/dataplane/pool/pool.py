@@ -25,7 +25,7 @@ from hetero.control.directory import BATCHES, EndpointRecord
 from hetero.dataplane.pool.figures import PoolFigures
 from hetero.dataplane.pool.slot import Liveness, RestartBudget, Slot, backoff_s
 from hetero.dataplane.pool.spawn import ForkServer, Outputs, PoolOptions, ProcessStarter, failure_from_event
-from hetero.errors import ChildFailedError, ChildFailure, HeteroError
+from hetero.errors import ChildFailedError, ChildFailure, HeteroError, first_line
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import describe_exit_status, wait_gone
 from hetero.system.text import counted
@@ -437,7 +437,10 @@ class EndpointPool(PoolFigures):
 
     def _fail(self, error: HeteroError) -> None:
         if self._failure is None:
-            logger.error("hetero gives up the endpoints of %s: %s", self._host, error)
+            # At the start, the failure ends the job, and its launcher logs the whole error.
+            is_at_start = not self._has_served and self._options.num_at_start != 0
+            shown = first_line(error) if is_at_start else error
+            logger.error("hetero gives up the endpoints of %s: %s", self._host, shown)
         with self._changed:
             if self._failure is None:
                 self._failure = error

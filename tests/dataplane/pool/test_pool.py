@@ -67,15 +67,33 @@ def test_pool_that_is_given_a_script_for_tf_data_service_says_what_is_missing(jo
     assert "launch with --data-service tf" in str(error)
 
 
-@pytest.mark.parametrize("statement", ["raise LookupError('no such column')", "raise SystemExit(2)"])
-def test_pool_shows_why_a_script_cannot_be_imported(job: Any, tools: Any, statement: str) -> None:
+@pytest.mark.parametrize(
+    ("statement", "advice"),
+    [
+        ("raise LookupError('no such column')", "under if __name__ == "),
+        ("raise SystemExit(2)", "under if __name__ == "),
+        ("import nosuchpackage", "Install the same packages there"),
+        ("from hetero.batches import nosuchname", "Install the same packages there"),
+        ("raise SyntaxError('x')", ""),
+        ("import hetero; hetero.dataset(3)", ""),
+    ],
+)
+def test_pool_shows_once_why_a_script_cannot_be_imported(
+    job: Any, tools: Any, caplog: pytest.LogCaptureFixture, statement: str, advice: str
+) -> None:
     script = job.path / "broken.py"
     script.write_text(f"import sys\nassert sys.argv[1:] == ['--a', 'b c']\n{statement}\n")
     error = failure_of(job, tools, script=str(script), script_args=("--a", "b c"))
-    assert isinstance(error, ChildFailedError)
-    assert error.exit_code is ExitCode.SCRIPT_FAILED
-    assert statement[6:12] in str(error).splitlines()[0]
+    assert advice in str(error)
+    assert bool(advice) == ("Data hosts" in str(error))
     assert "line 3" in str(error)
+    # The launcher logs the whole error.
+    (told,) = [record.getMessage() for record in caplog.records if "gives up" in record.getMessage()]
+    assert told == f"hetero gives up the endpoints of algo-1: {str(error).splitlines()[0]}"
+    if statement.startswith("raise "):
+        assert isinstance(error, ChildFailedError)
+        assert error.exit_code is ExitCode.SCRIPT_FAILED
+        assert statement[6:12] in str(error).splitlines()[0]
 
 
 def test_pool_with_a_bad_token_file_or_address_fails(job: Any, tools: Any) -> None:
