@@ -37,6 +37,23 @@ def launch(platform: Path, *flags: str, script_text: str | None = "import hetero
     return cli.main(["launch", *flags, str(script)])
 
 
+@pytest.mark.parametrize("place", ["train.py/run", "/proc", "/proc/run"], ids=["below a file", "there", "not there"])
+@pytest.mark.parametrize("command", ["launch", "simulate", "profile"])
+def test_output_folder_that_cannot_be_written_is_refused_before_the_job(
+    platform: Path, command: str, place: str, capsys: Capture
+) -> None:
+    document = {"current_host": "algo-1", "instance_groups": GROUPS}
+    (platform / "input" / "config" / "resourceconfig.json").write_text(json.dumps(document))
+    (platform / "train.py").write_text("raise SystemExit('this must not run')\n")
+    flags = {"launch": ["--start-timeout", "1"], "simulate": ["--group", "dnn=ml.p3.2xlarge:1"], "profile": []}
+    folder = str(platform / place)
+    line = [command, *flags[command], "--output-dir", folder, str(platform / "train.py")]
+    assert cli.main(line) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert f"HET-02: cannot write to {folder}: " in error
+    assert "give another folder to --output-dir" in error
+
+
 @pytest.mark.parametrize(
     ("document", "words"),
     [

@@ -14,6 +14,7 @@ from hetero import config
 from hetero.cli.arguments import Subparsers
 from hetero.cli.output import say
 from hetero.errors import ConfigError
+from hetero.system.documents import make_output_folder
 from hetero.system.process import bind_to_parent
 from hetero.system.scripts import script_label
 
@@ -53,12 +54,7 @@ def _run(namespace: argparse.Namespace) -> int:
     _check_type(namespace.instance_type, options)
     label = script_label(options.script, is_module=options.module)
     output_dir = options.output_dir or Path("runs") / f"profile-{label}"
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to {output_dir}: {error.strerror or error}; give another folder to --output-dir"
-        ) from error
+    make_output_folder(output_dir)
     has_default_port = options.port == config.LaunchOptions(script="-").port
     port = free_port() if has_default_port else options.port
     options = dataclasses.replace(options, profile=True, output_dir=output_dir, port=port)

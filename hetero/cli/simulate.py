@@ -14,6 +14,7 @@ from hetero.cli.arguments import Subparsers, pairs, positive
 from hetero.cli.profile import shown_page
 from hetero.errors import ConfigError
 from hetero.system import logs
+from hetero.system.documents import make_output_folder
 from hetero.system.process import bind_to_parent
 from hetero.system.scripts import script_label
 
@@ -82,7 +83,7 @@ def _run(namespace: argparse.Namespace) -> int:
     options = config.resolve_options(namespace, os.environ, None)
     logs.setup_logging(group="simulate", host="", role="", level=options.log_level)
     output_dir = options.output_dir or Path("runs") / script_label(options.script, is_module=options.module)
-    output_dir.mkdir(parents=True, exist_ok=True)
+    make_output_folder(output_dir)
     with shown_page(output_dir) if options.profile else contextlib.nullcontext(), _ordered_lines():
         return simulation.simulate(
             options,
@@ -108,7 +109,7 @@ def _simulate_request(namespace: argparse.Namespace) -> int:
     stated = {name: value for name in names if (value := getattr(namespace, name, None)) not in (None, [])}
     logs.setup_logging(group="simulate", host="", role="", level=namespace.log_level or "info")
     output_dir = Path(namespace.output_dir or Path("runs") / slug(request.name))
-    output_dir.mkdir(parents=True, exist_ok=True)
+    make_output_folder(output_dir)
     with _ordered_lines():
         return run_request(
             request,

@@ -40,7 +40,7 @@ from hetero.launch.ranks.ranks import AgentStarter
 from hetero.launch.ranks.starter import RankStarter
 from hetero.launch.roles import serve, train
 from hetero.system import logs
-from hetero.system.documents import write_text
+from hetero.system.documents import make_output_folder, write_text
 from hetero.system.fault_injection import permit_faults
 from hetero.system.scripts import find_script
 
@@ -58,11 +58,13 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     """Run this host's part of the job and return its exit code. Call it on the main thread.
 
     Raises:
-        ConfigError: If the script does not exist, the plan is malformed, `HETERO_FAULTS` is set where it is not
-            allowed, or ``--spot`` names no data group.
+        ConfigError: If the script does not exist, the output folder cannot be written, the plan is malformed,
+            `HETERO_FAULTS` is set where it is not allowed, or ``--spot`` names no data group.
     """
     find_script(options.script, is_module=options.module)
-    if options.plan is not None:  # an error in it must not appear hours later, with the report
+    if options.output_dir is not None:  # an error in it must not appear hours later, with the report
+        make_output_folder(options.output_dir)
+    if options.plan is not None:  # as above
         from hetero.planning.plan import load_plan  # imports numpy, which other jobs' launchers do not need
 
         load_plan(options.plan)

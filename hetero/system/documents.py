@@ -10,18 +10,34 @@ import contextlib
 import errno
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_BYTES", "parse_yaml", "read_bounded", "write_text"]
+__all__ = ["MAX_BYTES", "make_output_folder", "parse_yaml", "read_bounded", "write_text"]
 
 MAX_BYTES = 1 << 20
 """Limit of a file with options or prices."""
 _MAX_PLAIN_CHARS = 4096  # a number in base 60 that fills a file would take minutes to read
 _MAX_INT_BITS = 64
 _MAX_DEPTH = 32
+
+
+def make_output_folder(folder: Path) -> None:
+    """Make the folder that ``--output-dir`` names, unless it exists, and check that it can be written.
+
+    Raises:
+        ConfigError: If it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        problem = error.strerror or error
+        raise ConfigError(f"cannot write to {folder}: {problem}; give another folder to --output-dir") from error
 
 
 def read_bounded(path: Path, source: str, *, max_bytes: int = MAX_BYTES, to_do: str = "") -> bytes:
