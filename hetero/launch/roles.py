@@ -342,7 +342,8 @@ def _words_on_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
     if len(reports) < num_ranks or not all(report.finished for report in reports):
         return ""
     names = ", ".join(str(report.rank) for report in reports)
-    return f"the end of the processes of rank {names}, whose scripts have ended"
+    why = "the script has ended, but what it has started or its exit handlers still run"
+    return f"the end of rank {names}: {why}"
 
 
 def _show_progress(host: LaunchedHost, earlier: collections.deque[list[HostStatus]]) -> None:

@@ -12,7 +12,7 @@ from stub_host import FailedError, StubHost
 
 from hetero.cluster import Role
 from hetero.control.membership import Member
-from hetero.control.status import HostState
+from hetero.control.status import HostState, RankReport
 from hetero.launch import roles
 from hetero.launch.data_services import Servers
 from hetero.launch.ranks.mpi_ranks import MpiStarter
@@ -175,3 +175,11 @@ def test_ranks_of_mpirun_meet_where_rank_0_is() -> None:
     assert roles._meeting_points(host, {"first": 0, "second": 7}) == [("127.0.0.1", 7)]  # type: ignore[arg-type]
     with pytest.raises(FailedError, match="HET-02 first: mpirun put rank 0 on no trainer host"):
         roles._meeting_points(host, {"first": 0, "second": 0})  # type: ignore[arg-type]
+
+
+def test_wait_for_ranks_whose_scripts_have_ended_says_for_what() -> None:
+    ended = [RankReport(rank=rank, generation=0, finished=True) for rank in (2, 3)]
+    assert roles._words_on_ends(ended[:1], 2) == ""
+    assert roles._words_on_ends(ended, 2) == (
+        "the end of rank 2, 3: the script has ended, but what it has started or its exit handlers still run"
+    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import runpy
 import sys
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         session.close(finished=failure is None)
     _flush()
     if failure is None:
-        _name_threads()
+        _name_waits()
         return 0
     # Do not wait for threads of a broken process group, because they may never end.
     os._exit(int(failure.exit_code))
@@ -205,12 +206,13 @@ def _redirect_output() -> None:
     logs.setup_logging_of_script()
 
 
-def _name_threads() -> None:
-    """Log the script's threads that this process has to wait for."""
-    names = [thread.name for thread in threading.enumerate() if not thread.daemon]
-    names.remove(threading.current_thread().name)
+def _name_waits() -> None:
+    """Log the script's threads and processes that Python waits for before this process ends."""
+    others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+    names = [f"thread {thread.name}" for thread in others if not thread.daemon]
+    names += [f"process {child.name}" for child in multiprocessing.active_children() if not child.daemon]
     if names:
-        logger.warning("the script has ended, but its threads have not. Waiting for %s", ", ".join(names))
+        logger.warning("the script has ended, but Python waits for what it has started: %s", ", ".join(names))
 
 
 def _write_down(failure: _Failure) -> bool:

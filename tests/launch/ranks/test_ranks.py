@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ import pytest
 
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
+from hetero.launch.ranks import rank
 from hetero.launch.ranks.agent import FAILURES_FILE
 from hetero.launch.ranks.rank import is_echo
 from hetero.launch.ranks.rank_folder import RankFolder, first_to_fail
@@ -238,6 +240,25 @@ def test_note_that_is_none_is_ignored(tmp_path: Path, text: str) -> None:
     ranks = ended(tmp_path, 22, None)
     (tmp_path / "ranks" / "end-1").write_text(text)
     assert ranks.failure_at_stop() is None
+
+
+def test_what_keeps_a_rank_from_ending_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    children = [SimpleNamespace(name="Process-3", daemon=False), SimpleNamespace(name="pool-1", daemon=True)]
+    monkeypatch.setattr("multiprocessing.active_children", lambda: children)
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait, name="upload")
+    thread.start()
+    try:
+        rank._name_waits()
+    finally:
+        may_end.set()
+        thread.join()
+    (line,) = caplog.messages
+    assert line.startswith("the script has ended, but Python waits for what it has started: ")
+    assert "thread upload" in line
+    assert line.endswith("process Process-3")
 
 
 def test_free_ports_in_a_row_are_all_free(monkeypatch: pytest.MonkeyPatch) -> None:
