@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetero.errors import ClusterError, ConfigError, ExitCode, HeteroError
+from hetero.errors import AuthenticationError, ClusterError, ConfigError, ExitCode, HeteroError
 from hetero.ray.head import HeadWatch
 from hetero.system.logs import write_line
 from hetero.system.text import counted
@@ -64,6 +64,7 @@ def connected(ray: Any) -> Iterator[HeadWatch]:
 
     Raises:
         ConfigError: If Ray cannot send the working directory to the nodes.
+        AuthenticationError: If the cluster demands a token, and there is none.
         ClusterError: If there is no Ray cluster, it has another version, or it has failed.
     """
     with contextlib.ExitStack() as stack:
@@ -92,10 +93,13 @@ def _connect(ray: Any) -> None:
             "  to do: start the command from a folder that has only the code, or name the rest in .rayignore"
         ) from error
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ClusterError(
+        kind = AuthenticationError if type(error).__name__ == "AuthenticationError" else ClusterError
+        raise kind(
             f"cannot connect to the Ray cluster {address}: {error}\n"
             "  to do: start one (ray start --head), set RAY_ADDRESS to ADDRESS:PORT of its head, or submit this "
-            "command as a Ray job"
+            "command as a Ray job\n"
+            "  if it demands a token (InvalidAuthToken): set RAY_AUTH_MODE=token, and put the token into "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from error
 
 

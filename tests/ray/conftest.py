@@ -17,6 +17,9 @@ _QUIET = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # `ray start --head` of Ray 2.60 demands a token if there is one. Older versions ignore these variables.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "7e57" * 16,
     "RAY_prestart_worker_first_driver": "0",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     "HETERO_PROGRESS_SECONDS": "0.5",
@@ -62,6 +65,7 @@ def address(host_folders: Path) -> Iterator[str]:
     label ``role=data``.
     """
     pytest.importorskip("ray", reason="Ray is not installed")
+    from ray._raylet import Config
     from ray.cluster_utils import Cluster
 
     common = {"num_cpus": 3, "object_store_memory": 100 << 20}
@@ -69,6 +73,7 @@ def address(host_folders: Path) -> Iterator[str]:
     head = {"num_gpus": 1, "node_ip_address": "127.0.0.21", "include_dashboard": False}
     with contextlib.ExitStack() as stack:
         with _environment(TMPDIR=str(host_folders)):
+            Config.initialize("")  # Ray has read the variables when it was imported
             started = Cluster(initialize_head=True, head_node_args={**head, **common})
             stack.callback(started.shutdown)
             for number in (22, 23):

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from fake_ray import FakeRay, RayActorError, RayError
 
 from hetero.cluster import Role
 from hetero.config import LaunchOptions
-from hetero.errors import CapacityError, ExitCode, PortError
+from hetero.errors import CapacityError, ExitCode, HeteroError, PortError
+from hetero.ray.connection import connected
 from hetero.ray.groups import parse_group
 from hetero.ray.job import Job
 
@@ -40,6 +42,25 @@ def grown(ray: FakeRay, low: int, high: int, count: int = 1, *, first: int = 1) 
     for number in range(first, first + count):
         ray.actors[0].estimate(number, low, high)
         yield
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379"), ExitCode.CLUSTER),  # wrong token too
+        (type("AuthenticationError", (RayError,), {})("no authentication token was found"), ExitCode.AUTHENTICATION),
+    ],
+)
+def test_cluster_that_refuses_the_driver_may_demand_a_token(error: Exception, code: ExitCode) -> None:
+    def init(**_: object) -> None:
+        raise error
+
+    errors = SimpleNamespace(RayError=RayError, RuntimeEnvSetupError=type("RuntimeEnvSetupError", (RayError,), {}))
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init, exceptions=errors)
+    with pytest.raises(HeteroError, match="set RAY_AUTH_MODE=token, and put the token into") as caught, connected(ray):
+        pass
+    assert caught.value.exit_code is code
+    assert str(error) in str(caught.value)
 
 
 def test_other_trainers_end_in_order_after_the_first_was_lost_and_give_the_code() -> None:
