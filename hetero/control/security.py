@@ -53,6 +53,9 @@ _INCARNATION = "hetero-incarnation"
 _MIN_CHARS = 16
 _MAX_CHARS = 512
 _NUM_REFUSERS = 2
+_SECRET_OF_A_POD = (0, 0o440)
+"""Owner and mode of a secret in a pod with ``fsGroup``, which a pod that does not run as root needs. Nothing can change
+the mode, because the volume is read-only."""
 _TOKEN_PATTERN = re.compile(r"[A-Za-z0-9._~+/=-]+", re.ASCII)
 
 _Behaviour = TypeVar("_Behaviour", bound=Callable[..., Any])
@@ -119,7 +122,8 @@ def load_token(path: str) -> Token:
     """Read a token file.
 
     Args:
-        path: A regular file or ``/proc/PID/fd/N`` of a memfd. Only its owner may have access.
+        path: A regular file or ``/proc/PID/fd/N`` of a memfd. Only its owner may have access, or it is a file of root
+            that only its group can read, as in a pod of Kubernetes.
 
     Raises:
         AuthenticationError: If the file is missing, unreadable, open to others, not a regular file, or without a token.
@@ -134,8 +138,8 @@ def load_token(path: str) -> Token:
             raise AuthenticationError(f"the token file {path!r} is not a regular file")
         if facts.st_uid not in (os.geteuid(), 0):
             raise AuthenticationError(f"the token file {path!r} belongs to user {facts.st_uid}, not to this one")
-        if facts.st_mode & 0o077:
-            mode = stat.S_IMODE(facts.st_mode)
+        mode = stat.S_IMODE(facts.st_mode)
+        if mode & 0o077 and (facts.st_uid, mode) != _SECRET_OF_A_POD:
             raise AuthenticationError(f"the token file {path!r} has mode {mode:04o}: others have access; chmod 600 it")
         # pread, because descriptors under /proc share their offset with the process that made them
         content = os.pread(descriptor, 4096, 0)

@@ -21,6 +21,14 @@ DOWNWARD = {
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # a well-known label, which the cloud gives to its nodes
 _TOKEN = "/run/hetero/token"
 _WORKSPACE = "/workspace"
+_USER = 1000
+"""User and group of a pod's processes. Pod Security "restricted" forbids root. The group may read the token and write
+to the volumes."""
+_GPU_CPUS, _GPU_GIB = 2, 8
+"""Least request for each GPU: half of the smallest machine with a GPU (g4dn.xlarge and g5.xlarge have 4 vCPUs and 16
+GiB), because the node's own programs need a part of the rest."""
+_CPU_GIB = 1
+"""Least request in GiB for each CPU: what the machines with the least memory have (n2-highcpu)."""
 
 
 def text(value: object) -> str:
@@ -81,6 +89,13 @@ def pod(
         *([f"nodeSelector: {text(node_labels)}"] if node_labels else []),
         *(["tolerations:  # spot nodes of GKE and AKS"] if request.is_spot(group) else []),
         *([f"- {text(each)}" for each in tolerations()] if request.is_spot(group) else []),
+        'securityContext:  # as Pod Security "restricted" demands. The image\'s files must be readable for this user',
+        "  runAsNonRoot: true",
+        f"  runAsUser: {_USER}",
+        f"  runAsGroup: {_USER}",
+        f"  fsGroup: {_USER}  # may read the token and write to the volumes",
+        "  fsGroupChangePolicy: OnRootMismatch",
+        "  seccompProfile: {type: RuntimeDefault}",
         "containers:",
         f"- name: {container}",
         f"  image: {text(request.image)}",
@@ -90,6 +105,7 @@ def pod(
         "  ports:",
         f"  - {{containerPort: {PORT}}}  # launchers; endpoints choose ports of their own",
         *indented(_resources(group), 2),
+        "  securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}",
         "  volumeMounts:",
         f"  - {{name: token, mountPath: {_TOKEN}, subPath: token, readOnly: true}}",
         "  - {name: shm, mountPath: /dev/shm}",
@@ -97,7 +113,7 @@ def pod(
         "volumes:",
         f"- {{name: token, secret: {{secretName: {text(request.name + '-token')}, defaultMode: 0400}}}}",
         "- {name: shm, emptyDir: {medium: Memory}}  # torch's workers and NCCL need more than a container's 64 MiB",
-        f"- {{name: workspace, {workspace}}}",
+        f"- {{name: workspace, {workspace}}}{'  # ReadWriteMany, if its pods are on several nodes' if claim else ''}",
     ]
 
 
@@ -133,11 +149,18 @@ def _node_labels(request: RenderRequest, group: StatedGroup) -> dict[str, str]:
 def _resources(group: StatedGroup) -> list[str]:
     stated, machine = resources_of(group), machine_of(group)
     gpus = stated.gpus or (machine.num_accelerators if machine is not None else 0)
-    if gpus:
-        return ["resources:", f"  limits: {{nvidia.com/gpu: {gpus}}}"]
-    if stated.cpus:
-        return ["resources:", f"  requests: {{cpu: {stated.cpus}}}", f"  limits: {{cpu: {stated.cpus}}}"]
     if machine is not None and machine.vcpus is not None:
-        comment = f"more than half of the {machine.vcpus} vCPUs, so that each pod has a node of its own"
-        return ["resources:", f"  requests: {{cpu: {machine.vcpus // 2 + 1}}}  # {comment}"]
-    return [f"resources: {{}}  # {group.instance_type}: state its requests, or select its nodes"]
+        cpus, gib = machine.vcpus // 2 + 1, int(machine.memory_gib or 2 * _CPU_GIB * machine.vcpus) // 2 + 1
+        comment = f"more than half of {group.instance_type}, so that each pod has a node of its own"
+    elif stated.cpus:
+        cpus, gib, comment = stated.cpus, _CPU_GIB * stated.cpus, "state the memory that your data set needs"
+    elif gpus:
+        cpus, gib, comment = _GPU_CPUS * gpus, _GPU_GIB * gpus, "state what your nodes have for each pod"
+    else:
+        return [f"resources: {{}}  # {group.instance_type}: state its requests, or select its nodes"]
+    limits = {"nvidia.com/gpu": gpus} if gpus else {"cpu": stated.cpus} if stated.cpus else {}
+    return [
+        "resources:",
+        f"  requests: {{cpu: {cpus}, memory: {gib}Gi}}  # {comment}",
+        *([f"  limits: {text(limits)}"] if limits else []),
+    ]

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,6 +199,23 @@ def test_token_memfd_can_be_read_repeatedly(token: Token) -> None:
         os.close(descriptor)
     with pytest.raises(AuthenticationError, match="cannot open"):
         security.load_token(path)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "is_accepted"),
+    [(0, 0o440, True), (0, 0o400, True), (0, 0o640, False), (0, 0o444, False), (0, 0o460, False), (1000, 0o440, False)],
+)
+def test_token_file_of_a_pod_without_root_is_accepted(
+    tmp_path: Path, token: Token, owner: int, mode: int, is_accepted: bool
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(token.reveal())
+    facts = SimpleNamespace(st_mode=stat.S_IFREG | mode, st_uid=owner)
+    refusal = pytest.raises(AuthenticationError, match=f"has mode {mode:04o}: others have access")
+    with contextlib.nullcontext() if is_accepted else refusal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: 1000)
+        patch.setattr("os.fstat", lambda _: facts)
+        assert security.load_token(str(path)) == token
 
 
 def test_token_file_that_cannot_be_trusted_is_refused(tmp_path: Path, token: Token) -> None:

@@ -44,11 +44,26 @@ def test_pods_of_a_machine_type_get_nodes_of_their_own(
     found = pods(capsys, "--group", f"train={trainer}:2", "--group", f"data={data}:3")
     label = "node.kubernetes.io/instance-type"
     assert found["train"]["nodeSelector"] == {label: trainer.partition("+")[0]}
-    assert found["train"]["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": gpus}}
+    assert found["train"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": gpus}
     assert found["data"]["nodeSelector"] == {label: data}
-    (amount,) = found["data"]["containers"][0]["resources"]["requests"].values()
-    assert vcpus / 2 < amount <= vcpus / 2 + 1  # two such pods are too many for a node
+    for name, instance_type in (("train", trainer), ("data", data)):
+        info = Catalogue.load().get(instance_type)
+        assert info.vcpus is not None
+        assert info.memory_gib is not None
+        requests = found[name]["containers"][0]["resources"]["requests"]
+        assert info.vcpus / 2 < requests["cpu"] <= info.vcpus / 2 + 1  # two such pods are too many for a node
+        assert info.memory_gib / 2 < int(requests["memory"].removesuffix("Gi")) <= info.memory_gib / 2 + 1
+    assert Catalogue.load().get(data).vcpus == vcpus
     assert "limits" not in found["data"]["containers"][0]["resources"]
+
+
+def test_pods_of_stated_resources_request_cpus_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    found = pods(capsys, "--group", "train=GPU:8:1", "--group", "data=CPU:32:2")
+    resources = {name: pod["containers"][0]["resources"] for name, pod in found.items()}
+    assert resources == {
+        "train": {"requests": {"cpu": 16, "memory": "64Gi"}, "limits": {"nvidia.com/gpu": 8}},
+        "data": {"requests": {"cpu": 32, "memory": "32Gi"}, "limits": {"cpu": 32}},
+    }
 
 
 def test_selector_of_the_user_is_added(capsys: pytest.CaptureFixture[str]) -> None:
