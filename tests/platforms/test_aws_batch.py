@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 from recorded_environments import changed
 
 from hetero.cluster import Role, find_platform
+from hetero.cluster.groups import stated_groups
 from hetero.cluster.platforms.aws_batch import AwsBatch
 from hetero.cluster.platforms.platform import Registration
 from hetero.errors import ClusterError
@@ -112,3 +117,25 @@ def test_job_of_several_nodes_has_no_description_before_they_have_registered() -
 @pytest.mark.parametrize("variable", ["AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT", "AWS_BATCH_CE_NAME"])
 def test_job_of_one_container_is_no_job_of_several_nodes(variable: str) -> None:
     assert not AwsBatch({variable: "x"}).is_here()
+
+
+def test_documented_job_definition_is_one_of_the_service() -> None:
+    session = pytest.importorskip("botocore.session", reason="boto3 is not installed").get_session()
+    from botocore.validate import ParamValidator
+
+    guide = (Path(__file__).parents[2] / "docs" / "aws_batch.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```json\n(.*?)```", guide, re.DOTALL)
+    definition = json.loads(text)
+    shape = session.get_service_model("batch").operation_model("RegisterJobDefinition").input_shape
+    report = ParamValidator().validate({"jobDefinitionName": "photos", **definition}, shape)
+    assert not report.has_errors(), report.generate_report()
+    groups = stated_groups({"HETERO_GROUPS": "trainer=GPU:8:1 data=CPU:32:2"})
+    ranges = definition["nodeProperties"]["nodeRangeProperties"]
+    for group, nodes in zip(groups, ranges, strict=True):
+        first, last = map(int, nodes["targetNodes"].split(":"))
+        container = nodes["container"]
+        needs = {each["type"]: int(each["value"]) for each in container["resourceRequirements"]}
+        assert last - first + 1 == group.count
+        assert needs.get("GPU", 0) == (8 if group.name == "trainer" else 0)
+        assert needs["VCPU"] >= 1
+        assert 64 < container["linuxParameters"]["sharedMemorySize"] < needs["MEMORY"]

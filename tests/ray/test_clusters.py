@@ -35,7 +35,10 @@ _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 _COUNT = {"type": "integer", "minimum": 0}
 _QUANTITIES = {"type": "object", "additionalProperties": {"type": ["string", "integer"]}}
 _CONTAINER = _object("name image resources", name={}, image={}, resources=_object(limits=_QUANTITIES))
-_POD = _object("spec", spec=_object("containers", containers={"type": "array", "items": _CONTAINER}))
+_POD = _object(
+    "spec",
+    spec=_object("containers", terminationGracePeriodSeconds=_COUNT, containers={"type": "array", "items": _CONTAINER}),
+)
 _WORKERS = _object(
     "groupName minReplicas maxReplicas rayStartParams template",
     groupName={"type": "string"},
@@ -127,6 +130,13 @@ def planned(types: dict[str, Any], requests: list[Any], *, spread: bool) -> dict
 def test_kuberay_job_has_the_fields_that_were_compared_with_the_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(JOB)
     jsonschema.validate(load("kuberay-job.yaml"), JOB)
+
+
+def test_kuberay_workers_get_the_time_of_the_job_to_stop() -> None:
+    spec = load("kuberay-job.yaml")["spec"]
+    stop_s = int(yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"])
+    pods = [group["template"]["spec"] for group in spec["rayClusterSpec"]["workerGroupSpecs"]]
+    assert [pod["terminationGracePeriodSeconds"] for pod in pods] == [stop_s] * 2
 
 
 def test_vm_cluster_has_the_fields_of_rays_schema() -> None:
