@@ -122,9 +122,7 @@ class LaunchedHost:
             options, cluster, num_gpus=placement.count_gpus(platform), num_given=starter.num_made
         )
         self.job_id = platform.job_id(cluster)
-        self.child_environment = {"HETERO_JOB_ID": self.job_id, "PYTHONHASHSEED": "0"}
-        if platform.signals_every_process:
-            self.child_environment[SHIELD_VARIABLE] = "1"
+        self.child_environment = {"HETERO_JOB_ID": self.job_id, "PYTHONHASHSEED": "0", SHIELD_VARIABLE: "1"}
         if RANK_FRAMEWORKS[framework_of(options)].uses_grpc:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None

@@ -1,9 +1,10 @@
-"""The signal that ends a process of hetero, and the protection against a platform that signals every process.
+"""The signal that ends a process of hetero, and the protection against a request to stop that reaches every process.
 
-Most platforms send their request to stop only to the launcher. It stops its own processes in order, with SIGTERM.
-Slurm sends SIGTERM to every process of a job at the same moment. If ranks and endpoints obeyed it, they would end
-before all ranks have agreed on a last step. There the launcher sets `SHIELD_VARIABLE` for its processes. They start
-with SIGTERM blocked, and are ended with another signal.
+Many platforms send SIGTERM to every process of a job at the same moment: Slurm, systemd, PBS, LSF, and torchrun, which
+signals the process group of a rank. If ranks, endpoints and loader workers obeyed it, they would end before all ranks
+have agreed on a last step and saved their checkpoints. A launcher therefore sets `SHIELD_VARIABLE` for its processes,
+and so does a script that registers a stop callback without a launcher. Shielded processes start with SIGTERM blocked,
+ignore the first one, and end after a second one. hetero itself ends them with another signal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 __all__ = ["END_SIGNALS", "SHIELD_VARIABLE", "children_ignore_platform", "end_signal", "ignore_platform"]
 
 SHIELD_VARIABLE = "HETERO_SHIELD"
-"""Environment variable of processes that the platform signals although only the launcher should act."""
+"""Environment variable of processes that ignore the first SIGTERM, because only their parent should act on it."""
 _OTHER_SIGNAL = signal.SIGVTALRM
 """It ends a process by default, like SIGTERM. Neither platforms nor frameworks use it."""
 END_SIGNALS = (signal.SIGTERM, _OTHER_SIGNAL)
@@ -46,23 +47,21 @@ def children_ignore_platform(environ: Mapping[str, str] | None = None) -> Iterat
 
 
 def ignore_platform() -> None:
-    """Let this process survive SIGTERM, and unblock the signal for the processes that it starts, if it is shielded.
+    """Let this process survive one SIGTERM, and unblock the signal for the processes that it starts, if it is shielded.
 
-    The processes of a script then behave as usual: SIGTERM ends them. Call it on the main thread.
+    The second SIGTERM ends the process. torch and multiprocessing send two to a loader worker that does not end. The
+    processes of a script behave as usual: SIGTERM ends them. Call it on the main thread.
     """
     if SHIELD_VARIABLE not in os.environ:
         return
     # A handler and not SIG_IGN, because started programs would inherit SIG_IGN.
-    signal.signal(signal.SIGTERM, _do_nothing)
+    signal.signal(signal.SIGTERM, _restore)
     signal.siginterrupt(signal.SIGTERM, False)  # native code may not expect interrupted system calls
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     os.register_at_fork(after_in_child=_restore)
 
 
-def _do_nothing(_number: int, _frame: object) -> None:
-    pass
-
-
-def _restore() -> None:
-    if signal.getsignal(signal.SIGTERM) is _do_nothing:
+def _restore(*_: object) -> None:
+    """Let SIGTERM end this process from now on, unless the script has set a handler of its own."""
+    if signal.getsignal(signal.SIGTERM) is _restore:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

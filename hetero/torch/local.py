@@ -241,8 +241,10 @@ class LocalBatches(Iterator[Any]):
                         self._shared_bytes = shared_bytes(answer.content)[0]
                     return self._fetcher.unwrap(answer)
                 failure = DatasetError(answer.content.record)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, RuntimeError):  # torch lost a worker, which may have obeyed a request to stop
+                control.end_if_stopping()
             raise
         # Raise the failure. It ends the pass if it concerns the sampler or the whole data set.
         stage = getattr(getattr(failure, "record", None), "stage", "")

@@ -132,6 +132,7 @@ class LocalDataset:
         Raises:
             DatasetError: If the factory or ``worker_init_fn`` raises.
         """
+        ignore_platform()
         info = torch.utils.data.get_worker_info()
         assert info is not None
         is_forked_with_it = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
@@ -141,7 +142,6 @@ class LocalDataset:
 
     def start_own_worker(self, worker_index: int) -> None:
         """Compare the globals, and call `start_worker`. If this fails, answer every later request with the failure."""
-        ignore_platform()
         reopen_files(self._files)
         try:
             if self.globals:  # compared before the data set's code runs, because that code may fill caches

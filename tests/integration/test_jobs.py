@@ -309,7 +309,7 @@ def test_script_at_fault_on_a_data_host_ends_the_job(
 @pytest.mark.parametrize(
     ("number", "groups", "flags", "code"),
     [(signal.SIGTERM, [data(1), DNN], [], 143), (signal.SIGINT, [DNN], ["--sigterm-ok"], 0)],
-    ids=["SIGTERM", "Ctrl-C, which is well"],
+    ids=["SIGTERM to every process", "Ctrl-C, which is well"],
 )
 def test_first_signal_runs_stop_callbacks_after_the_same_step(
     start_job: StartJob, number: signal.Signals, groups: list[str], flags: list[str], code: int
@@ -325,7 +325,12 @@ def test_first_signal_runs_stop_callbacks_after_the_same_step(
         args=["--gloo", "--step-s", "0.05", "--num-samples", "5000"],
     )
     job.wait_line("step 5")
-    job.process.send_signal(number)
+    if number == signal.SIGTERM:  # as Slurm, systemd, PBS and LSF do
+        for process in job.processes():
+            if process.pid != job.process.pid:
+                process.send_signal(number)
+    else:
+        job.process.send_signal(number)
     assert job.wait() == code, job.output
     stopped = [(job.directory / f"stopped-{rank}").read_text() for rank in range(2)]
     assert stopped[0] == stopped[1]

@@ -93,8 +93,6 @@ class Platform(ABC):
     """Prefixes of variables that ranks must not inherit, because a program in a rank would misread them."""
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     """Signals that ask a job to stop."""
-    signals_every_process: bool = False
-    """Whether the platform sends these signals to every process of the job, and not only to the launchers."""
     own_address: str = ""
     """Numeric address of this host, if its name does not give it."""
     may_change: bool = False

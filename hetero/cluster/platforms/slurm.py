@@ -54,7 +54,6 @@ class Slurm(Platform):
         *("SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "PMI_", "PMI2_", "PMIX_"),
     )
     stop_signals = (signal.SIGTERM,)
-    signals_every_process = True
     kill_after_s = _KILL_WAIT_S
 
     def is_here(self) -> bool:

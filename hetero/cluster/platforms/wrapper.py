@@ -23,7 +23,6 @@ class PlatformWrapper(Platform):
         self._below = below
         self.stripped = below.stripped
         self.stop_signals = below.stop_signals
-        self.signals_every_process = below.signals_every_process
         self.kill_after_s = below.kill_after_s
 
     def is_here(self) -> bool:

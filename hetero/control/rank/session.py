@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from hetero.control import security
 from hetero.control.directory import BATCHES, Directory
 from hetero.control.host_socket import ADDRESS_PREFIX
 from hetero.control.launcher_link import open_link
+from hetero.control.rank.alone import EXIT_SIGTERM, end_if_requested, record_requests
 from hetero.control.rank.callbacks import CallbackFailure, run_callbacks
 from hetero.control.rank.stopping import LateStop
 from hetero.control.status import (
@@ -51,6 +51,7 @@ __all__ = [
     "check_stop",
     "connect",
     "current",
+    "end_if_stopping",
     "is_child_of_rank",
     "on_stop",
     "use",
@@ -74,10 +75,8 @@ _OVERTAKES = 1.5
 """Factor by which the time of another loader must exceed that of the reported one. Two loaders that share each step
 take about the same time, and reports must not alternate between them."""
 _DECISION_TIMEOUT_S = 20.0
-_EXIT_SIGTERM = 143
 
 _session: RankSession | None = None
-_terminated = threading.Event()
 _callbacks: list[Callable[[], object]] = []
 
 
@@ -292,10 +291,10 @@ class RankSession:
         if self.options.profile:
             if _callbacks:
                 logger.info("the stop callbacks are not called, because a profile run must not write a checkpoint")
-            raise SystemExit(_EXIT_SIGTERM)
+            raise SystemExit(EXIT_SIGTERM)
         failures = run_callbacks(_callbacks)
         self.stop_failure = next(iter(failures), None)
-        raise SystemExit(int(ExitCode.SCRIPT_FAILED) if failures else _EXIT_SIGTERM)
+        raise SystemExit(int(ExitCode.SCRIPT_FAILED) if failures else EXIT_SIGTERM)
 
     def _end_late(self) -> None:
         if not self.stopped:
@@ -466,7 +465,7 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
         ``callback``, so it works as a decorator.
     """
     if not _callbacks and LAUNCHER_VARIABLE not in os.environ and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: _terminated.set())
+        record_requests()
     _callbacks.append(callback)
     return callback
 
@@ -482,9 +481,20 @@ def check_stop(timer: Timer) -> None:
     """
     if _session is not None:
         _session.check_stop(timer)
-    elif _terminated.is_set():
-        failures = run_callbacks(_callbacks)
-        raise SystemExit(int(ExitCode.SCRIPT_FAILED) if failures else _EXIT_SIGTERM)
+    else:
+        end_if_requested(_callbacks)
+
+
+def end_if_stopping() -> None:
+    """End this process as `check_stop` does if the job was asked to stop. A loader that lost a worker calls this.
+
+    Raises:
+        SystemExit: After the stop callbacks ran.
+    """
+    if _session is None:
+        end_if_requested(_callbacks)
+    elif _session._stop_requested:
+        _session.end()
 
 
 def _after_fork_in_child() -> None:

@@ -62,8 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     keep_freed_memory()
     _redirect_output()
-    # SIGTERM keeps its default action, unless the platform sends it to every process. A request to stop goes to the
-    # launcher, which makes all ranks agree on a last step. The agent ends the other ranks with `end_signal`.
+    # The launcher acts on a request to stop and makes all ranks agree on a last step, although the platform may send
+    # SIGTERM to every process. The agent ends the other ranks with `end_signal`.
     ignore_platform()
     from hetero.audit import ledger
     from hetero.control.rank import session as sessions
