@@ -22,7 +22,7 @@ from hetero.batches.failures import check_not_exit, dataset_error
 from hetero.batches.imported import imported
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.keras import to_arrays
-from hetero.batches.purity.comparison import IMPURITY_ADVICE, compare, freeze, outline, sketch
+from hetero.batches.purity.comparison import IMPURITY_ADVICE, compare, digest, freeze, outline, sketch
 from hetero.batches.request import BatchRequest, ChoosePositions
 from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.batches.skips import FailedSamples, Skips
@@ -322,9 +322,10 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
         compute = partial(request.work.compute, built, request, host=host)
         try:
             first = _with_torch_seeded(compute)
-            # Hash and copy the sample before it is computed again, because the second computation may reuse its memory.
-            mark, frozen = sketch(first), freeze(first)
-            pure = compare(frozen, compute()) is None
+            # Keep only hashes of the sample. The second computation may reuse its memory, and a copy may be too large.
+            mark, content = sketch(first), digest(first, skip_unreadable=True)
+            del first
+            pure = content == digest(compute(), skip_unreadable=True)
         except DatasetError as exc:
             logger.warning("sample %d of data set %r could not be probed: %s", probe, built.name, exc)
             hasher.update(b"raised")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,26 @@ def test_describe_leaves_generators_alone() -> None:
     state = random.getstate()
     fingerprint(Augmented())
     assert random.getstate() == state
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_describe_needs_half_a_sample_of_memory_more_than_the_data_set(dtype: Any, is_transposed: bool) -> None:
+    class Volumes:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            volume = np.full((2, 1024, 1024 * 4 // np.dtype(dtype).itemsize), index + 1, dtype)
+            return volume.T if is_transposed else volume
+
+    num_bytes = Volumes()[0].nbytes
+    tracemalloc.start()
+    try:
+        fingerprint(Volumes())
+        assert tracemalloc.get_traced_memory()[1] <= 1.5 * num_bytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_describe_of_impure_data_is_equal_still() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeAlias
@@ -26,6 +26,9 @@ IMPURITY_ADVICE = (
 
 _MAX_DEPTH = 64
 _OPAQUE_DEPTH = 16  # levels that one object of unknown type adds to the depth, to limit the walk
+_BLOCK = 2**16
+"""Elements that are converted or copied at a time. A copy of a whole volume or video could exceed the host's memory:
+describing samples of 100 MB took 3.8 GB. Hosts sum the same blocks, so that they round in the same way."""
 
 _Part: TypeAlias = "tuple[str, str, bytes | np.ndarray[Any, Any]]"
 
@@ -99,8 +102,12 @@ def compare(first: object, second: object) -> Difference | None:
     return None
 
 
-def digest(value: object) -> bytes:
+def digest(value: object, *, skip_unreadable: bool = False) -> bytes:
     """Return a 16-byte hash of everything that `compare` compares. It is equal if and only if the values are equal.
+
+    Args:
+        value: The value. It is not copied as a whole.
+        skip_unreadable: Whether to ignore objects that raise when they are inspected, as `compare` does.
 
     Raises:
         Exception: The exception that an object raised when it was inspected. A digest without the object's content
@@ -108,12 +115,12 @@ def digest(value: object) -> bytes:
     """
     hasher = blake2b(digest_size=16, person=b"hetero.content")
     for _path, head, body in _walk(value, "", 0):
-        if isinstance(body, _Unreadable):
+        if isinstance(body, _Unreadable) and not skip_unreadable:
             raise body.error
         name = head.encode("utf-8", "surrogatepass")
         hasher.update(b"%d %d " % (len(name), len(body) if isinstance(body, bytes) else body.nbytes))
         hasher.update(name)
-        hasher.update(body if isinstance(body, bytes) else _as_bytes(body))  # a contiguous array is not copied
+        _update(hasher, body)
     return hasher.digest()
 
 
@@ -127,10 +134,10 @@ def sketch(value: object) -> bytes:
     """
     hasher = blake2b(digest_size=16)
     for _path, head, body in _walk(value, "", 0):
-        content = body if isinstance(body, bytes) else _coarse(body)
+        content = body if isinstance(body, bytes) or not _is_rounded(body) else _coarse(body)
         for part in (head.encode("utf-8", "surrogatepass"), content):
-            hasher.update(len(part).to_bytes(8, "little"))
-            hasher.update(part)
+            hasher.update((len(part) if isinstance(part, bytes) else part.nbytes).to_bytes(8, "little"))
+            _update(hasher, part)
     return hasher.digest()
 
 
@@ -256,9 +263,10 @@ def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
     if value.is_meta:
         return b""
     try:
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        return flat.numpy()  # type: ignore[no-any-return]
+        readable = value.detach().cpu().resolve_conj().resolve_neg()
+        return readable.numpy()  # type: ignore[no-any-return]
     except TypeError:  # NumPy has no bfloat16
+        flat = readable.contiguous().reshape(-1)
         # An empty tensor may have any stride, which can make a view with another element size impossible.
         return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     except (RuntimeError, NotImplementedError) as error:  # a tensor class that keeps its elements elsewhere
@@ -307,9 +315,29 @@ def _content(body: bytes | np.ndarray[Any, Any]) -> bytes:
     return body if isinstance(body, bytes) else body.tobytes()
 
 
-def _as_bytes(array: np.ndarray[Any, Any]) -> Any:
-    """Return the elements in C order as bytes, because NumPy gives no buffer of an array of dates."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
+def _blocks(array: np.ndarray[Any, Any], begin: int, end: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield elements in C order, up to `_BLOCK` at a time. The next block may reuse the memory of the last one."""
+    if array.flags.c_contiguous:
+        flat = array.reshape(-1)
+        yield from (flat[start : min(start + _BLOCK, end)] for start in range(begin, end, _BLOCK))
+        return
+    flags: Any = ["external_loop", "buffered", "ranged"]
+    access: Any = ["readonly", "contig"]
+    elements: Any = np.nditer([array], flags, [access], order="C", buffersize=_BLOCK)
+    elements.iterrange = begin, end
+    yield from elements
+
+
+def _update(hasher: blake2b, body: Any) -> None:
+    """Hash bytes, or the elements of an array in C order."""
+    if isinstance(body, bytes):
+        hasher.update(body)
+    elif body.nbytes:
+        # One call for a contiguous array, because each call may wait for the interpreter's lock. The view is needed
+        # because NumPy gives no buffer of an array of dates.
+        blocks: Iterable[Any] = (body.reshape(-1),) if body.flags.c_contiguous else _blocks(body, 0, body.size)
+        for block in blocks:
+            hasher.update(block.view(np.uint8))
 
 
 def _describe_change(first: bytes, second: bytes, head: str, dtype: np.dtype[Any] | None) -> str:
@@ -345,19 +373,34 @@ def _shown(content: bytes, head: str) -> str:
     return repr(content.decode(errors="replace") if head == "str" else content)
 
 
-def _coarse(array: np.ndarray[Any, Any]) -> bytes:
-    """Return an array's exact bytes if rounding cannot affect them, else its magnitude and the means of its quarters.
+def _is_rounded(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether rounding can affect an array: floating point and complex numbers, and integers below 32 bits."""
+    return bool(array.size) and (array.dtype.kind in "fc" or (array.dtype.kind in "iu" and array.dtype.itemsize < 4))
 
-    Rounding can affect floating point and complex numbers, and integers of less than 32 bits.
-    """
-    rounded = array.dtype.kind in "fc" or (array.dtype.kind in "iu" and array.dtype.itemsize < 4)
-    if not rounded or not array.size:
-        return array.tobytes()
-    flat = np.abs(array.ravel()) if array.dtype.kind == "c" else array.ravel()
+
+def _coarse(array: np.ndarray[Any, Any]) -> bytes:
+    """Return an array's magnitude and the means of its quarters. Integers are summed without rounding."""
+    num_parts = min(4, array.size)
+    quotient, remainder = divmod(array.size, num_parts)
+    sizes = [quotient + (part < remainder) for part in range(num_parts)]
+    total: float = 0
+    sums: list[float] = [0] * num_parts
     with np.errstate(all="ignore"):
-        flat = np.nan_to_num(flat.astype(np.float64), posinf=0.0, neginf=0.0)
-        magnitude = float(np.abs(flat).mean())
-        if not 0 < magnitude < math.inf:
-            return str(magnitude).encode()
-        means = [round(float(part.mean()) / magnitude * 16) for part in np.array_split(flat, min(4, flat.size))]
+        for part, size in enumerate(sizes):
+            begin = sum(sizes[:part])
+            for block in map(_summable, _blocks(array, begin, begin + size)):
+                total += np.abs(block).sum().item()
+                sums[part] += block.sum().item()
+    magnitude = total / array.size
+    if not 0 < magnitude < math.inf:
+        return str(magnitude).encode()
+    means = [round(part_sum / size / magnitude * 16) for part_sum, size in zip(sums, sizes, strict=True)]
     return repr((round(math.log2(magnitude) * 8), means)).encode()
+
+
+def _summable(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return integers as 64-bit ones, and the others as doubles, with zeros for those that are not finite."""
+    if block.dtype.kind in "iu":
+        return block.astype(np.int64)
+    doubles = (np.abs(block) if block.dtype.kind == "c" else block).astype(np.float64)
+    return doubles if np.isfinite(doubles).all() else np.where(np.isfinite(doubles), doubles, 0.0)

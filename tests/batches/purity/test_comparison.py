@@ -201,6 +201,15 @@ def test_sketch_of_rounded_values_is_the_same() -> None:
     assert abs(float(image.mean()) - float(rounded.mean())) < 1
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f2", "f4", "c8", "i8", "M8[s]"])
+def test_digest_and_sketch_of_an_array_larger_than_a_block_ignore_where_its_elements_are(dtype: str) -> None:
+    values = np.random.default_rng(0).integers(0, 100, 3 * 70_001).astype(dtype).reshape(3, 70_001)
+    every_other = np.repeat(values, 2, axis=1)[:, ::2]
+    reversed_twice = np.ascontiguousarray(values[:, ::-1])[:, ::-1]
+    for other in (every_other, reversed_twice):
+        assert (digest(other), sketch(other)) == (digest(values), sketch(values))
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
