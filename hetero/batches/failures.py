@@ -138,12 +138,17 @@ def printable_cause(error: BaseException) -> BaseException | None:
     return error.__cause__
 
 
-def check_not_exit(error: BaseException) -> None:
+def check_not_exit(error: BaseException, *, in_worker: bool) -> None:
     """Raise an exception again if it ends the process. Others are failures of the user's code.
 
     Code in Rust raises a PanicException, and asyncio a CancelledError. Neither is an `Exception`.
+
+    Args:
+        error: The exception.
+        in_worker: Whether this process only computes batches, so that a sample that calls ``sys.exit()`` must not end
+            it. In a script's process, a signal handler may have raised SystemExit during the sample.
     """
-    if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
+    if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit | GeneratorExit) and not in_worker):
         raise error
 
 

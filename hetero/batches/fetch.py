@@ -249,7 +249,7 @@ def _collate(
             return _contiguous(batch) if request.contiguous and built.collate_fn is None else batch
         return function(to_arrays(samples[0]) if built.makes_batches else samples[0])
     except BaseException as exc:
-        check_not_exit(exc)
+        check_not_exit(exc, in_worker=built.num_workers > 0)
         raise dataset_error(
             exc, dataset=built.name, host=host, stage="collate", note=_compare_outlines(samples, request)
         ) from exc

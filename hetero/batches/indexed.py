@@ -175,7 +175,7 @@ def _compute_each(
             seed(key)
             samples[position] = dataset[index]
         except BaseException as exc:
-            check_not_exit(exc)
+            check_not_exit(exc, in_worker=built.num_workers > 0)
             note = _note_on(exc, index, built)
             if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
@@ -232,7 +232,7 @@ def _compute_together(
         except Cancelled:
             raise
         except BaseException as exc:
-            check_not_exit(exc)
+            check_not_exit(exc, in_worker=built.num_workers > 0)
             index = indices[len(samples)]
             note = _note_on(exc, index, built)
             if failed is None or note or isinstance(exc, ConfigError):
@@ -267,7 +267,7 @@ def _compute_at_once(
     try:
         return _get_items(dataset, indices)
     except BaseException as exc:
-        check_not_exit(exc)
+        check_not_exit(exc, in_worker=built.num_workers > 0)
         to_do = _MAY_SKIP if failed is None else ""
         # Pass no sample_index, because it is not known which sample raised.
         error = dataset_error(exc, dataset=built.name, host=host, stage="sample", to_do=to_do)
@@ -280,7 +280,7 @@ def _compute_at_once(
             built.seed(key)
             _get_items(dataset, [index])
         except BaseException as exc:  # noqa: BLE001 - recorded, and raised if all samples fail
-            check_not_exit(exc)
+            check_not_exit(exc, in_worker=built.num_workers > 0)
             failed.add(position, exc)
     if not failed:
         raise with_note(error, " (each sample alone works, so hetero does not know which one to skip)")

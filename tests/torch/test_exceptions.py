@@ -45,6 +45,8 @@ SCRIPT = """
                 raise FileNotFoundError(f"no file {index}")
             if index == 13:
                 raise Broken(index, "cut off")
+            if index == 100:
+                raise SystemExit("no license")
             return index
 
     @hetero.dataset
@@ -101,6 +103,20 @@ def test_pass_goes_on_after_batches_that_raised(make: Make) -> None:
     assert [None if isinstance(each, Exception) else each for each in found] == [
         [0, 1], [2, 3], None, None, [8, 9], [10, 11], None, [14, 15], [16, 17], [18, 19],
     ]  # fmt: skip
+
+
+def test_sample_that_exits_ends_the_script_or_is_an_error_of_the_sample(
+    make: Make, request: pytest.FixtureRequest
+) -> None:
+    indices = [0, 1, 100, 2]
+    if request.node.callspec.params["make"] == "here":
+        with pytest.raises(SystemExit, match="no license"):
+            list(make(sampler=indices))
+        return
+    with pytest.raises(DatasetError, match="at sample 100: SystemExit: no license"):
+        list(make(sampler=indices))
+    batches = make(sampler=indices, on_sample_error="skip", max_skips=1)
+    assert [batch.tolist() for batch in batches] == [[0, 1], [2, 2]]
 
 
 def test_exception_is_of_the_users_type_and_says_where(make: Make) -> None:
