@@ -177,8 +177,10 @@ class EndpointLink:
         call.is_sent = was_sent
         on_call(call)
         is_in_step = False  # whether the next answer on this connection will belong to the next request
+        has_begun = False
         try:
             connection, message = self._ask(call, request, deadline_s)
+            has_begun = True
             decoder.take_message(message)
             while not decoder.done:
                 if decoder.needs_memory:
@@ -194,7 +196,7 @@ class EndpointLink:
         except DeadlineError as error:
             raise _late(timeout_s) from error
         except OSError as error:
-            fault = Fault.UNREACHABLE if call.is_sent else Fault.UNSENT
+            fault = Fault.CUT_OFF if has_begun else Fault.UNREACHABLE if call.is_sent else Fault.UNSENT
             raise CallFailedError(Fault.CANCELLED if call.is_cancelled else fault, self._end or str(error)) from error
         finally:
             self._give_back(call, is_usable=is_in_step)
@@ -387,8 +389,8 @@ class SentFetch:
 
         Raises:
             DatasetError, ProtocolError, CallFailedError: As in `EndpointLink.fetch`.
-            ConnectionResetError, BrokenPipeError: The connection ended. The caller should `fetch` the batch, as
-                `EndpointLink.fetch` does over another connection.
+            ConnectionResetError, BrokenPipeError: The connection ended before the answer. The caller should `fetch`
+                the batch, as `EndpointLink.fetch` does over another connection.
         """
         is_in_step = is_over = True
         try:
@@ -409,9 +411,11 @@ class SentFetch:
             is_in_step = False
             if self._call.is_cancelled:
                 raise CallFailedError(Fault.CANCELLED, str(error)) from error
-            if isinstance(error, ConnectionResetError | BrokenPipeError):
+            has_begun = self._message_bytes is not None
+            if isinstance(error, ConnectionResetError | BrokenPipeError) and not has_begun:
                 raise
-            raise CallFailedError(Fault.UNREACHABLE, self._why_ended() or str(error)) from error
+            fault = Fault.CUT_OFF if has_begun else Fault.UNREACHABLE
+            raise CallFailedError(fault, self._why_ended() or str(error)) from error
         except BaseException:
             is_in_step = False
             raise

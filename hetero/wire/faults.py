@@ -40,6 +40,10 @@ class Fault(enum.Enum):
         reaction="Request elsewhere. Connect again after a back-off. Count a death if the endpoint ended.",
         statuses=("UNAVAILABLE", "CANCELLED"),  # closing the channel cancels its calls
     )
+    CUT_OFF = _Entry(
+        text="the connection failed during the answer",
+        reaction="As for UNREACHABLE, but do not blame the request, because its batch was computed.",
+    )
     LATE = _Entry(
         text="no answer in time",
         reaction="Request again, up to three times. Prefer other endpoints for a second.",
@@ -79,7 +83,7 @@ class Fault(enum.Enum):
     @property
     def is_loss(self) -> bool:
         """Whether the endpoint could not be reached or was lost."""
-        return self in (Fault.UNREACHABLE, Fault.UNSENT)
+        return self in (Fault.UNREACHABLE, Fault.UNSENT, Fault.CUT_OFF)
 
 
 _FAULT_OF_STATUS = {status: fault for fault in Fault for status in fault.value.statuses}

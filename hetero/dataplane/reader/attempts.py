@@ -45,8 +45,9 @@ class PoisonDetector:
     """Monotonic time when the first of the ``num_calls`` calls failed."""
 
     def add(self, connection: EndpointConnection, fault: Fault, now_s: float, *, was_first: bool) -> None:
-        """Record that the request's endpoint could not be reached or was lost. Suspect the request only if it was sent.
+        """Record that the request's endpoint could not be reached or was lost.
 
+        Suspect the request only if it was sent and its answer had not begun, which proves that it was computed.
         The request that the endpoint was probably computing (``was_first``) becomes a suspect at its first loss, any
         other at its second. Therefore a request that kills endpoints is a suspect before it kills the third one. And
         the loss of a host does not make suspects of all requests that were queued there.
@@ -54,7 +55,7 @@ class PoisonDetector:
         if not self.num_calls:
             self.first_s = now_s
         self.num_calls += 1
-        if fault is Fault.UNSENT:
+        if fault is not Fault.UNREACHABLE:
             return
         is_repeated = connection in self.endpoints  # it served again after the first loss, and counts only once
         if not is_repeated:

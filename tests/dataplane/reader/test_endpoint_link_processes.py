@@ -66,7 +66,7 @@ def test_endpoint_killed_in_the_middle_of_an_answer_fails_the_fetch(
         return memoryview(bytearray(nbytes))
 
     monkeypatch.setattr("hetero.wire.framing._allocate", allocate)
-    assert fault_of(lambda: fetch_one(connection, wanted[0]))[0] is Fault.UNREACHABLE
+    assert fault_of(lambda: fetch_one(connection, wanted[0]))[0] is Fault.CUT_OFF
     connection.disconnect()
 
 

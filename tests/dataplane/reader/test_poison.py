@@ -25,10 +25,10 @@ def _no_return(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetero.dataplane.reader.connection._random.uniform", lambda *_: 1e6)
 
 
-def lose(stage: Stage) -> EndpointConnection:
+def lose(stage: Stage, fault: Fault = Fault.UNREACHABLE) -> EndpointConnection:
     """Have the endpoint be lost that has the first batch, once one has it; return it."""
     (call,) = stage.pending(0)
-    call.end(CallFailedError(Fault.UNREACHABLE, "reset"))
+    call.end(CallFailedError(fault, "reset"))
     return call.connection
 
 
@@ -101,6 +101,16 @@ def test_batch_that_three_endpoints_died_with_fails_by_its_indices(stage: Stage,
     names = ", ".join(connection.record.endpoint_id for connection in lost)
     indices = ", ".join(map(str, wanted[0].work.indices))
     assert f"died 3 times ({names}) while it computed the batch with the indices {indices}. " in str(caught.value)
+
+
+@pytest.mark.fault("F3")
+def test_batch_that_three_endpoints_died_with_while_they_sent_it_is_not_blamed(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_endpoints=4)
+    lost = [lose(stage, Fault.CUT_OFF) for _ in range(3)]
+    leave(reader, lost, hosts=set())
+    (call,) = stage.pending(0)
+    call.answer()
+    assert next(reader)["from"] == call.connection.record.endpoint_id
 
 
 def test_batch_that_was_lost_is_not_shared_again(stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import select
 import struct
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import fault_of
+from calls import fault_of, in_thread
 from deliveries import NETWORK
 from services import Endpoint, echo, fetch
 
@@ -185,6 +186,23 @@ def test_connection_that_ends_leaves_the_batch_to_another_fetch(link: EndpointLi
         receive(sent_fetch)
     assert not link._connections
     assert fetch(link, b"now") == {"request": b"now"}
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_answer_that_is_cut_off_proves_that_the_batch_was_computed(
+    link: EndpointLink, desk: Desk, is_begun: bool
+) -> None:
+    answer = EncodedBatch({"zeros": np.zeros(1000, np.uint8)}, request=b"request")
+    if is_begun:
+        fetch, _ = sent_to(link)
+        join = functools.partial(receive, fetch)
+    else:
+        decoder = BatchDecoder(request=b"request")
+        join = in_thread(lambda: link.fetch(b"request", decoder, timeout_s=60.0, on_call=lambda call: None))
+    reply = desk.take()
+    reply._connection.send_raw(struct.pack("<I", len(answer.message)) + answer.message + bytes(10))
+    reply.send(None)
+    assert fault_of(join)[0] is Fault.CUT_OFF
 
 
 def test_answer_of_an_endpoint_that_has_ended_is_received(
