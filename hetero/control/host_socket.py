@@ -36,6 +36,7 @@ METHODS = ("Register", "Report", "Watch")
 """Methods of the service ``Launcher``. The frame of a request contains the index of its method."""
 
 _FRAME = struct.Struct("!BI")
+_CUT = "the connection broke in the middle of a message"
 _CREDENTIALS = struct.Struct("3i")
 _ANSWER, _REFUSAL = 0, 1
 _TOKEN = 255
@@ -174,14 +175,17 @@ class HostSocket:
             self._forget(connection)
 
     def _is_authentic(self, connection: socket.socket) -> bool:
+        """Return whether the peer sends the token. Raise OSError if the connection ends before."""
         if self._token is None:
             return True
         try:
             frame = _receive(connection, _MAX_TOKEN_BYTES, deadline_s=time.monotonic() + _TOKEN_S)
-            connection.settimeout(None)
-        except (OSError, HeteroError):
+        except (TimeoutError, HeteroError):
             return False
-        return frame is not None and self._token.matches(frame[1]) and frame[0] == _TOKEN
+        connection.settimeout(None)
+        if frame is None:
+            raise ConnectionError("the connection ended before it sent a token")
+        return self._token.matches(frame[1]) and frame[0] == _TOKEN
 
     def _answer(self, connection: socket.socket, number: int, data: bytes) -> None:
         if number >= len(METHODS):
@@ -311,12 +315,14 @@ def _receive(connection: socket.socket, max_bytes: int, *, deadline_s: float | N
     head = _read(connection, _FRAME.size, deadline_s)
     if not head:
         return None
+    if len(head) < _FRAME.size:
+        raise ConnectionError(_CUT)
     number, length = _FRAME.unpack(head)
     if length > max_bytes:
         raise HeteroError(f"a message between a rank and its launcher has {length} bytes, expected at most {max_bytes}")
     data = _read(connection, length, deadline_s)
     if len(data) < length:
-        raise ConnectionError("the connection broke in the middle of a message")
+        raise ConnectionError(_CUT)
     return number, data
 
 

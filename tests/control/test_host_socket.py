@@ -118,6 +118,16 @@ def test_host_socket_closes_a_peer_without_the_token_and_counts_it(
     assert trainer.auth_failures == 1
 
 
+def test_host_socket_counts_no_connection_that_was_cut_before_its_token(trainer: Hub, rank_socket: HostSocket) -> None:
+    connect(rank_socket.address, None).close()
+    with connect(rank_socket.address, None) as peer:
+        peer.sendall(frame(0, b"token")[:2])
+    with connect(rank_socket.address, None) as wrong:
+        wrong.sendall(frame(0, b"no token"))
+        assert wrong.recv(1) == b""
+    assert trainer.auth_failures == 1
+
+
 @pytest.mark.attack("A9")
 def test_host_socket_waits_for_the_token_only_so_long(
     trainer: Hub, rank_socket: HostSocket, monkeypatch: pytest.MonkeyPatch

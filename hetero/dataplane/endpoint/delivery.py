@@ -19,6 +19,7 @@ import secrets
 import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -96,6 +97,7 @@ class Delivery:
         self._lock = threading.Lock()  # not reentrant, so no finalizer or signal handler may need it
         self._changed = threading.Condition(self._lock)
         self._session_tokens: dict[bytes, set[Connection]] = {}
+        self._dismissed: deque[bytes] = deque(maxlen=_MAX_CONNECTIONS)
         self._num_connections = 0
         self._num_busy = 0
         self._is_draining = False
@@ -134,6 +136,7 @@ class Delivery:
         """Invalidate a session token and close the connections that used it."""
         with self._lock:
             connections = self._session_tokens.pop(session_token, set())
+            self._dismissed.append(session_token)
         for connection in connections:
             connection.shut_down()
 
@@ -211,7 +214,9 @@ class Delivery:
         self._forget(peer)
         if is_complete and not hello.is_wrong and self._admit(peer, hello):
             return
-        if is_complete or hello.is_wrong:
+        # A reader that lost its link while this host was frozen may have left a connection with its old session token.
+        was_dismissed = hello.received[len(GREETING) :] in self._dismissed
+        if (is_complete and not was_dismissed) or hello.is_wrong:
             self.num_rejected += 1
             # Log none of the bytes that the peer sent, because it chose them.
             self._warn_of_rejected(

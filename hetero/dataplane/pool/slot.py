@@ -192,6 +192,7 @@ class Liveness:
         not watched --first beat--> alive
         alive       --SIGSTOP or a debugger--> suspended (logged once after the bound)
         suspended   --continued, or a beat--> alive, with the whole bound again
+        alive       --the caller did not ask for half the bound--> alive, with the whole bound again
         alive       --no beat for longer than the bound--> dumped (the process writes its stacks)
         dumped      --after `DUMP_S`--> killed
 
@@ -206,6 +207,7 @@ class Liveness:
         self._beat_s: float | None = None
         self._num_builds = 0
         self._dumped_s: float | None = None
+        self._asked_s = math.inf
         self._is_suspended = False
         self._was_logged = False
         self.stuck_for_s: float | None = None
@@ -227,13 +229,16 @@ class Liveness:
 
     def next_action(self, now_s: float, *, suspended: bool) -> Action:
         """Return what to do now. Call this a few times a second, and do what it returns."""
+        # The whole host may have been frozen, as in the migration of a virtual machine. The endpoint is not to blame.
+        was_away = now_s - self._asked_s > self._bound_s / 2
+        self._asked_s = now_s
         if self._beat_s is None:
             return Action.NOTHING
         if self._dumped_s is not None:
             return Action.KILL if now_s - self._dumped_s >= DUMP_S else Action.NOTHING
         if suspended:
             return self._suspended(now_s)
-        if self._is_suspended:  # the process was just continued, and gets the whole bound again
+        if self._is_suspended or was_away:  # the process was just continued, and gets the whole bound again
             self.beat(now_s)
         if self.age_s(now_s) <= (self._build_bound_s if self._num_builds else self._bound_s):
             return Action.NOTHING

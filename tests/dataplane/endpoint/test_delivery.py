@@ -80,6 +80,18 @@ def test_unauthenticated_peer_without_a_session_token_is_closed_unanswered_and_c
     ]
 
 
+@pytest.mark.fault("F5")
+def test_peer_with_a_session_token_of_an_earlier_link_is_closed_and_not_counted(
+    serve: Serve, streams: contextlib.ExitStack
+) -> None:
+    """While a host is frozen, the kernel accepts connections of links that end before it goes on."""
+    served = serve(lambda _request, _reply: pytest.fail("a peer without a link was answered"))
+    session_token = served.admit()
+    served.dismiss(session_token)
+    assert peer_of(served, streams, GREETING + session_token).recv(1) == b""
+    assert served.num_rejected == 0
+
+
 def test_unauthenticated_peer_that_leaves_in_the_middle_of_its_hello_is_forgotten(
     serve: Serve, streams: contextlib.ExitStack, tools: Any
 ) -> None:

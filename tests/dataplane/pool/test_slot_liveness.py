@@ -41,7 +41,7 @@ def test_stuck_process_is_dumped_then_killed(liveness: Liveness) -> None:
 
 def test_process_that_builds_has_the_longer_bound(liveness: Liveness) -> None:
     liveness.build(110.0, has_ended=False)
-    assert liveness.next_action(700.0, suspended=False) is Action.NOTHING
+    assert liveness.next_action(705.0, suspended=False) is Action.NOTHING
     assert liveness.next_action(710.1, suspended=False) is Action.DUMP
 
 
@@ -60,7 +60,17 @@ def test_suspended_process_is_said_once_and_left(liveness: Liveness) -> None:
 def test_continued_process_has_the_whole_bound_again(liveness: Liveness) -> None:
     liveness.next_action(1000.0, suspended=True)
     assert liveness.next_action(1001.0, suspended=False) is Action.NOTHING
+    assert liveness.next_action(1008.5, suspended=False) is Action.NOTHING
+    assert liveness.next_action(1016.0, suspended=False) is Action.NOTHING
     assert liveness.next_action(1016.5, suspended=False) is Action.DUMP
+
+
+@pytest.mark.fault("F5")
+def test_process_of_a_host_that_was_frozen_has_the_whole_bound_again(liveness: Liveness) -> None:
+    assert liveness.next_action(101.0, suspended=False) is Action.NOTHING
+    for now_s in (131.0, 136.0, 141.0, 146.0):
+        assert liveness.next_action(now_s, suspended=False) is Action.NOTHING
+    assert liveness.next_action(146.5, suspended=False) is Action.DUMP
 
 
 def test_suspension_is_read_from_the_kernel() -> None:
