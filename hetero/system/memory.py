@@ -20,6 +20,7 @@ from pathlib import Path
 __all__ = [
     "MALLOC_VARIABLE",
     "ProcessMemory",
+    "be_killed_first",
     "keep_freed_memory",
     "no_garbage_collection",
     "prepare_to_fork",
@@ -50,6 +51,11 @@ _MAX_GAPS = 200_000
 """Largest number of blocks that fill gaps. They take 0.4 s."""
 _HEAP = re.compile(rb"^([0-9a-f]+)-\S+ \S+ \S+ \S+ 0 +\[heap\]$", re.MULTILINE)
 """The line of the heap in ``/proc/self/maps``, with its first address."""
+
+_OOM_SCORE = 500
+"""Added to the score of endpoints in thousandths of the memory, as in proc(5). The kernel then kills an endpoint before
+a process that uses half of the memory more. Without it, an endpoint that leaked in a control group of 900 MB took fork
+server and launcher along within 0.6 s."""
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +126,13 @@ class ProcessMemory:
     private_bytes: int
     """Memory that no other process shares."""
     shared_bytes: int
+
+
+def be_killed_first() -> None:
+    """Let the kernel kill this process before its parent if memory runs out. Do nothing if ``/proc`` is read-only."""
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        score.write_text(str(min(1000, int(score.read_text(encoding="ascii")) + _OOM_SCORE)), encoding="ascii")
 
 
 def process_memory(process: Path = Path("/proc/self")) -> ProcessMemory | None:

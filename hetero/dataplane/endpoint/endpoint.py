@@ -38,7 +38,7 @@ from hetero.dataplane.endpoint.service import DATA_POLICIES, DataServicer
 from hetero.dataplane.endpoint_link import EndpointLink
 from hetero.errors import ChildFailure, ExitCode, HeteroError, PortError
 from hetero.spec import DatasetSpec
-from hetero.system.memory import ProcessMemory, keep_freed_memory, process_memory
+from hetero.system.memory import ProcessMemory, be_killed_first, keep_freed_memory, process_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
 from hetero.system.stop_signals import end_signal, ignore_platform
 from hetero.wire import channels
@@ -249,6 +249,7 @@ def run_endpoint(
     """
     limit_threads()
     allow_descriptors()
+    be_killed_first()
     ignore_platform()
     with SignalWaiter((end_signal(),)) as signals:
 

@@ -42,6 +42,12 @@ def test_pool_publishes_endpoints_and_stops_them(job: Any, tools: Any) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.fault("F2")
+def test_endpoints_are_killed_before_their_launcher_if_memory_runs_out(job: Any) -> None:
+    scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in job.pool().pids]
+    assert min(scores) > int(Path("/proc/self/oom_score_adj").read_text())
+
+
 def test_pool_names_a_script_that_does_not_exist(job: Any, tools: Any) -> None:
     error = failure_of(job, tools, script=str(job.path / "absent.py"))
     assert isinstance(error, ConfigError)
