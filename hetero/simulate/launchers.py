@@ -85,6 +85,7 @@ class Launchers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, HostCommand] = {}
         self._logs: dict[str, TextIO] = {}
+        self._cut_logs: set[str] = set()
         self._killed: set[str] = set()
         self._abandoned: set[str] = set()
         """Hosts whose launchers were killed, but did not end in time."""
@@ -218,8 +219,12 @@ class Launchers:
 
     def _write(self, name: str, line: str) -> None:
         line = escape_line(line)  # launchers escape their own lines, but not those of libraries
-        with contextlib.suppress(OSError):  # if the disk is full, the job continues without these lines
+        try:
             self._logs[name].write(line + "\n")
+        except OSError as error:  # if the disk is full, the job continues without these lines
+            if name not in self._cut_logs:
+                self._cut_logs.add(name)
+                logger.warning("%s lacks lines: %s; make room on its disk", self._logs[name].name, error.strerror)
         if self._status.is_live and PROGRESS_MARK in line:
             self._status.show(line.partition(PROGRESS_MARK)[2])
             return

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -38,6 +39,9 @@ _MAX_WAITING_BYTES = 4 * 2**20
 _CHUNK_BYTES = select.PIPE_BUF
 """Bytes of lines written at once. A pipe accepts this many completely or not at all, so no reader gets half a line."""
 _LAST_WRITES_S = 2.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_AGAIN_S = 1.0
+"""Pause between two attempts to write to a full disk. Its user may make room meanwhile."""
 
 
 def setup_logging(group: str, host: str, role: str, level: str = "info") -> None:
@@ -109,7 +113,8 @@ def write_line(line: str) -> None:
 class LineWriter:
     """Writes lines to a descriptor on a separate thread, so the caller never waits. Thread-safe.
 
-    If the reader is too slow, lines are dropped and counted. Their number is written when there is room again.
+    If the reader is too slow or the disk is full, lines are dropped and counted. Their number is written when there is
+    room again.
 
     Args:
         descriptor: Descriptor to write to. It stays open.
@@ -152,7 +157,8 @@ class LineWriter:
         """Queue a line with the number of lines that were dropped since the last such line."""
         count, self._num_reported = self._num_dropped - self._num_reported, self._num_dropped
         if count:
-            text = f"{_output.prefix}WARNING {count} lines were dropped here: this output is read too slowly"
+            why = "this output was read too slowly, or its disk was full"
+            text = f"{_output.prefix}WARNING {count} lines were dropped here: {why}"
             self._lines.append(text.encode("utf-8", "replace") + b"\n")
             self._num_bytes += len(self._lines[-1])
 
@@ -200,6 +206,13 @@ class LineWriter:
                 written = os.write(self._descriptor, chunk)
             except BlockingIOError:  # another process that shares the descriptor has made it non-blocking
                 select.select([], [self._descriptor], [], 1.0)
+                continue
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._is_closed, _FULL_AGAIN_S):
+                        return
                 continue
             chunk = chunk[written:]
 

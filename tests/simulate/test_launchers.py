@@ -8,6 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from hetero.cluster import Role
+from hetero.simulate.launchers import HostCommand, Launchers, SimulatedHost
+
 _CANNOT_BE_KILLED = """
 import functools, logging, subprocess, sys
 from pathlib import Path
@@ -43,3 +48,14 @@ def test_launcher_that_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Pa
     assert f"not ended 0 s after SIGKILL: the launcher of algo-1 (process {pid}); continuing" in output
     assert f"exit code {128 + signal.SIGKILL}\n" in output
     assert output.endswith("ended\n")
+
+
+@pytest.mark.fault("F27")
+def test_log_of_a_host_on_a_full_disk_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "log.txt").symlink_to("/dev/full")
+    host = SimulatedHost(name="algo-1", group="g", role=Role.TRAINER, address="127.0.0.1", root=tmp_path)
+    with Launchers([host]) as running:
+        running.start(host, HostCommand(arguments=["seq", "3"], directory=tmp_path, environment={}))
+        assert running.wait() == 0
+    (message,) = [record.message for record in caplog.records]
+    assert message == f"{tmp_path}/log.txt lacks lines: No space left on device; make room on its disk"

@@ -122,6 +122,28 @@ def test_writer_with_a_stopped_reader_never_waits_and_says_what_it_dropped(pipe:
     assert lines[-1] == "after"
 
 
+@pytest.mark.fault("F27")
+def test_writer_to_a_full_disk_goes_on_when_there_is_room_and_says_what_it_dropped(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_FULL_AGAIN_S", 0.01)
+    read_end, write_end = pipe
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    writer = logs.LineWriter(descriptor, max_bytes=10_000)
+    for number in range(2_000):  # twenty times what the queue holds
+        writer.put(f"{number:>99}")
+    dropped = writer.num_dropped
+    assert 1_000 < dropped < 2_000
+    os.dup2(write_end, descriptor)  # now there is room
+    received = b""
+    while num_said(received) < dropped:
+        received += os.read(read_end, 65536)
+    writer.close()
+    os.close(descriptor)
+    assert received.startswith(b"%99d\n%99d\n" % (0, 1))
+    assert num_said(received) == dropped
+
+
 @pytest.mark.fault("F37")
 def test_writer_whose_reader_is_gone_drops_and_goes_on(pipe: tuple[int, int]) -> None:
     read_end, write_end = pipe
