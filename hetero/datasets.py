@@ -10,10 +10,12 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any, overload
 
 from hetero.errors import ConfigError
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from hetero.batches.build import BuiltDataset
 
 __all__ = ["build", "dataset", "get_factory", "note_length", "prebuild", "registered"]
+
+logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _factories: dict[str, DatasetFactory] = {}
@@ -186,7 +190,27 @@ def _register(
         _factories[factory.name] = factory
     if factory.cache is not None and factory.cache.memory:
         _sweep_memory_at_exit()
+    if function.__module__ == "__main__":
+        _warn_if_main_registers(factory.name)
     return factory
+
+
+def _warn_if_main_registers(name: str) -> None:
+    """Log a warning if the script registers a data set where only ``python train.py`` comes, and no data host."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != ("<module>", "__main__"):
+        frame = frame.f_back
+    if frame is None:
+        return
+    from hetero.batches.purity.writes import is_in_main_block
+
+    if is_in_main_block(frame.f_code.co_filename, frame.f_lineno):
+        logger.warning(
+            'data set %r is registered by line %d, under if __name__ == "__main__". Data hosts do not run that block. '
+            "Move the function with @hetero.dataset to the top level of the script",
+            name,
+            frame.f_lineno,
+        )
 
 
 def _sweep_memory_at_exit() -> None:

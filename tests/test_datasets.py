@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import pickle
 import random
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -224,6 +225,24 @@ def test_dataset_of_script_imported_twice_is_allowed() -> None:
         exec(compile(source, "/tmp/script.py", "exec"), namespace)
         dataset(namespace["twin"])
     assert get_factory("twin").function.__module__ == "script"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("def main():\n    hetero.dataset(name='inner')(lambda: [])\nif __name__ == '__main__':\n    main()", 5),
+        ("if __name__ == '__main__':\n    hetero.dataset(name='inner')(lambda: [])", 3),
+        ("def make():\n    hetero.dataset(name='inner')(lambda: [])\nmake()", None),
+    ],
+)
+def test_data_set_that_only_main_registers_is_said(
+    text: str, line: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import hetero\n{text}\n")
+    runpy.run_path(str(script), run_name="__main__")
+    said = [record.getMessage() for record in caplog.records]
+    assert [f"data set 'inner' is registered by line {line}, under if" in each for each in said] == [True] * bool(line)
 
 
 def test_get_factory_of_unknown_name_suggests() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hetero.batches.purity.reach import Key, owner_key
 
-__all__ = ["Write", "changed_objects", "writes_in"]
+__all__ = ["Write", "changed_objects", "is_in_main_block", "writes_in"]
 
 _MAX_SOURCE_BYTES = 2 * 2**20
 _MUTATORS = frozenset(
@@ -71,6 +71,17 @@ def _parse(file: str, _changed_ns: int) -> tuple[Write, ...]:
     finder = _Finder()
     finder.visit(tree)
     return tuple(finder.found)
+
+
+def is_in_main_block(file: str, line: int) -> bool:
+    """Return whether a line of a source file is in a block of ``if __name__ == "__main__":``."""
+    try:
+        with tokenize.open(file) as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False
+    guards = [node for node in tree.body if isinstance(node, ast.If) and _is_main_guard(node.test)]
+    return any(node.lineno <= line <= (node.body[-1].end_lineno or 0) for node in guards)
 
 
 def changed_objects(write: Write, namespace: Mapping[str, Any]) -> Iterator[Key]:

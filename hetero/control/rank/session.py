@@ -23,6 +23,7 @@ from hetero.control.launcher_link import open_link
 from hetero.control.rank.alone import EXIT_SIGTERM, end_if_requested, record_requests
 from hetero.control.rank.callbacks import CallbackFailure, run_callbacks
 from hetero.control.rank.stopping import LateStop
+from hetero.control.rank.variables import HOST_VARIABLE, LAUNCHER_VARIABLE, RESTART_VARIABLE, TLS_VARIABLE
 from hetero.control.status import (
     MAX_LOADERS,
     Cause,
@@ -58,16 +59,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-LAUNCHER_VARIABLE = "HETERO_LAUNCHER"
-"""Environment variable with the address of this host's launcher. See `hetero.control.launcher_link.open_link`."""
-HOST_VARIABLE = "HETERO_LAUNCHER_HOST"
-"""Environment variable with the name of this host, which its certificate contains."""
-TLS_VARIABLE = "HETERO_TLS_DIR"
-"""Environment variable with the certificates' folder. The launcher sets it from its option ``tls_dir``."""
-
-RESTART_VARIABLE = "HETERO_RESTART_COUNT"
-"""Environment variable with the number of restarts of the trainer group so far, 0 at first."""
 
 _REPORT_INTERVAL_S = 1.0
 _STEP_TIMES_INTERVAL_S = 0.25
