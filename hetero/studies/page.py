@@ -84,8 +84,10 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
         row = [*map(str, levels), str(members[0].levels.get("ranks", "")), str(len(members))]
         row += [
             str(sum(each.state == FAILED for each in members)),
-            _interval_text(interval_of([each.wall_s for each in finished]), ".4g"),
-            _interval_text(interval_of([each.usd for each in finished if each.usd is not None]), ".4g"),
+            _interval_text(interval_of([each.wall_s for each in finished], is_positive=True), ".4g"),
+            _interval_text(
+                interval_of([each.usd for each in finished if each.usd is not None], is_positive=True), ".4g"
+            ),
         ]
         for metric in metrics:
             lasts = [values[-1].value for each in finished if (values := series_of(each.metrics, metric.name))]
@@ -94,7 +96,7 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
                 reached = [
                     seconds for each in finished if (seconds := time_to_quality(each.metrics, metric)) is not None
                 ]
-                text = _interval_text(interval_of(reached), ".4g")
+                text = _interval_text(interval_of(reached, is_positive=True), ".4g")
                 row.append(text if len(reached) == len(finished) else f"{text} ({len(reached)} of {len(finished)})")
         rows.append(row)
     return header, rows

@@ -227,8 +227,11 @@ def quality_over_time_plot(found: Results) -> Plot | None:
     figure = new_figure(7.2)
     axes = figure.subplots()
     groups: dict[str, list[RunResult]] = {}
-    for each in found.finished:
-        groups.setdefault(counted(int(_ranks(each)), "rank"), []).append(each)
+    has_sizes = len({_ranks(each) for each in found.finished}) > 1
+    for levels, members in found.series().items():
+        for each in members:
+            size = counted(int(_ranks(each)), "rank") if has_sizes or not levels else ""
+            groups.setdefault(", ".join(filter(None, (levels, size))), []).append(each)
     ordered = sorted(groups.items(), key=lambda item: _ranks(item[1][0]))[:_MAX_SERIES]
     num_drawn = 0
     for style, (label, members) in zip(_styles(), ordered, strict=False):

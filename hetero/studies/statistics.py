@@ -39,12 +39,14 @@ class Interval:
     """Standard deviation of the values, with n - 1. None with one value."""
 
 
-def interval_of(values: Sequence[float], *, coverage: float = 0.95) -> Interval | None:
+def interval_of(values: Sequence[float], *, coverage: float = 0.95, is_positive: bool = False) -> Interval | None:
     """Return the mean of independent values with its interval by Student's t distribution. None without values.
 
     Args:
         values: Finite numbers, one per replicate.
         coverage: Share of such intervals that contain the true mean, in (0, 1).
+        is_positive: Whether the values are times or amounts. The interval is then one of the mean's logarithm, whose
+            standard error is that of the mean divided by the mean. So it never contains 0 or less.
     """
     if not values:
         return None
@@ -53,7 +55,10 @@ def interval_of(values: Sequence[float], *, coverage: float = 0.95) -> Interval 
         return Interval(mean=mean, low=None, high=None, num_values=1, std=None)
     std = statistics.stdev(values)
     half = t_quantile(len(values) - 1, coverage) * std / math.sqrt(len(values))
-    return Interval(mean=mean, low=mean - half, high=mean + half, num_values=len(values), std=std)
+    low, high = mean - half, mean + half
+    if is_positive and mean > 0:
+        low, high = mean * math.exp(-half / mean), mean * math.exp(half / mean)
+    return Interval(mean=mean, low=low, high=high, num_values=len(values), std=std)
 
 
 def t_quantile(freedom: int, coverage: float) -> float:

@@ -84,6 +84,15 @@ def test_table_of_cells_has_means_with_intervals(plan: StudyPlan, results: list[
     assert cells[8][8] == "- (0 of 2)"  # 32 GPUs never reach the target
 
 
+def test_intervals_of_times_and_costs_are_never_below_zero(plan: StudyPlan) -> None:
+    slow = {plan.runs[0].run_id: 9.0}
+    results = [result_of(run, wall_s=slow.get(run.run_id, 1.0), usd=slow.get(run.run_id, 1.0)) for run in plan.runs]
+    _, cells = page.cell_table(plan.study, results)
+    (row,) = (each for each in cells if each[5].startswith("5 ["))
+    assert row[5] == row[6]
+    assert "-" not in row[5]
+
+
 def test_metric_that_no_run_logged_is_a_notice() -> None:
     metrics = [{"name": "f1"}, {"name": "acc"}, {"name": "loss", "regex": r"loss=(\S+)"}]
     plan = plan_of({**CHANGES, "metrics": metrics})
@@ -118,6 +127,23 @@ def test_quality_has_intervals_of_95_percent(plan: StudyPlan, results: list[RunR
     (axes,) = figures[0].axes
     assert axes.get_xlabel() == "global batch"
     assert len(axes.containers) == 2  # a series of intervals per number of samples
+
+
+@pytest.mark.parametrize(
+    ("clusters", "expected"),
+    [
+        (["1 GPU"], ["samples 100000", "samples 1000000"]),
+        (["1 GPU", "4 GPUs"], [f"samples {n}, {r}" for r in ("1 rank", "4 ranks") for n in (100_000, 1_000_000)]),
+    ],
+)
+def test_curves_over_time_are_told_apart_by_what_varies(clusters: list[str], expected: list[str]) -> None:
+    plan = plan_of({**CHANGES, "factors": {"cluster": {n: CLUSTERS[n] for n in clusters}, "samples": [10**5, 10**6]}})
+    figures: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "svg_of", lambda figure: str(figures.append(figure)))
+        assert plots.quality_over_time_plot(results_of(plan, [ended(run) for run in plan.runs])) is not None
+    (axes,) = figures[0].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == expected
 
 
 def test_equal_results_give_equal_plots(plan: StudyPlan, results: list[RunResult]) -> None:

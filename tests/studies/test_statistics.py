@@ -63,6 +63,18 @@ def test_interval_of_three_values() -> None:
     assert (found.low, found.high) == (pytest.approx(-0.484138, rel=1e-5), pytest.approx(4.484138, rel=1e-5))
 
 
+def test_interval_of_times_is_above_zero_and_nearly_the_usual_one_if_they_hardly_differ() -> None:
+    far = interval_of([2.0, 9.0], is_positive=True)
+    assert far is not None
+    assert far.low is not None
+    assert 0 < far.low < far.mean == 5.5 < far.high
+    near, usual = (interval_of([9.99, 10.0, 10.01], is_positive=each) for each in (True, False))
+    assert near is not None
+    assert usual is not None
+    assert (near.low, near.high) == (pytest.approx(usual.low, rel=1e-5), pytest.approx(usual.high, rel=1e-5))
+    assert interval_of([0.0, 0.0], is_positive=True) == interval_of([0.0, 0.0])
+
+
 def test_one_value_has_no_interval() -> None:
     found = interval_of([5.0])
     assert found is not None
