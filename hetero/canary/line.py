@@ -113,7 +113,7 @@ class Line:
     growth: float
     """Growing part of the whole, b, divided by its standard error. Small if the figure does not grow measurably."""
     exponent: Exponent | None
-    """None if there are too few different fractions."""
+    """None if there are too few different fractions, or if a constant is the better forecast."""
     lack_of_fit: float | None
     """Probability of replicates that agree at least this much better than the line, if a line is right. None without
     replicates or with fewer than three different fractions."""
@@ -325,7 +325,7 @@ def _softmax(values: Array) -> Array:
 
 
 def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal], columns: Columns) -> Exponent | None:
-    """Return the exponent that the runs alone suggest."""
+    """Return the exponent that the runs alone suggest. None if a constant forecasts them better."""
     if num_distinct(x) < (2 if columns is Columns.GROWING else 3):
         return None
     models = [model_of(float(exponent), columns) for exponent in _EXPONENTS]
@@ -336,9 +336,15 @@ def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal],
     ]
     evidence = np.asarray([model.log_likelihood for model in models])
     is_possible = np.asarray([bool(model.best[-1] > 0) for model in models])
+    evidence = np.where(is_possible, evidence, -np.inf)
+    # A constant is the better forecast if a growing part and its exponent do not explain more than two parameters may.
+    if columns is Columns.BOTH:
+        constant = model_of(1.0, Columns.FIXED).log_likelihood
+        if float(np.max(evidence)) - constant < math.log(len(x)):
+            return None
     if not is_possible.any():
         return None
-    shares = _softmax(np.where(is_possible, evidence, -np.inf))
+    shares = _softmax(evidence)
     total = np.cumsum(shares)
     low, high = (_EXPONENTS[min(len(total) - 1, int(np.searchsorted(total, tail)))] for tail in (0.01, 0.99))
     return Exponent(best=float(_EXPONENTS[int(np.argmax(shares))]), low=float(low), high=float(high))

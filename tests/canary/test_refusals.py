@@ -57,6 +57,33 @@ def test_work_below_the_noise_is_refused() -> None:
     assert "whether the time grows at all" in found.more_canaries
 
 
+@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 200), marks=pytest.mark.long)])
+def test_constant_memory_is_forecast_as_a_constant(seeds: range) -> None:
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+
+        def near_119_mb(fraction: float, random: np.random.Generator = random) -> dict[str, Any]:
+            return {"resources": memory(119.15e6 + 0.25e6 * random.standard_normal(), 0.0, fraction)}
+
+        found = shown(job(line, more=near_119_mb))
+        peak = found.figure("memory peak")
+        assert peak is not None
+        assert not found.refused("memory peak")
+        assert peak.value == pytest.approx(119.15e6, rel=0.01)
+
+
+def test_growth_of_four_standard_errors_is_not_called_too_small_to_measure() -> None:
+    noise = 0.04 * np.tile([1.0, 0.0, -1.0], 3)
+    points = tuple(
+        point(fraction, 1 + number % 3, 1.0 + 6 * fraction + noise[number])
+        for number, fraction in enumerate(each for each in (0.01, 0.02, 0.03) for _ in range(3))
+    )
+    assert "no-growth" not in rules(points)
+    time = shown(points).figure("time")
+    assert time is not None
+    assert time.low < 5 + 1 + 6 < time.high
+
+
 def test_noise_wider_than_the_answer_is_refused() -> None:
     random = np.random.default_rng(0)
     points = job(lambda fraction: line(fraction) * np.exp(0.5 * random.normal()))
