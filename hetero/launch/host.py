@@ -27,7 +27,6 @@ from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.addresses import Addresses
 from hetero.launch.auto_endpoints.memory import HostMemory
-from hetero.launch.auto_endpoints.pressure import CpuPressure
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
 from hetero.launch.control_plane import make_hub
 from hetero.launch.data_services import HostFacts, find_service
@@ -42,6 +41,7 @@ from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
 from hetero.report.model import JoinedFacts
 from hetero.system import logs
+from hetero.system.cpu_pressure import CpuPressure
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.system.stop_signals import SHIELD_VARIABLE
@@ -177,7 +177,12 @@ class LaunchedHost:
         adopt_descendants()
         stack.callback(end_descendants, on_poll=self.watchdog.tick)
         self._sampler = stack.enter_context(
-            HostSampler(self.name, scope=self.placement.usage_scope, interval_s=self.options.usage_interval_s)
+            HostSampler(
+                self.name,
+                scope=self.placement.usage_scope,
+                has_tree=not self.starter.num_made,
+                interval_s=self.options.usage_interval_s,
+            )
         )
         self.pool = self._make_pool(token_path) if self.placement.num_endpoints else None
         self.trainer_endpoints = self._make_trainer_endpoints()

@@ -7,6 +7,7 @@ sample costs on their type. The first trainer host waits for the others and writ
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 import logging
@@ -26,12 +27,16 @@ from hetero.control.status import HostState, HostStatus, RankReport
 from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.spawn import PoolOptions, child_environment
 from hetero.dataplane.supply.options import Channel, SupplyOptions
-from hetero.errors import ConfigError, HeteroError, first_line
-from hetero.launch.summary import simulated_parts
+from hetero.errors import ConfigError, ExitCode, HeteroError, first_line
+from hetero.launch.summary import run_facts, simulated_parts
 from hetero.planning.assembly import JobFacts, assemble_profile, check_ranks
 from hetero.planning.parts import PHASES, HostPart, RankPart
 from hetero.planning.profile import PROFILE_FILE_NAME, write_profile
 from hetero.planning.profile_text import first_sentence, render_profile
+from hetero.pricing import Catalogue
+from hetero.report.build import build_report
+from hetero.report.model import Report
+from hetero.report.overruns import excess_share, overrun_sentences
 from hetero.system.cgroups import usable_cpus
 from hetero.system.documents import write_text
 from hetero.system.process import start_child
@@ -66,6 +71,7 @@ class JobProfile:
         self._host = host
         self._lines = ProgressLines()
         self._stop_s: float | None = None
+        self._began_epoch_s = time.time()
 
     # While the ranks train
 
@@ -243,6 +249,9 @@ class JobProfile:
         if self._host.interrupted_s is not None:
             logger.warning("asked to stop: no profile is written")
             return
+        report = self._report()
+        overruns = overrun_sentences("the profile run", report.headline_ranks.values(), report.run.events)
+        facts = dataclasses.replace(facts, excess_share=excess_share(report), overruns=tuple(overruns))
         profile = assemble_profile(ranks, hosts, facts)
         folder = self._host.output_folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -250,6 +259,23 @@ class JobProfile:
         write_text(folder / TEXT_FILE_NAME, render_profile(profile))
         logger.info("%s", first_sentence(profile))
         logger.info("profile: %s", folder / PROFILE_FILE_NAME)
+
+    def _report(self) -> Report:
+        """Return the report of this run, which knows how much of its times may be due to other work."""
+        host = self._host
+        with host.hub.membership() as membership:
+            statuses = membership.statuses()
+        facts = run_facts(
+            host.options,
+            host.cluster,
+            host.placement,
+            statuses,
+            job_id=host.job_id,
+            started_epoch_s=self._began_epoch_s,
+            wall_s=max(0.0, time.time() - self._began_epoch_s),
+            exit_code=ExitCode.OK,
+        )
+        return build_report(facts, Catalogue.load())
 
 
 class ProgressLines:

@@ -270,7 +270,7 @@ def simulated_parts(options: LaunchOptions, cluster: ClusterSpec, placement: Pla
     if options.emulate_sample_s is not None:
         found.append(
             f"vCPUs: every sample costs {options.emulate_sample_s:g} s of one emulated vCPU; "
-            "the real work runs within that time"
+            "the real work runs within that time if it is not longer"
         )
     if options.emulate_step_s is not None:
         found.append(f"accelerators: the compute of a step is a wait of {options.emulate_step_s:g} s")

@@ -7,8 +7,8 @@
 
     WARMUP -> RUNNING -> HEADSPACE -> DONE
 
-A phase ends when it has enough steps and time, or when its time limit has passed. It then has at least `MIN_STEPS`
-steps, even if they take longer. The time limits of all phases together are less than a minute.
+A phase ends when it has enough steps and time, or when its time limit has passed. A measured phase then has at least
+`MIN_STEPS` steps, even if they take longer. The time limits of all phases together are less than a minute.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from __future__ import annotations
 import enum
 import math
 
-from hetero.planning.parts import PHASES
+from hetero.planning.parts import MIN_STEPS, PHASES
 
-__all__ = ["ENOUGH_S", "ENOUGH_STEPS", "EXCLUDED_STEPS", "MIN_STEPS", "Phase", "Phases"]
+__all__ = ["ENOUGH_S", "ENOUGH_STEPS", "EXCLUDED_STEPS", "Phase", "Phases"]
 
 ENOUGH_STEPS = 50
 """Steps that a measured phase needs before it may end."""
 ENOUGH_S = 5.0
 """Seconds of steps that a measured phase needs before it may end."""
-MIN_STEPS = 3
-"""Steps that every measured phase has, even beyond its time limit."""
+_MIN_WARMUP_STEPS = 3
 EXCLUDED_STEPS = 5
 """First steps of the headspace phase that are not measured. The first still computes on a fetched batch, and ranks may
 enter the phase a step apart."""
@@ -123,6 +122,7 @@ class Phases:
         if self.num_steps >= self.num_planned and (self.phase is Phase.WARMUP or self._phase_s >= ENOUGH_S):
             return True
         least = MIN_STEPS + (EXCLUDED_STEPS if self.phase is Phase.HEADSPACE else 0)
+        least = _MIN_WARMUP_STEPS if self.phase is Phase.WARMUP else least
         is_late = self._phase_s >= _MAX_PHASE_S or elapsed_s >= _END_S[self.phase]
         return is_late and self.num_steps >= least
 

@@ -22,10 +22,10 @@ from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.control.rank.session import RankSession
 from hetero.errors import DatasetError
 from hetero.loaders.ahead import Batches
-from hetero.loaders.phases import MIN_STEPS, Phase, Phases
+from hetero.loaders.phases import Phase, Phases
 from hetero.loaders.pipeline import LoaderPipeline
 from hetero.metrics.hosts import Gpus
-from hetero.planning.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, Contents, RankPart, SampledWork
+from hetero.planning.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, MIN_STEPS, Contents, RankPart, SampledWork
 from hetero.planning.profile import Spread, SupplyProfile
 from hetero.spec import DatasetSpec
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _MAX_REQUESTS = 256
 _MIN_KEPT = 2
 _MAX_TRAINING_S = 75.0
-"""Seconds from the first delivery until the rank is done in any case, for example in a long validation."""
+"""Seconds from the first delivery until the rank is done with `MIN_STEPS`, for example in a long validation."""
 _GPU_INTERVAL_S = 0.5
 _MEASURE_S = 4.0
 """Seconds of the measurement of samples in a rank."""
@@ -230,7 +230,7 @@ class LoaderProfiler:
             steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,
             requests_ahead=self._pipeline.requests_ahead,
         )
-        is_late = self.elapsed_s > _MAX_TRAINING_S
+        is_late = self.elapsed_s > _MAX_TRAINING_S and len(phases.step_s) >= MIN_STEPS
         if not (self.is_done or is_last or is_late):
             return part
         if is_last:

@@ -3,6 +3,7 @@
 steps.py    step time and data wait of one loader, and the bytes of its batches. A rank's session reports the summary
 skips.py    the samples that one loader skipped
 hosts.py    CPU, memory, network and GPU of one host. The host's launcher samples them in a separate thread
+excess.py   which share of a run's time may be due to others
 history.py  a history of bounded length, for the next two
 step_series.py   the history of a loader's steps
 usage_series.py  the history of a host's resources, and percentiles in little memory

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,7 @@ import psutil
 
 from hetero.errors import ConfigError
 from hetero.metrics.usage_series import Percentiles, SeriesLog, UsagePoint, UsageSeries
+from hetero.system.cpu_pressure import CpuReading, pressure_between, read_cpus, stolen_between
 from hetero.system.records import decode, encode, limits
 
 __all__ = ["SCOPES", "GpuReading", "Gpus", "HostReading", "HostSampler", "HostUsage"]
@@ -85,6 +86,12 @@ class HostUsage:
     """Batches that the endpoints of the host compute at the same time."""
     batches_computed: int | None = None
     """Batches that the endpoints of the host made."""
+    cpu_others: float | None = field(default=None, metadata=limits(maximum=1))
+    """Share of the machine's CPU time that processes outside of the launcher's tree used. None if it is not known."""
+    cpu_pressure: float | None = field(default=None, metadata=limits(maximum=1))
+    """Share of time when a process waited for a CPU, see `hetero.system.cpu_pressure`."""
+    cpu_stolen: float | None = field(default=None, metadata=limits(maximum=1))
+    """Share of the wanted CPU time that the hypervisor gave to other machines."""
     began_monotonic_s: float | None = None
     """First reading, in seconds of the host's `time.monotonic`. It relates `series` to other events of this host."""
     series: UsageSeries = field(default_factory=UsageSeries)
@@ -123,6 +130,9 @@ class HostReading:
     network_sent_bytes: int | None = None
     network_received_bytes: int | None = None
     gpus: GpuReading | None = None
+    own_cpu_s: float | None = None
+    """CPU time of the launcher and its descendants. None if other programs start the job's processes."""
+    cpus: CpuReading | None = None
 
 
 class HostSampler:
@@ -131,7 +141,8 @@ class HostSampler:
     Args:
         host: Host name in the cluster.
         scope: ``host`` or ``tree``.
-        pid: Process id of the tree's root. Default: this process. Ignored in scope ``host``.
+        pid: Process id of the tree's root. Default: this process.
+        has_tree: Whether all processes of the job on this host descend from the root.
         interval_s: Seconds between readings, in [0.05, 600].
         read: Takes a reading. Default: psutil and, if `pynvml` is installed, NVML.
         clock: Monotonic clock in seconds.
@@ -146,6 +157,7 @@ class HostSampler:
         *,
         scope: str = "host",
         pid: int | None = None,
+        has_tree: bool = True,
         interval_s: float = 1.0,
         read: Callable[[], HostReading] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -159,7 +171,7 @@ class HostSampler:
         self._interval_s = interval_s
         self._clock = clock
         self._gpus = Gpus() if read is None else None
-        self._read = read or _reader(scope, pid or os.getpid(), self._gpus)
+        self._read = read or _reader(scope, pid or os.getpid(), self._gpus, has_tree)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -225,6 +237,7 @@ class _Totals:
         self._first_at = self._last_at = 0.0
         self._num_readings = 0
         self._cpu_s = 0.0
+        self._own_cpu_s = 0.0
         self._cpu_peak: float | None = None
         self._memory_sum = 0
         self._memory_peak = 0
@@ -244,6 +257,7 @@ class _Totals:
             # process used since the last reading is lost. Time that was counted before stays counted.
             used_s = max(0.0, reading.cpu_total_s - self._last.cpu_total_s)
             self._cpu_s += used_s
+            self._own_cpu_s += max(0.0, (reading.own_cpu_s or 0.0) - (self._last.own_cpu_s or 0.0))
             interval_s = now - self._last_at
             # CPU counters tick every 10 ms, so over a very short last interval the quotient means nothing.
             if interval_s >= min_interval_s > 0:
@@ -307,9 +321,24 @@ class _Totals:
             gpu_percent_p99=self._percentiles["gpu"].get(0.99),
             gpu_memory_mean_bytes=self._gpu_memory_sum / self._gpu_readings if self._gpu_readings else None,
             gpu_memory_p99_bytes=self._percentiles["gpu memory"].get(0.99),
+            **self._cpu_shares(),
             began_monotonic_s=began_monotonic_s,
             series=self._series.series(),
         )
+
+    def _cpu_shares(self) -> dict[str, Any]:
+        if self._first is None or self._last is None or self._first is self._last:
+            return {}
+        first, last = self._first.cpus, self._last.cpus
+        if first is None or last is None or self._last.own_cpu_s is None:
+            return {}
+        all_s = (self._last_at - self._first_at) * (psutil.cpu_count() or 1)
+        others_s = (last.busy - first.busy) / os.sysconf("SC_CLK_TCK") - self._own_cpu_s
+        return {
+            "cpu_others": min(1.0, max(0.0, others_s / max(all_s, 1e-9))),
+            "cpu_pressure": pressure_between(first, last),
+            "cpu_stolen": stolen_between(first, last),
+        }
 
 
 def _mean_percent(gpus: GpuReading) -> float:
@@ -321,12 +350,14 @@ def _growth(first: HostReading | None, last: HostReading | None, name: str) -> i
     return None if before is None or after is None else max(0, after - before)
 
 
-def _reader(scope: str, pid: int, gpus: Gpus | None) -> Callable[[], HostReading]:
-    root = psutil.Process(pid) if scope == "tree" else None
+def _reader(scope: str, pid: int, gpus: Gpus | None, has_tree: bool) -> Callable[[], HostReading]:
+    root = psutil.Process(pid)
 
     def read() -> HostReading:
         look = gpus.read() if gpus is not None else None
-        return _read_host(look) if root is None else _read_tree(root, look)
+        tree = _read_tree(root, look) if has_tree or scope == "tree" else None
+        reading = _read_host(look) if scope == "host" or tree is None else tree
+        return replace(reading, own_cpu_s=None if tree is None else tree.cpu_total_s, cpus=read_cpus())
 
     return read
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
-from hetero.planning.parts import Contents, HostPart, RankPart
+from hetero.planning.parts import MIN_STEPS, Contents, HostPart, RankPart
 from hetero.planning.profile import SCHEMA_VERSION, Profile, Spread, SupplyProfile, TrainingProfile
 
-__all__ = ["MIN_STEPS", "JobFacts", "assemble_profile", "check_ranks"]
+__all__ = ["JobFacts", "assemble_profile", "check_ranks"]
 
-MIN_STEPS = 3
-"""Measured steps that a profile needs on each rank."""
 _DISTURBED = 1.1
 """Ratio of median step times, without and with waits, above which something else must have slowed the steps down."""
 
@@ -41,6 +39,10 @@ class JobFacts:
     is_step_emulated: bool = False
     simulated: tuple[str, ...] = ()
     """One sentence for each thing that was emulated."""
+    excess_share: float = 0.0
+    """See `hetero.metrics.excess`."""
+    overruns: tuple[str, ...] = ()
+    """One sentence for each kind of work that took longer than emulated."""
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -89,7 +91,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         ConfigError: If there are too few measured steps, or no host and no rank could measure the samples.
     """
     check_ranks(ranks, facts)
-    notes = [note for part in ranks.values() if (note := _rank_note(part))]
+    notes = [*facts.overruns, *(note for part in ranks.values() if (note := _rank_note(part)))]
     notes += [note for host in hosts for note in host.notes]
     supply = [host.supply for host in hosts if host.supply is not None]
     first = ranks[min(ranks)]
@@ -131,6 +133,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         data_wait_s=wait if wait.basis == "modelled" else dataclasses.replace(wait, basis=as_it_runs),
         rank_cpu_cores=Figure(value=max(cores), unit="CPU", basis="measured") if cores else None,
         receive_cpu_s_per_gb=receive,
+        excess_share=facts.excess_share,
         steps_per_epoch=first.steps_per_epoch,
         requests_ahead=first.requests_ahead,
         gpu_percent=Figure(value=max(gpu_percents), unit="%", basis="measured") if gpu_percents else None,

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetero.errors import ConfigError
+from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, SMALL_EXCESS, excess_text
 from hetero.metrics.figures import Figure
 from hetero.planning.candidates import AS_IS, FORMS, UINT8, Candidate
 from hetero.planning.enumeration import STEPS_OF_SPENDING, free_cpus
 from hetero.planning.figure_checks import check_figures
 from hetero.planning.machines import Machine, bigger_machines, is_on_default_menu, menu_of
 from hetero.planning.options import PlanOptions
-from hetero.planning.profile import Profile
+from hetero.planning.parts import MIN_STEPS
+from hetero.planning.profile import Profile, TrainingProfile
 from hetero.planning.ranking import GOALS, Constraints
 from hetero.planning.reasons import REASONS, answer_of, notes_of, reason_of, rejection_of, resized_note
 from hetero.planning.search import Alternative, Search, search
@@ -164,11 +166,12 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         options: Menu, goal and limits. None means the lowest cost.
 
     Raises:
-        ConfigError: If a type or price is missing, the profile is of another type than the trainer hosts, or no
-            cluster satisfies the limits.
+        ConfigError: If a type or price is missing, the profile is of another type than the trainer hosts or of too few
+            or too disturbed steps, or no cluster satisfies the limits.
     """
     options = options or PlanOptions()
     check_figures(profile)
+    _check_measured(profile.training)
     _check_speeds(profile, catalogue, options)
     trainer = _trainer_of(profile, catalogue, options)
     profile, without_data_note = _without_data_hosts(profile, trainer)
@@ -212,6 +215,20 @@ def _sizes(groups: Iterable[PlannedGroup]) -> Counter[tuple[str, str]]:
     for group in groups:
         sizes[group.role, group.instance_type] += group.count
     return sizes
+
+
+def _check_measured(training: TrainingProfile) -> None:
+    """Reject step times that are mostly about other things than the job."""
+    if training.excess_share > MAX_EXCESS:
+        raise ConfigError(
+            f"{excess_text(training.excess_share)}, so no plan follows from the profile\n"
+            f"  to do: run hetero profile again {RUN_AGAIN}"
+        )
+    if training.step_s.num_measured < MIN_STEPS:
+        raise ConfigError(
+            f"the profile has {training.step_s.num_measured} measured steps; a plan needs at least {MIN_STEPS}\n"
+            "  to do: let the script train for more steps, and run hetero profile again"
+        )
 
 
 def _check_speeds(profile: Profile, catalogue: Catalogue, options: PlanOptions) -> None:
@@ -323,11 +340,13 @@ def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -
 
     chosen, baseline = found.chosen.prediction, found.baseline.prediction
     reason = reason_of(profile, found)
+    share = profile.training.excess_share
+    disturbed = f"{excess_text(share)}, so the intervals are wider. " if share > SMALL_EXCESS else ""
     return Plan(
         schema_version=PLAN_SCHEMA_VERSION,
         command=profile.command,
         goal=options.goal,
-        answer=answer_of(profile, found, reason, options.goal),
+        answer=disturbed + answer_of(profile, found, reason, options.goal),
         reason=reason,
         chosen=cluster(found.chosen),
         baseline=cluster(found.baseline),

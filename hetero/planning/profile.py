@@ -166,6 +166,8 @@ class TrainingProfile:
     """Step time in seconds as the job ran."""
     data_wait_s: Spread
     """Seconds per step that the rank waited for its batch, as the job ran."""
+    excess_share: float = field(default=0.0, metadata=limits(maximum=1))
+    """Largest share of these times that may be due to other work of the machine, see `hetero.metrics.excess`."""
     rank_cpu_cores: Figure | None = None
     """CPUs that one rank keeps busy in the headspace phase."""
     receive_cpu_s_per_gb: Figure | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, SMALL_EXCESS, excess_text
 from hetero.metrics.figures import Figure
 from hetero.planning.parts import RATES_TOO_LOW
 from hetero.planning.profile import LeafProfile, Profile, Spread, SupplyProfile, TrainingProfile
@@ -38,8 +39,16 @@ def render_profile(profile: Profile) -> str:
 
 
 def first_sentence(profile: Profile) -> str:
-    """Return what the accelerators could take, what this host's CPUs make, and how much of each step is a wait."""
+    """Return what the accelerators could take, what this host's CPUs make, and how much of each step is a wait.
+
+    If other work of the machine may have taken much of the times, the sentence is about that.
+    """
     training, supply = profile.training, profile.supply[0]
+    disturbed = ""
+    if training.excess_share > MAX_EXCESS:
+        return f"{excess_text(training.excess_share)}, so the profile gives no answer. Profile again {RUN_AGAIN}."
+    if training.excess_share > SMALL_EXCESS:
+        disturbed = f"{excess_text(training.excess_share)}. "
     num_ranks = training.num_hosts * training.ranks_per_host
     wanted = num_ranks * training.batch_samples / training.headspace_s.mean if training.headspace_s.mean else None
     share = training.data_wait_s.mean / training.step_s.mean if training.step_s.mean else 0.0
@@ -50,7 +59,10 @@ def first_sentence(profile: Profile) -> str:
     waits = "no step waits" if share < _NO_WAIT else f"{100 * share:.0f} % of each step is waiting"
     waits = f"with the job's data hosts, {waits}" if training.has_data_hosts else waits
     takes = "any number of samples" if wanted is None else f"{number_text(wanted)} samples/s"
-    return f"The accelerators could take {takes}; {makes} {least}{number_text(supply_rate(supply))}; {waits} for data."
+    return (
+        f"{disturbed}The accelerators could take {takes}; {makes} {least}{number_text(supply_rate(supply))}; {waits} "
+        "for data."
+    )
 
 
 def supply_rate(supply: SupplyProfile) -> float | None:

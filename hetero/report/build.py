@@ -20,12 +20,11 @@ from hetero.report.model import (
     RunFacts,
     Verdict,
 )
-from hetero.report.overruns import least_step_time_s
+from hetero.report.overruns import EMULATION_FLAGS, least_step_time_s, lost_share
 
 __all__ = [
     "BUSY_UTILISATION",
     "COMPUTED_ON_DATA_HOSTS",
-    "EMULATION_FLAGS",
     "NOT_DELIVERED",
     "build_report",
     "cost_objection",
@@ -39,8 +38,6 @@ COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
 """Event that counts the batches that data hosts computed. Missing if a data host did not report its number."""
 NOT_DELIVERED = "batches requested and not delivered"
 """Event that counts requests that were discarded, or in flight when the loop ended. See `hetero.loaders.ahead`."""
-EMULATION_FLAGS = {"emulate_sample_s": "--emulate-sample-seconds", "emulate_step_s": "--emulate-step-seconds"}
-"""Flag of each option that emulates."""
 _MIN_UTILISATION = 0.02
 _BUSY_CPU = 0.7
 _RARE_WAIT = 0.1
@@ -132,6 +129,8 @@ def _headline(facts: RunFacts) -> Headline | None:
     samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
     step_time_s = step.step_time_mean_s if step else None
     least_s = least_step_time_s([summary for _, summary in ranks], facts.events)
+    if step_time_s is not None and (lost := lost_share(facts)):
+        least_s = (1 - lost) * (step_time_s if least_s is None else least_s)
     return Headline(
         loader=key,
         num_ranks=len(ranks),

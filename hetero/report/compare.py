@@ -1,7 +1,8 @@
 """Comparison of two runs: how much faster and cheaper the second run is, and whether it is worth it.
 
-Real work that shows in an emulated run makes the run slower. So each run has a range of step times, and the comparison
-has a range of speed-ups and savings. The verdict is what holds in the whole range.
+Real work that shows in an emulated run makes the run slower, and so do others that use its CPUs. So each run has a
+range of step times, and the comparison has a range of speed-ups and savings. The verdict is what holds in the whole
+range.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hetero.metrics.figures import Figure
 from hetero.pricing import cost
 from hetero.report.build import cost_objection
 from hetero.report.model import Headline, Report
-from hetero.report.overruns import has_unknown_excess, overrun_sentences
+from hetero.report.overruns import has_unknown_excess, lost_share, overrun_sentences
 
 __all__ = ["FEW_STEPS", "Comparison", "Range", "compare"]
 
@@ -198,6 +199,8 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
         )
     for which, report in (("the first run", baseline), ("the second run", candidate)):
         yield from overrun_sentences(which, report.headline_ranks.values(), report.run.events)
+        if lost := lost_share(report.run):
+            yield f"In {which}, other work of the machine may have taken up to {100 * lost:.0f} % of the time."
     if len({(price.region, price.as_of) for report in (baseline, candidate) for price in report.cost.prices}) > 1:
         yield "The prices are not all of one region and date."
 

@@ -17,6 +17,7 @@ from hetero.pricing.tables import markdown_table
 from hetero.report.build import cost_objection
 from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Expectation, GroupFacts, Headline, Report, RunFacts
+from hetero.report.overruns import work_name
 from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_text
 from hetero.system.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
 from hetero.system.text import code_span, markdown_text
@@ -39,7 +40,10 @@ def render_report(report: Report) -> str:
     ]
     if run.simulated:
         sections += ["## Simulated", _list(run.simulated)]
-    sections += ["## Steps", _steps_table(headline) if headline else "No loader delivered a batch."]
+    sections += [
+        "## Steps",
+        _steps_table(headline, work_name(report.run)) if headline else "No loader delivered a batch.",
+    ]
     if run.decisions:
         sections += ["## Trainer endpoints", _list(run.decisions)]
     sections += _rank_section(report)
@@ -169,14 +173,14 @@ def _plan_text(report: Report, expected: Expectation) -> str:
     if abs(error) >= _LEAST_ERROR:
         share = f"{100 * abs(error):.1f} % {'more' if error > 0 else 'less'}"
         difference = f"{share} than the {seconds_text(times_s[1])} of the run"
-    text += f", {difference}, which is {_place_in_interval(times_s, expected)}."
+    text += f", {difference}, which is {_place_in_interval(times_s, expected, work_name(report.run))}."
     usd = _value(report.cost.per_1k_steps)
     if expected.usd_per_1k_steps is not None and usd is not None:
         text += f" It expected USD {_usd(expected.usd_per_1k_steps)} per 1,000 steps. The run took USD {_usd(usd)}."
     return text
 
 
-def _place_in_interval(times_s: tuple[float, float], expected: Expectation) -> str:
+def _place_in_interval(times_s: tuple[float, float], expected: Expectation, work: str) -> str:
     """Return whether a step time within the bounds ``times_s`` is inside the planned interval."""
     low_s, high_s = times_s
     if low_s > expected.step_time_high_s or high_s < expected.step_time_low_s:
@@ -184,7 +188,7 @@ def _place_in_interval(times_s: tuple[float, float], expected: Expectation) -> s
     if expected.step_time_low_s <= low_s and high_s <= expected.step_time_high_s:
         return "inside the interval"
     place = "inside" if high_s <= expected.step_time_high_s else "above"
-    return f"{place} the interval, and perhaps not without this machine's real work ({seconds_text(low_s)} or more)"
+    return f"{place} the interval, and perhaps not without this machine's {work} ({seconds_text(low_s)} or more)"
 
 
 def _facts_table(report: Report) -> str:
@@ -223,7 +227,7 @@ def _joined_text(run: RunFacts) -> str:
     return f"{len(run.joined_hosts)}, present for {seconds_text(total_s)} together"
 
 
-def _steps_table(headline: Headline) -> str:
+def _steps_table(headline: Headline, work: str) -> str:
     rows = [
         ("step time", headline.step_time_mean, headline.step_time_p50, headline.step_time_p95),
         ("data wait", headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95),
@@ -246,7 +250,8 @@ def _steps_table(headline: Headline) -> str:
     times_s = headline.step_time_range_s
     if times_s is not None and len(set(map(seconds_text, times_s))) > 1:
         note += (
-            f" Real work of this machine showed: without it, the mean step time is at least {seconds_text(times_s[0])}."
+            f" {work.capitalize()} of this machine showed: without it, the mean step time is at least "
+            f"{seconds_text(times_s[0])}."
         )
     return markdown_table(("", "mean", "p50", "p95", ""), cells, right=(1, 2, 3)) + "\n\n" + note
 

@@ -208,8 +208,8 @@ class Headline:
     samples_per_s: Figure | None
     """Samples per second of all ranks together, at the pace of the slowest rank."""
     step_time_least: Figure | None = None
-    """Lower bound of ``step_time_mean`` if the real work of an emulated run never took longer than emulated. None if
-    nothing was emulated. See `hetero.report.overruns`."""
+    """Lower bound of ``step_time_mean`` if the real work of an emulated run never took longer than emulated, or if the
+    run had its CPUs for itself. None if nothing was emulated, and others had no CPUs. See `hetero.report.overruns`."""
 
     @property
     def step_time_range_s(self) -> tuple[float, float] | None:

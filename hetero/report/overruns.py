@@ -1,17 +1,31 @@
-"""Bounds of a run's step time if real work took longer than the emulation allows. Pure.
+"""Bounds of a run's step time if real work took longer than the emulation allows, or others had the CPUs. Pure.
 
 An emulated step takes its stated time, and an emulated vCPU takes its stated time per sample. The real work runs within
 these times. If the real work takes longer, it makes the run slower, never faster. So the measured step time is an upper
-bound, and what is known of the excess gives a lower bound.
+bound, and what is known of the excess gives a lower bound. The same holds for a run without emulation beside other
+programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from hetero.metrics.excess import SMALL_EXCESS, lost_cpu_share
 from hetero.metrics.steps import StepSummary
+from hetero.report.model import Report, RunFacts
 
-__all__ = ["has_unknown_excess", "least_step_time_s", "overrun_sentences"]
+__all__ = [
+    "EMULATION_FLAGS",
+    "excess_share",
+    "has_unknown_excess",
+    "least_step_time_s",
+    "lost_share",
+    "overrun_sentences",
+    "work_name",
+]
+
+EMULATION_FLAGS = {"emulate_sample_s": "--emulate-sample-seconds", "emulate_step_s": "--emulate-step-seconds"}
+"""Flag of each option that emulates."""
 
 _LATE_COUNTER = "milliseconds later than emulated"
 _OVERRUN_COUNTER = "emulation overruns"
@@ -43,6 +57,30 @@ def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int])
     if not is_emulated or not ranks or not all(summary.num_steps_measured for summary in ranks):
         return None
     return max(_least_total_s(summary, late_s) / summary.num_steps_measured for summary in ranks)
+
+
+def lost_share(run: RunFacts) -> float:
+    """Return the share of a run's time that others on its machines may have taken. 0 if it is too small to matter.
+
+    Emulated times do not depend on the CPUs unless they are exceeded, and `least_step_time_s` is about that.
+    """
+    if all(run.options.get(name, "None") != "None" for name in EMULATION_FLAGS):
+        return 0.0
+    share = lost_cpu_share(run.hosts)
+    return share if share > SMALL_EXCESS else 0.0
+
+
+def excess_share(report: Report) -> float:
+    """Return the excess of a run's times, see `hetero.metrics.excess`."""
+    times_s = None if report.headline is None else report.headline.step_time_range_s
+    if times_s is None or times_s[1] <= 0:
+        return lost_share(report.run)
+    return max(0.0, 1 - times_s[0] / times_s[1])
+
+
+def work_name(run: RunFacts) -> str:
+    """Return the work that makes a run's times only upper bounds."""
+    return "other work" if lost_share(run) else "real work"
 
 
 def has_unknown_excess(ranks: Collection[StepSummary], events: Mapping[str, int]) -> bool:

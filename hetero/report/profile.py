@@ -26,6 +26,7 @@ from hetero.planning.profile import (
 from hetero.pricing.catalog import Catalogue
 from hetero.report.build import missing_emulation
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, Headline, Report, RunFacts, load_report
+from hetero.report.overruns import excess_share
 from hetero.report.verdict import upper_bounds_note
 from hetero.system.text import counted
 
@@ -103,6 +104,7 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
         batch_samples=max(1, headline.global_batch_samples // headline.num_ranks),
         has_data_hosts=run.placement != "homogeneous",
         headspace_s=_headspace(summaries),
+        excess_share=excess_share(report),
         step_s=_spread(headline.step_time_mean, headline.step_time_p50, headline.step_time_p95, num_steps),
         data_wait_s=_spread(headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95, num_steps),
     )

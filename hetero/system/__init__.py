@@ -1,6 +1,7 @@
 """The machine: processes, logs, files, memory. This package does not know batches or jobs.
 
 cgroups.py           CPU and memory limits of this container
+cpu_pressure.py      how short the CPUs of the machine are
 documents.py         bounded reading, and writing, of JSON, YAML and text files
 fault_injection.py   faults that an environment variable enables, for tests and drills
 findings.py          what checks found, with what to do

@@ -15,6 +15,7 @@ import pytest
 from hetero.errors import ConfigError
 from hetero.metrics import HostSampler, HostUsage
 from hetero.metrics.hosts import GpuReading, HostReading
+from hetero.system.cpu_pressure import CpuReading
 
 
 def make_sampler(readings: list[HostReading], times: list[float], **options: object) -> HostSampler:
@@ -48,6 +49,26 @@ def test_usage_over_readings_gives_means_and_peaks() -> None:
     assert (usage.network_sent_bytes, usage.network_received_bytes) == (600, 20)
     assert (usage.num_gpus, usage.gpu_percent_mean, usage.gpu_percent_peak) == (2, 50.0, 100.0)
     assert usage.gpu_memory_peak_bytes == 7
+
+
+def test_usage_tells_the_time_of_others_from_that_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    cpus = [
+        CpuReading(at_s=0.0, busy=1000, idle=500, stolen=7, waited_s=3.0),
+        CpuReading(at_s=10.0, busy=2600, idle=900, stolen=407, waited_s=8.0),
+    ]
+    readings = [
+        HostReading(cpu_total_s=0.0, memory_bytes=1, own_cpu_s=own_s, cpus=each)
+        for own_s, each in zip((5.0, 9.0), cpus, strict=True)
+    ]
+    sampler = make_sampler(readings, [0.0, 10.0])
+    sampler.sample()
+    assert sampler.usage().cpu_others is None
+    sampler.sample()
+    usage = sampler.usage()
+    assert usage.cpu_others == pytest.approx((16.0 - 4.0) / 20)
+    assert (usage.cpu_pressure, usage.cpu_stolen) == (pytest.approx(0.5), pytest.approx(0.2))
 
 
 def test_usage_when_a_process_vanishes_keeps_what_was_counted() -> None:

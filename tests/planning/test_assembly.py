@@ -102,24 +102,24 @@ def test_profile_of_two_types_has_the_trainer_hosts_first() -> None:
 
 
 def test_profile_of_a_script_that_ended_early_computes_the_headspace() -> None:
-    values = [0.3, 0.4, 0.5, 0.4, 0.4]
+    values = [0.3, 0.4, 0.5, 0.4, 0.4] * 2
     part = rank_part(
         headspace_s=None,
         step_s=Spread.of(values, "s", "measured"),
-        data_wait_s=Spread.of([0.1] * 5, "s", "measured"),
+        data_wait_s=Spread.of([0.1] * 10, "s", "measured"),
     )
     profile = assemble_profile({0: part}, [host_part()], FACTS)
     headspace = profile.training.headspace_s
-    assert (headspace.basis, headspace.num_measured) == ("modelled", 5)
+    assert (headspace.basis, headspace.num_measured) == ("modelled", 10)
     assert headspace.mean == pytest.approx(0.3)
     assert "ended before batches were repeated" in profile.notes[0]
 
 
 def test_profile_of_too_few_steps_is_rejected_with_what_to_do() -> None:
-    part = rank_part(step_s=Spread.of([0.3, 0.3], "s", "measured"), num_steps_total=12, headspace_s=None)
+    part = rank_part(step_s=Spread.of([0.3] * 9, "s", "measured"), num_steps_total=19, headspace_s=None)
     with pytest.raises(ConfigError) as caught:
         assemble_profile({0: part}, [host_part()], FACTS)
-    assert "the script ended after 12 complete steps of loader photos on rank 0, 2 of them after" in str(caught.value)
+    assert "the script ended after 19 complete steps of loader photos on rank 0, 9 of them after" in str(caught.value)
     assert "smaller --warmup-steps than 10" in str(caught.value)
 
 
@@ -216,6 +216,22 @@ def test_first_sentence_of_a_disturbed_measurement_states_the_least_rate() -> No
     disturbed = dataclasses.replace(profile, notes=(f"Other processes used the CPUs. {RATES_TOO_LOW}",))
     assert "make at least" not in first_sentence(profile)
     assert "make at least" in first_sentence(disturbed)
+
+
+@pytest.mark.parametrize(
+    ("share", "begin"),
+    [
+        (0.02, "The accelerators could take 1,280 samples/s"),
+        (0.2, "Up to 20 % of the measured times may be due to other work of the machine. The accelerators could take"),
+        (0.79, "Up to 79 % of the measured times may be due to other work of the machine, so the profile gives no"),
+    ],
+)
+def test_first_sentence_says_how_much_of_the_times_may_be_due_to_others(share: float, begin: str) -> None:
+    facts = dataclasses.replace(FACTS, excess_share=share, overruns=("In the profile run, 9 of 10 steps were late.",))
+    profile = assemble_profile({0: rank_part()}, [host_part()], facts)
+    assert first_sentence(profile).startswith(begin)
+    assert profile.training.excess_share == share
+    assert "9 of 10 steps" in render_profile(profile)
 
 
 def test_first_sentence_of_a_job_with_data_hosts_says_whose_wait_it_is() -> None:

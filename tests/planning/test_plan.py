@@ -32,6 +32,36 @@ def test_plan_of_a_starving_job_adds_data_hosts(catalogue: Catalogue) -> None:
     assert 'InstanceGroup("data", "ml.c5.9xlarge", 1)' in plan.chosen.instance_groups
 
 
+def disturbed(share: float, **changes: Any) -> Profile:
+    profile = make_profile(headspace_s=0.18, cpu_s=0.15)
+    return replace(profile, training=replace(profile.training, excess_share=share, **changes))
+
+
+def test_plan_from_times_that_others_may_have_taken_in_part_has_wider_intervals_and_says_so(
+    catalogue: Catalogue,
+) -> None:
+    alone, beside = (make_plan(disturbed(share), catalogue, PlanOptions()) for share in (0.0, 0.3))
+    widths = [plan.baseline.step_time_high_s - plan.baseline.step_time_low_s for plan in (alone, beside)]
+    assert widths[1] > 3 * widths[0]
+    assert beside.baseline.step_time_low_s < 0.8 * beside.baseline.step_time.value
+    assert beside.answer.startswith("Up to 30 % of the measured times may be due to other work of the machine, so the")
+    assert "so the intervals are wider. Add 1 x ml.c5" in beside.answer
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"share": 0.79}, "Up to 79 % of the measured times .*, so no plan follows from the profile\n  to do: run"),
+        ({"share": 0.0, "step_s": Spread.of([1.0] * 9, "s", "measured")}, "has 9 measured steps; .* at least 10\n"),
+    ],
+)
+def test_profile_of_a_machine_that_was_too_busy_gives_no_plan(
+    catalogue: Catalogue, changes: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        make_plan(disturbed(**changes), catalogue)
+
+
 @pytest.mark.parametrize(
     ("job", "reason", "words"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.metrics import StepSummary
+from hetero.metrics import HostUsage, StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import Comparison, RankFacts, RunFacts, build_report, compare, render_comparison, render_report
 
@@ -235,6 +235,18 @@ def test_compare_with_bounds_that_contain_both_answers_says_what_would_decide(
     assert "a step of the second run took 1100 ms with the real work of this machine, and would take 500 ms" in answer
     assert answer.count("--emulate-sample-seconds 0.2 --emulate-step-seconds 1.") == 1
     assert "worth it" not in answer
+
+
+def test_compare_of_runs_beside_other_programs_says_what_would_decide(
+    make_facts: FactsMaker, usage_of: Callable[..., HostUsage]
+) -> None:
+    hosts = (usage_of("algo-1", scope="host", cpu_others=0.8, cpu_pressure=1.0),)
+    comparison = compare_pair(make_facts, {}, both={"hosts": hosts, "simulated": ()})
+    assert comparison.is_worth_it is None
+    text = render_comparison(comparison)
+    assert "with the other work of this machine, and would take" in text
+    assert "To decide, run both again on machines that do nothing else." in text
+    assert "In the first run, other work of the machine may have taken up to 80 % of the time." in text
 
 
 def test_compare_with_late_batches_bounds_the_data_wait(make_facts: FactsMaker) -> None:

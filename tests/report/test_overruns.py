@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from hetero.metrics import StepSummary
+from hetero.metrics import HostUsage, StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import RankFacts, RunFacts, build_report
-from hetero.report.overruns import least_step_time_s
+from hetero.report.overruns import excess_share, least_step_time_s
 from hetero.report.verdict import upper_bounds_note
 
 SummaryMaker = Callable[..., StepSummary]
@@ -67,3 +67,37 @@ def test_note_about_several_runs_names_those_whose_times_are_upper_bounds(
     assert upper_bounds_note({"exact": reports["exact"]}) == ""
     many = {f"run {number}": reports["late"] for number in range(7)}
     assert upper_bounds_note(many).endswith("100 ms or more) and 2 more.")
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "least_s"),
+    [
+        ({}, 0.4, 0.12),
+        ({"emulate_sample_s": "None", "emulate_step_s": "0.1"}, 0.4, 0.12),
+        ({}, 0.04, None),  # too little to matter
+        ({"emulate_sample_s": "0.1", "emulate_step_s": "0.1"}, 0.4, None),  # emulated times need few CPUs
+    ],
+)
+def test_step_time_beside_other_programs_is_an_upper_bound(
+    make_facts: Callable[..., RunFacts],
+    usage_of: Callable[..., HostUsage],
+    options: dict[str, str],
+    others: float,
+    least_s: float | None,
+) -> None:
+    hosts = (usage_of("algo-1", cpu_others=others, cpu_pressure=0.9, cpu_stolen=0.0),)
+    report = build_report(make_facts(step_time_s=0.2, hosts=hosts, options=options), Catalogue.load())
+    assert report.headline is not None
+    least = report.headline.step_time_least
+    assert (None if least is None else least.value) == pytest.approx(least_s)
+    assert excess_share(report) == pytest.approx(0.0 if least_s is None else others)
+    note = upper_bounds_note({"busy": report})
+    assert note.startswith("The other work of this machine shows in 1 of 1 run") == (least_s is not None)
+
+
+def test_run_without_loaders_beside_other_programs_is_named_with_its_share(
+    make_facts: Callable[..., RunFacts], usage_of: Callable[..., HostUsage]
+) -> None:
+    hosts = (usage_of("algo-1", cpu_others=0.4, cpu_pressure=0.9),)
+    report = build_report(make_facts(ranks=(), hosts=hosts), Catalogue.load())
+    assert upper_bounds_note({"busy": report}).endswith("upper bounds: busy (up to 40 % of its time).")

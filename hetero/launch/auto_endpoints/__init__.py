@@ -10,5 +10,4 @@ decisions.py          its inputs beside the steps, and its decisions
 windows.py            mean and spread of a window of steps, and the comparison of two windows
 joined_steps.py       the steps of a host, from the reports of its ranks
 memory.py             how many more endpoints the memory of a host holds
-pressure.py           how short the CPUs of a host are
 """

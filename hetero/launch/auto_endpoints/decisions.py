@@ -49,4 +49,4 @@ class Conditions:
     num_slots: int
     """Batches that all endpoints of the job, on all hosts, compute at the same time."""
     pressure: float | None = None
-    """CPU pressure of this host in [0, 1], see `hetero.launch.auto_endpoints.pressure`. None if it is not known."""
+    """CPU pressure of this host in [0, 1], see `hetero.system.cpu_pressure`. None if it is not known."""

@@ -1,8 +1,9 @@
 """The figures of a profile with their uncertainty.
 
 Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow.
-These are means of resampled values. Figures that were not measured get random values: the relative speed of another
-type's vCPUs, an unknown network bandwidth, and the error of the model itself.
+These are means of resampled values, less a drawn part of what other work of the machine may have taken. Figures that
+were not measured get random values: the relative speed of another type's vCPUs, an unknown network bandwidth, and the
+error of the model itself.
 """
 
 from __future__ import annotations
@@ -78,9 +79,11 @@ class UncertainFigures:
         self._num_draws = num_draws
         self._seed = seed
         self._random = np.random.default_rng(seed)
-        self.headspace_s = self._means(profile.training.headspace_s)
+        undisturbed = 1 - profile.training.excess_share * np.random.default_rng((seed, 2)).random(num_draws + 1)
+        undisturbed[0] = 1.0
+        self.headspace_s = self._means(profile.training.headspace_s) * undisturbed
         """Step time in seconds with batches always ready."""
-        self.measured_step_s = self._measured_step_s(profile.training.step_s)
+        self.measured_step_s = self._measured_step_s(profile.training.step_s) * undisturbed
         """Step time in seconds as the job ran."""
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.launch.auto_endpoints.pressure import CpuPressure
+from hetero.system.cpu_pressure import CpuPressure, pressure_between, read_cpus, stolen_between
 
 
 class Proc:
@@ -18,9 +18,10 @@ class Proc:
         (self.folder / "pressure").mkdir(exist_ok=True)
         text = f"some avg10=1.00 avg60=0.00 avg300=0.00 total={int(waited_s * 1e6)}\nfull avg10=0.00 total=7\n"
         (self.folder / "pressure" / "cpu").write_text(text)
+        self.stat(0, 0)
 
-    def stat(self, busy: int, idle: int) -> None:
-        (self.folder / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 2 3\n")
+    def stat(self, busy: int, idle: int, stolen: int = 0) -> None:
+        (self.folder / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 {stolen} 0 0\ncpu0 1 2 3\n")
 
     def pressure(self) -> CpuPressure:
         return CpuPressure(self.folder, clock=lambda: self.now_s)
@@ -67,6 +68,18 @@ def test_pressure_is_unknown_without_any_figures(proc: Proc) -> None:
     assert pressure.share() is None
     proc.now_s += 9.0
     assert pressure.share() is None
+
+
+def test_stolen_time_is_a_share_of_the_wanted_time(proc: Proc) -> None:
+    proc.stat(1000, 1000)
+    first = read_cpus(proc.folder)
+    proc.stat(1090, 1500, stolen=910)
+    last = read_cpus(proc.folder)
+    assert first is not None
+    assert last is not None
+    assert stolen_between(first, last) == pytest.approx(0.91)
+    assert pressure_between(first, last) == 0.0  # of the time that the hypervisor left
+    assert stolen_between(last, last) == 0.0
 
 
 def test_pressure_of_this_machine_is_a_share() -> None:

@@ -1,0 +1,107 @@
+"""CPU pressure of a host: how short its CPUs are, in [0, 1]."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CpuPressure", "CpuReading", "pressure_between", "read_cpus", "stolen_between"]
+
+_WINDOW_S = 5.0
+_MIN_WINDOW_S = 1.0
+_BUSY = 0.9
+"""CPU use above which CPUs count as short, if the kernel does not measure the pressure."""
+_WAITED = re.compile(r"^some .*\btotal=(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuReading:
+    """The kernel's counters of all CPUs of the machine, in ticks unless stated otherwise."""
+
+    at_s: float
+    """Monotonic seconds."""
+    busy: float
+    """Time that all processes used, and interrupts, but not the time that other machines took."""
+    idle: float
+    stolen: float
+    """Time that a CPU was wanted and the hypervisor gave to other machines."""
+    waited_s: float | None
+    """Seconds when a process waited for a CPU (PSI, since Linux 4.20). None if the kernel does not measure them."""
+
+
+def read_cpus(proc: Path = Path("/proc"), *, clock: Callable[[], float] = time.monotonic) -> CpuReading | None:
+    """Return the counters, or None if the kernel has none.
+
+    Args:
+        proc: Folder of the kernel's files.
+        clock: Returns monotonic seconds.
+    """
+    try:
+        line = (proc / "stat").read_text(encoding="ascii").partition("\n")[0]
+        user, nice, system, idle, iowait, irq, softirq, stolen = map(float, line.split()[1:9])
+    except (OSError, ValueError):
+        return None
+    return CpuReading(
+        at_s=clock(),
+        busy=user + nice + system + irq + softirq,
+        idle=idle + iowait,
+        stolen=stolen,
+        waited_s=_waited_s(proc),
+    )
+
+
+def pressure_between(first: CpuReading, last: CpuReading) -> float:
+    """Return the pressure between two readings.
+
+    Where the kernel measures it, it is the share of time when a process waited for a CPU. Elsewhere it is 0 up to a CPU
+    use of 90 %, and grows to 1 at 100 %.
+    """
+    if first.waited_s is not None and last.waited_s is not None:
+        share = (last.waited_s - first.waited_s) / max(last.at_s - first.at_s, 1e-9)
+    else:
+        busy, idle = last.busy - first.busy, last.idle - first.idle
+        share = (busy / max(busy + idle, 1e-9) - _BUSY) / (1 - _BUSY)
+    return min(1.0, max(0.0, share))
+
+
+def stolen_between(first: CpuReading, last: CpuReading) -> float:
+    """Return which share of the wanted CPU time the hypervisor gave to other machines."""
+    busy, stolen = last.busy - first.busy, last.stolen - first.stolen
+    return min(1.0, max(0.0, stolen / max(busy + stolen, 1e-9)))
+
+
+class CpuPressure:
+    """The CPU pressure over the last five seconds, see `pressure_between`. For one thread.
+
+    Args:
+        proc: Folder of the kernel's files.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc = proc
+        self._clock = clock
+        self._readings: deque[CpuReading] = deque()
+
+    def share(self) -> float | None:
+        """Take a reading. Return the pressure, None before two readings that are a second apart or without figures."""
+        last = read_cpus(self._proc, clock=self._clock)
+        if last is None:
+            return None
+        self._readings.append(last)
+        while len(self._readings) > 2 and self._readings[1].at_s <= last.at_s - _WINDOW_S:
+            self._readings.popleft()
+        first = self._readings[0]
+        return None if last.at_s - first.at_s < _MIN_WINDOW_S else pressure_between(first, last)
+
+
+def _waited_s(proc: Path) -> float | None:
+    try:
+        found = _WAITED.search((proc / "pressure" / "cpu").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # the kernel may have the file and refuse to read it
+        return None
+    return None if found is None else int(found[1]) / 1e6
