@@ -34,9 +34,10 @@ from hetero.canary.line import (
     num_distinct,
 )
 from hetero.canary.model import CandidateForecast, ForecastFigure, Refusal
-from hetero.canary.points import CanaryPoint, LoaderWork
+from hetero.canary.points import CanaryPoint, LoaderWork, mean_excess
 from hetero.canary.refusals import (
     MIN_GROWTH,
+    check_busy,
     check_cache,
     check_cpu_cache,
     check_figure,
@@ -169,6 +170,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
             least_held_bytes=model.least_held_bytes,
             cache_bytes=candidate.cache_bytes,
         )
+    refusals += check_busy(finished)
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
@@ -301,6 +303,8 @@ class _Model:
         drift = np.exp(_MACHINE_DRIFT * self._random.standard_normal(NUM_DRAWS))
         self._growing_s = self._growing_s * drift
         time_s = outside_s + self._growing_s
+        if excess := mean_excess(self._points):
+            time_s = time_s * (1 - excess * self._random.random(NUM_DRAWS))
         self.fixed_s = min(float(np.median(self._outside_fixed_s + fixed_s)), float(np.median(time_s)))
         self.time_s = np.asarray(time_s)
         return self.time_s

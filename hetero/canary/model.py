@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 CANARY_FILE_NAME = "canary.json"
 RULES = (
     *("failed", "too-few", "curved", "no-growth", "noise", "early-stop", "fixed-steps", "unreached", "passes"),
-    *("short-passes", "cache", "cpu-cache", "loaders"),
+    *("short-passes", "cache", "cpu-cache", "loaders", "busy"),
 )
 """Names of the reasons to refuse a forecast. `hetero canary --accept RULE` turns one off, except `too-few`."""
 _MAX_FILE_BYTES = 64 << 20

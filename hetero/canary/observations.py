@@ -13,6 +13,7 @@ from hetero.errors import ConfigError
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.usage_series import UsageSeries
 from hetero.report.model import RankFacts, Report
+from hetero.report.overruns import excess_share
 from hetero.studies.runs import FINISHED, RunResult
 from hetero.system.documents import read_bounded
 from hetero.system.records import decode, limits
@@ -81,6 +82,7 @@ def point_of(result: RunResult, *, fraction: float, observed: Sequence[Observed]
         loaders=() if report is None else _loaders(report.run.ranks),
         resources=Resources() if report is None else _resources(report, longest),
         periodic=_largest(observed),
+        excess_share=0.0 if report is None else excess_share(report),
         left_loops=tuple({(each.line, each.text): each for rank in observed for each in rank.left_loops}.values()),
         failure="" if result.state == FINISHED else result.cause or result.state,
     )

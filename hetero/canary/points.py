@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hetero.system.records import limits
 
-__all__ = ["CanaryPoint", "LeftLoop", "LoaderWork", "Part", "PeriodicCondition", "Resources"]
+__all__ = ["CanaryPoint", "LeftLoop", "LoaderWork", "Part", "PeriodicCondition", "Resources", "mean_excess"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,8 @@ class CanaryPoint:
     resources: Resources = Resources()
     periodic: tuple[PeriodicCondition, ...] = ()
     left_loops: tuple[LeftLoop, ...] = ()
+    excess_share: float = field(default=0.0, metadata=limits(maximum=1.0))
+    """Largest share of its time that may be due to other work of the machine, see `hetero.metrics.excess`."""
     failure: str = ""
     """Why the run failed. Empty if it finished."""
 
@@ -112,3 +116,8 @@ class CanaryPoint:
     def fixed_s(self) -> float:
         """Time of everything else."""
         return max(0.0, self.wall_s - self.growing_s)
+
+
+def mean_excess(points: Sequence[CanaryPoint]) -> float:
+    """Return the mean excess of the finished runs, because a forecast is about the mean of their times."""
+    return statistics.fmean([point.excess_share for point in points if not point.failure] or [0.0])

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 
 from hetero.canary.line import Line
 from hetero.canary.model import ForecastFigure, Refusal
-from hetero.canary.points import CanaryPoint, LoaderWork
+from hetero.canary.points import CanaryPoint, LoaderWork, mean_excess
+from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, excess_text
 
 __all__ = [
     "ALL_COUNTED",
     "MAX_HALF_WIDTH",
     "MIN_GROWTH",
+    "check_busy",
     "check_cache",
     "check_cpu_cache",
     "check_figure",
@@ -112,6 +114,15 @@ def check_figure(figure: ForecastFigure) -> list[Refusal]:
         f"value to each side, more than {MAX_HALF_WIDTH:.0%}"
     )
     return [Refusal(rule="noise", figure=figure.name, reason=reason)]
+
+
+def check_busy(points: Sequence[CanaryPoint]) -> list[Refusal]:
+    """Return whether too much of the runs' time may be due to other work of the machine."""
+    share = mean_excess(points)
+    if share <= MAX_EXCESS:
+        return []
+    reason = f"{excess_text(share)}. Run the canaries again, with --fresh and {RUN_AGAIN}"
+    return [Refusal(rule="busy", figure="time", reason=reason)]
 
 
 def check_cache(

@@ -41,6 +41,8 @@ def suggestion(
         cache_fraction: Fraction from which on the rule ``cpu-cache`` does not refuse. None if it did not refuse.
     """
     rules = {refusal.rule for refusal in refusals}
+    if "busy" in rules:
+        return ""
     if rules & set(_BY_VALUES):
         return (
             "More canaries with larger fractions would not tell how long the whole runs, because the script decides "

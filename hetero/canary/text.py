@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from hetero.canary.model import CanaryReport, CandidateForecast, ForecastFigure
+from hetero.canary.points import mean_excess
 from hetero.canary.refusals import percent
+from hetero.metrics.excess import SMALL_EXCESS, excess_text
 from hetero.pricing.tables import markdown_table
 from hetero.system.quantities import bytes_text
 from hetero.system.text import code_span, counted
@@ -36,7 +38,9 @@ def headline_of(candidate: CandidateForecast) -> str:
     num_runs = counted(len(candidate.points), "canary run")
     ends = [percent(end([point.fraction for point in candidate.points], default=0.0)) for end in (min, max)]
     span = f"{' to '.join(dict.fromkeys(ends))} of the data"
-    begin = f"{num_runs} on {span} took {candidate.canary_s:.0f} s"
+    excess = mean_excess(candidate.points)
+    disturbed = f"{excess_text(excess)}. " if excess > SMALL_EXCESS else ""
+    begin = f"{disturbed}{num_runs} on {span} took {candidate.canary_s:.0f} s"
     time = candidate.figure("time")
     if candidate.canary_share is not None:
         begin += f", {candidate.canary_share:.1%} of the whole job's time"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,12 @@ def test_work_shorter_than_a_reading_uses_the_nearest_one() -> None:
     short = observed(began_monotonic_s=BEGAN_S + 7.1, ended_monotonic_s=BEGAN_S + 7.2, import_s=0.0)
     resources = point_of(result(report(usage())), fraction=0.01, observed=[short]).resources
     assert resources.memory_peak_bytes == 700e6
+
+
+def test_point_has_the_share_of_its_time_that_others_may_have_taken() -> None:
+    beside = dataclasses.replace(usage(), cpu_others=0.5, cpu_pressure=0.3)
+    points = [point_of(result(report(each)), fraction=0.01, observed=[]) for each in (usage(), beside)]
+    assert [point.excess_share for point in points] == [0.0, pytest.approx(0.3)]
 
 
 def test_failure_is_the_cause_of_the_run() -> None:

@@ -18,6 +18,7 @@ from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import RULES, CanaryReport, CandidateForecast, Refusal, load_canary
 from hetero.canary.points import CanaryPoint, LeftLoop, PeriodicCondition
 from hetero.canary.refusals import ALL_COUNTED, check_cache
+from hetero.canary.text import headline_of
 from hetero.launch.ranks import observed
 
 
@@ -82,6 +83,23 @@ def test_growth_of_four_standard_errors_is_not_called_too_small_to_measure() -> 
     time = shown(points).figure("time")
     assert time is not None
     assert time.low < 5 + 1 + 6 < time.high
+
+
+@pytest.mark.parametrize(("share", "is_refused"), [(0.04, False), (0.2, False), (0.6, True)])
+def test_runs_beside_other_work_have_a_wider_interval_then_words_then_no_forecast(
+    share: float, is_refused: bool
+) -> None:
+    alone, beside = (shown(job(line, more=lambda _, each=each: {"excess_share": each})) for each in (0.0, share))
+    assert ("busy" in {refusal.rule for refusal in beside.refused("time")}) == is_refused
+    assert headline_of(beside).startswith(f"Up to {100 * share:.0f} % of the measured times") == (share > 0.05)
+    times = alone.figure("time"), beside.figure("time")
+    assert times[0] is not None
+    assert times[1] is not None
+    assert times[1].low < (1 - 0.9 * share) * times[0].value < 0.97 * times[0].value < times[1].high
+    assert not beside.refused("memory peak")
+    if is_refused:
+        assert beside.more_canaries == ""
+        assert "with --fresh" in next(each.reason for each in beside.refusals if each.rule == "busy")
 
 
 def test_noise_wider_than_the_answer_is_refused() -> None:
