@@ -9,8 +9,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN
 from hetero.pages.drawing import PLOTS_HINT, Plot, has_matplotlib
 from hetero.pages.page import html_page, plot_html, table_html
+from hetero.report.overruns import excess_share
 from hetero.report.verdict import upper_bounds_note
 from hetero.studies.placeholders import placeholders
 from hetero.studies.plan import StudyPlan
@@ -81,13 +83,12 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
     rows = []
     for levels, members in by_levels(results, names).items():
         finished = [each for each in members if each.state == FINISHED]
+        excess = max((excess_share(each.report) for each in finished if each.report is not None), default=0.0)
         row = [*map(str, levels), str(members[0].levels.get("ranks", "")), str(len(members))]
         row += [
             str(sum(each.state == FAILED for each in members)),
-            _interval_text(interval_of([each.wall_s for each in finished], is_positive=True), ".4g"),
-            _interval_text(
-                interval_of([each.usd for each in finished if each.usd is not None], is_positive=True), ".4g"
-            ),
+            _time_text([each.wall_s for each in finished], excess),
+            _time_text([each.usd for each in finished if each.usd is not None], excess),
         ]
         for metric in metrics:
             lasts = [values[-1].value for each in finished if (values := series_of(each.metrics, metric.name))]
@@ -96,7 +97,7 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
                 reached = [
                     seconds for each in finished if (seconds := time_to_quality(each.metrics, metric)) is not None
                 ]
-                text = _interval_text(interval_of(reached, is_positive=True), ".4g")
+                text = _time_text(reached, excess)
                 row.append(text if len(reached) == len(finished) else f"{text} ({len(reached)} of {len(finished)})")
         rows.append(row)
     return header, rows
@@ -107,6 +108,11 @@ def notes(study: Study, results: Sequence[RunResult]) -> list[str]:
     finished = [each for each in results if each.state == FINISHED]
     reports = {each.run_id: each.report for each in finished if each.report is not None}
     found = [note] if (note := upper_bounds_note(reports)) else []
+    if any(excess_share(report) > MAX_EXCESS for report in reports.values()):
+        found.append(
+            f"Where this is more than {100 * MAX_EXCESS:.0f} % of a run, the table of combinations has no time and no "
+            f"cost. Run the study again {RUN_AGAIN}."
+        )
     for metric in study.metrics:
         if finished and not any(series_of(each.metrics, metric.name) for each in results):
             how = "no line of a log matches its regex" if metric.regex else "no run logged it"
@@ -122,6 +128,20 @@ def notes(study: Study, results: Sequence[RunResult]) -> list[str]:
 def _metric_columns(metric: Metric) -> list[str]:
     is_target = metric.target is not None
     return [metric.name, f"time to {metric.name} {metric.target:g} [s]"] if is_target else [metric.name]
+
+
+def _time_text(values: Sequence[float], excess: float) -> str:
+    """Return the mean of times or costs with its interval.
+
+    Args:
+        values: One per replicate.
+        excess: Largest excess of the replicates, see `hetero.metrics.excess`.
+    """
+    found = interval_of(values, is_positive=True)
+    if found is not None and excess > 0:
+        low, high = found.low or found.mean, found.high or found.mean
+        found = None if excess > MAX_EXCESS else replace(found, low=(1 - excess) * low, high=high)
+    return _interval_text(found, ".4g")
 
 
 def _interval_text(found: Interval | None, form: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from study_reports import CLUSTERS, plan_of, result_of
+from study_reports import CLUSTERS, plan_of, report_of, result_of
 
 from hetero.metrics.logged import LoggedMetric
 from hetero.studies import page, plots
@@ -91,6 +91,22 @@ def test_intervals_of_times_and_costs_are_never_below_zero(plan: StudyPlan) -> N
     (row,) = (each for each in cells if each[5].startswith("5 ["))
     assert row[5] == row[6]
     assert "-" not in row[5]
+
+
+@pytest.mark.parametrize(
+    ("others", "time"), [(0.04, "10 [10, 10]"), (0.2, "10 [8, 10]"), (0.5, "-")], ids=["idle", "busy", "too busy"]
+)
+def test_times_beside_other_work_have_a_lower_bound_or_are_no_answer(
+    monkeypatch: pytest.MonkeyPatch, plan: StudyPlan, others: float, time: str
+) -> None:
+    report = report_of()
+    monkeypatch.setattr("hetero.report.overruns.lost_cpu_share", lambda hosts: others)
+    results = [result_of(run, report=report) for run in plan.runs]
+    _, cells = page.cell_table(plan.study, results)
+    assert {each[5] for each in cells} == {time}
+    text = " ".join(page.notes(plan.study, results))
+    assert ("The other work of this machine shows in 20 of 20 runs" in text) == (others > 0.05)
+    assert ("has no time and no cost. Run the study again while" in text) == (time == "-")
 
 
 def test_metric_that_no_run_logged_is_a_notice() -> None:
