@@ -9,10 +9,12 @@ from hetero import __version__
 from hetero.doctor import disk, leftovers, memory, platforms, signals, token, versions
 from hetero.doctor.cluster import examine_description, examine_names
 from hetero.doctor.connections import examine_ports, examine_proxies
-from hetero.doctor.diagnosis import Diagnosis, Level, error
+from hetero.doctor.diagnosis import Diagnosis, Level, error, warning
 from hetero.doctor.limits import examine_cpus, examine_descriptors, examine_shared_memory
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
+from hetero.metrics.excess import MAX_EXCESS
+from hetero.system.cpu_pressure import pressure_between, read_cpus, stolen_between
 from hetero.system.text import counted, escape_line
 
 __all__ = ["SUBJECTS", "examine", "render_text", "to_json"]
@@ -43,11 +45,17 @@ _INDENT = " " * 25
 def examine(snapshot: Snapshot) -> dict[str, list[Diagnosis]]:
     """Return the diagnoses of each subject. This takes at most `_TIMEOUT_S` seconds.
 
-    If the examination of a subject fails or does not end, its diagnosis is one error. The others are not affected.
+    If the examination of a subject fails or does not end, its diagnosis is one error. The others are not affected. On a
+    machine that is too busy, an examination that does not end is a warning.
     """
+    first = read_cpus()
     tasks = {name: functools.partial(subject, snapshot) for name, subject in SUBJECTS.items()}
     outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
-    return {name: _diagnoses(outcomes.get(name)) for name in SUBJECTS}
+    last = read_cpus()
+    busy = (
+        "" if first is None or last is None else _busy_text(pressure_between(first, last), stolen_between(first, last))
+    )
+    return {name: _diagnoses(outcomes.get(name), busy) for name in SUBJECTS}
 
 
 def render_text(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> str:
@@ -85,7 +93,20 @@ def to_json(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> dict[str, object]:
     }
 
 
-def _diagnoses(outcome: list[Diagnosis] | Exception | None) -> list[Diagnosis]:
+def _busy_text(pressure: float, stolen: float) -> str:
+    """Return how short the CPUs were during the examination, or an empty text if they were not."""
+    if max(pressure, stolen) <= MAX_EXCESS:
+        return ""
+    return (
+        f"processes waited for a CPU in {100 * pressure:.0f} % of this time, and other machines of the hypervisor took "
+        f"{100 * stolen:.0f} % of the CPU time"
+    )
+
+
+def _diagnoses(outcome: list[Diagnosis] | Exception | None, busy: str) -> list[Diagnosis]:
+    if outcome is None and busy:
+        to_do = "run hetero doctor again when the machine has less to do"
+        return [warning(f"the examination did not end within {_TIMEOUT_S:.0f} s: {busy}", to_do)]
     if outcome is None:
         to_do = "look for a disk, a network file system or a name server that does not answer"
         return [error(f"the examination did not end within {_TIMEOUT_S:.0f} s", to_do)]

@@ -15,6 +15,7 @@ from hetero import cli, doctor
 from hetero.doctor import Diagnosis, Level, Snapshot, examination
 from hetero.doctor.examination import SUBJECTS
 from hetero.doctor.parallel import gather
+from hetero.system.cpu_pressure import CpuReading
 
 Capture = pytest.CaptureFixture[str]
 
@@ -72,9 +73,18 @@ def test_machine_that_is_no_host_of_the_file_looks_at_all_of_its_hosts(tmp_path:
     assert set(diagnoses["ports"][1].details["matrix"]) == {"one", "two"}  # type: ignore[call-overload]
 
 
-def test_subject_that_fails_or_hangs_is_an_error_and_holds_up_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def reading(waited_s: float, stolen: float = 0.0) -> CpuReading:
+    return CpuReading(at_s=waited_s and 3.0, busy=600 * waited_s, idle=100.0, stolen=stolen, waited_s=waited_s)
+
+
+@pytest.mark.parametrize(
+    ("last", "waited", "stolen"), [(reading(0.3), 10, 0), (reading(2.7), 90, 0), (reading(0.3, stolen=180.0), 10, 50)]
+)
+def test_subject_that_fails_or_hangs_holds_up_nothing_and_is_an_error_unless_the_machine_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: CpuReading, waited: int, stolen: int
 ) -> None:
+    readings = iter([reading(0.0), last])
+    monkeypatch.setattr(examination, "read_cpus", lambda: next(readings))
     released = threading.Event()
 
     def fails(_: Snapshot) -> list[Diagnosis]:
@@ -92,7 +102,14 @@ def test_subject_that_fails_or_hangs_is_an_error_and_holds_up_nothing(
     took_s = time.monotonic() - begin_s
     released.set()
     assert diagnoses["fails"][0].found == "the examination failed: RuntimeError: no such thing"
-    assert diagnoses["hangs"][0].found == "the examination did not end within 3 s"
+    found = diagnoses["hangs"][0]
+    assert found.found.startswith("the examination did not end within 3 s")
+    if waited == 10 and not stolen:
+        assert (found.level, "disk" in found.to_do) == (Level.ERROR, True)
+    else:
+        assert (found.level, "disk" in found.to_do) == (Level.WARNING, False)
+        assert f"waited for a CPU in {waited} % of this time" in found.found
+        assert f"took {stolen} % of the CPU time" in found.found
     assert diagnoses["versions"][0].level is Level.OK
     assert took_s < 30
 
