@@ -162,7 +162,8 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     figures += model.utilisation("CPU", "cpu_percent_mean", "cpu_percents")
     figures += model.utilisation("GPU", "gpu_percent_mean", "gpu_percents")
     figures += model.memory()
-    refusals += model.refusals
+    busy = check_busy(finished)  # then other reasons against the time would be about the machine, not about the job
+    refusals += [*busy, *(refusal for refusal in model.refusals if not busy or refusal.figure != "time")]
     if not model.has_steps:  # a step works on one batch, which is as large in the canaries as in the whole
         refusals += check_cpu_cache(
             finished,
@@ -170,7 +171,6 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
             least_held_bytes=model.least_held_bytes,
             cache_bytes=candidate.cache_bytes,
         )
-    refusals += check_busy(finished)
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
