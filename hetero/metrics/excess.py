@@ -35,7 +35,7 @@ def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
 
     Others are processes that do not belong to the job, and other machines of the same hypervisor. A process of the job
     loses no time to others when no process waits for a CPU. Processes of the job on all CPUs lose at most the share
-    that others used.
+    that others used, and no more than its threads waited.
 
     Args:
         usages: All hosts of the job. Simulated hosts share a machine, so each is one of the others for the rest.
@@ -49,6 +49,8 @@ def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
     for usage in usages:
         if usage.cpu_others is not None:
             others = usage.cpu_others - sum(share for host, share in own.items() if host != usage.host)
-            waited = max(0.0, min(others, usage.cpu_pressure or 0.0))
+            of_job = [usage] if usage.scope == "host" else [each for each in usages if each.scope == "tree"]
+            own_waits = [1.0 if each.cpu_waited is None else each.cpu_waited for each in of_job]
+            waited = max(0.0, min(others, usage.cpu_pressure or 0.0, sum(own_waits)))
             lost = max(lost, 1 - (1 - waited) * (1 - (usage.cpu_stolen or 0.0)))
     return lost

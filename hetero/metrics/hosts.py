@@ -20,7 +20,7 @@ import psutil
 
 from hetero.errors import ConfigError
 from hetero.metrics.usage_series import Percentiles, SeriesLog, UsagePoint, UsageSeries
-from hetero.system.cpu_pressure import CpuReading, pressure_between, read_cpus, stolen_between
+from hetero.system.cpu_pressure import CpuReading, TaskWaits, pressure_between, read_cpus, stolen_between
 from hetero.system.records import decode, encode, limits
 
 __all__ = ["SCOPES", "GpuReading", "Gpus", "HostReading", "HostSampler", "HostUsage"]
@@ -90,6 +90,8 @@ class HostUsage:
     """Share of the machine's CPU time that processes outside of the launcher's tree used. None if it is not known."""
     cpu_pressure: float | None = field(default=None, metadata=limits(maximum=1))
     """Share of time when a process waited for a CPU, see `hetero.system.cpu_pressure`."""
+    cpu_waited: float | None = field(default=None, metadata=limits(maximum=1))
+    """Time that threads of the launcher's tree waited for a CPU, as a sum over them, and as a share of `duration_s`."""
     cpu_stolen: float | None = field(default=None, metadata=limits(maximum=1))
     """Share of the wanted CPU time that the hypervisor gave to other machines."""
     began_monotonic_s: float | None = None
@@ -132,6 +134,8 @@ class HostReading:
     gpus: GpuReading | None = None
     own_cpu_s: float | None = None
     """CPU time of the launcher and its descendants. None if other programs start the job's processes."""
+    own_waited_s: float | None = None
+    """Time that threads of the launcher and its descendants waited for a CPU. None if the kernel does not count it."""
     cpus: CpuReading | None = None
 
 
@@ -332,11 +336,15 @@ class _Totals:
         first, last = self._first.cpus, self._last.cpus
         if first is None or last is None or self._last.own_cpu_s is None:
             return {}
-        all_s = (self._last_at - self._first_at) * (psutil.cpu_count() or 1)
+        duration_s = max(self._last_at - self._first_at, 1e-9)
+        all_s = duration_s * (psutil.cpu_count() or 1)
+        waited_s = self._last.own_waited_s
+        waited = None if waited_s is None else (waited_s - (self._first.own_waited_s or 0.0)) / duration_s
         others_s = (last.busy - first.busy) / os.sysconf("SC_CLK_TCK") - self._own_cpu_s
         return {
-            "cpu_others": min(1.0, max(0.0, others_s / max(all_s, 1e-9))),
+            "cpu_others": min(1.0, max(0.0, others_s / all_s)),
             "cpu_pressure": pressure_between(first, last),
+            "cpu_waited": None if waited is None else min(1.0, max(0.0, waited)),
             "cpu_stolen": stolen_between(first, last),
         }
 
@@ -351,13 +359,14 @@ def _growth(first: HostReading | None, last: HostReading | None, name: str) -> i
 
 
 def _reader(scope: str, pid: int, gpus: Gpus | None, has_tree: bool) -> Callable[[], HostReading]:
-    root = psutil.Process(pid)
+    root, waits = psutil.Process(pid), TaskWaits()
 
     def read() -> HostReading:
         look = gpus.read() if gpus is not None else None
-        tree = _read_tree(root, look) if has_tree or scope == "tree" else None
+        tree = _read_tree(root, look, waits) if has_tree or scope == "tree" else None
         reading = _read_host(look) if scope == "host" or tree is None else tree
-        return replace(reading, own_cpu_s=None if tree is None else tree.cpu_total_s, cpus=read_cpus())
+        own_cpu_s = None if tree is None else tree.cpu_total_s
+        return replace(reading, own_cpu_s=own_cpu_s, own_waited_s=waits.total_s, cpus=read_cpus())
 
     return read
 
@@ -378,7 +387,7 @@ def _read_host(gpus: GpuReading | None) -> HostReading:
     )
 
 
-def _read_tree(root: psutil.Process, gpus: GpuReading | None) -> HostReading:
+def _read_tree(root: psutil.Process, gpus: GpuReading | None, waits: TaskWaits) -> HostReading:
     cpu_s, memory_bytes = 0.0, 0
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -387,6 +396,7 @@ def _read_tree(root: psutil.Process, gpus: GpuReading | None) -> HostReading:
                 memory_bytes += process.memory_info().rss
         except psutil.Error:  # It ended between listing and reading.
             continue
+        waits.add(process.pid)
         # children_* is the time of descendants that were reaped. Living descendants are in the list themselves.
         cpu_s += cpu.user + cpu.system + cpu.children_user + cpu.children_system
     return HostReading(cpu_total_s=cpu_s, memory_bytes=memory_bytes, gpus=gpus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections import deque
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CpuPressure", "CpuReading", "pressure_between", "read_cpus", "stolen_between"]
+__all__ = ["CpuPressure", "CpuReading", "TaskWaits", "pressure_between", "read_cpus", "stolen_between"]
 
 _WINDOW_S = 5.0
 _MIN_WINDOW_S = 1.0
@@ -72,6 +73,32 @@ def stolen_between(first: CpuReading, last: CpuReading) -> float:
     """Return which share of the wanted CPU time the hypervisor gave to other machines."""
     busy, stolen = last.busy - first.busy, last.stolen - first.stolen
     return min(1.0, max(0.0, stolen / max(busy + stolen, 1e-9)))
+
+
+class TaskWaits:
+    """Seconds that the threads of some processes waited for a CPU. For one thread.
+
+    Args:
+        proc: Folder of the kernel's files.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._by_thread: dict[str, int] = {}
+        self._total_ns = 0
+
+    def add(self, pid: int) -> None:
+        """Read the threads of a process. What they waited since the reading before is added to the total."""
+        for path in (self._proc / str(pid) / "task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
+                waited_ns = int(path.read_text(encoding="ascii").split()[1])
+                self._total_ns += max(0, waited_ns - self._by_thread.get(path.parent.name, 0))
+                self._by_thread[path.parent.name] = waited_ns
+
+    @property
+    def total_s(self) -> float | None:
+        """The total, or None if the kernel counts no waits."""
+        return self._total_ns / 1e9 if self._total_ns else None
 
 
 class CpuPressure:

@@ -38,6 +38,7 @@ def usage(others: float | None, pressure: float | None = 0.0, stolen: float | No
         (usage(0.0, 1.0), 0.0),  # the job's own processes wait for each other
         (usage(0.6, 0.02), 0.02),  # others use CPUs that the job does not need
         (usage(0.6, 1.0), 0.6),
+        (usage(0.6, 1.0, cpu_waited=0.1), 0.1),  # others wait for each other, while the job sleeps
         (usage(0.0, 0.0, 0.91), 0.91),  # the hypervisor gave the time to other machines
         (usage(0.5, 1.0, 0.5), 0.75),
     ],
@@ -53,6 +54,8 @@ def test_simulated_hosts_of_one_job_are_no_others() -> None:
     assert lost_cpu_share(hosts) == pytest.approx(0.0)
     with_others = [usage(0.65, 1.0, scope="tree", host=name) for name in ("algo-1", "algo-2")]
     assert lost_cpu_share(with_others) == pytest.approx(0.4)
+    hardly_waiting = [dataclasses.replace(each, cpu_waited=0.1) for each in with_others]
+    assert lost_cpu_share(hardly_waiting) == pytest.approx(0.2)
 
 
 def test_text_has_the_share() -> None:

@@ -59,7 +59,7 @@ def test_usage_tells_the_time_of_others_from_that_of_the_tree(monkeypatch: pytes
         CpuReading(at_s=10.0, busy=2600, idle=900, stolen=407, waited_s=8.0),
     ]
     readings = [
-        HostReading(cpu_total_s=0.0, memory_bytes=1, own_cpu_s=own_s, cpus=each)
+        HostReading(cpu_total_s=0.0, memory_bytes=1, own_cpu_s=own_s, own_waited_s=own_s - 4, cpus=each)
         for own_s, each in zip((5.0, 9.0), cpus, strict=True)
     ]
     sampler = make_sampler(readings, [0.0, 10.0])
@@ -69,6 +69,7 @@ def test_usage_tells_the_time_of_others_from_that_of_the_tree(monkeypatch: pytes
     usage = sampler.usage()
     assert usage.cpu_others == pytest.approx((16.0 - 4.0) / 20)
     assert (usage.cpu_pressure, usage.cpu_stolen) == (pytest.approx(0.5), pytest.approx(0.2))
+    assert usage.cpu_waited == pytest.approx(0.4)
 
 
 def test_usage_when_a_process_vanishes_keeps_what_was_counted() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.system.cpu_pressure import CpuPressure, pressure_between, read_cpus, stolen_between
+from hetero.system.cpu_pressure import CpuPressure, TaskWaits, pressure_between, read_cpus, stolen_between
 
 
 class Proc:
@@ -80,6 +80,27 @@ def test_stolen_time_is_a_share_of_the_wanted_time(proc: Proc) -> None:
     assert stolen_between(first, last) == pytest.approx(0.91)
     assert pressure_between(first, last) == 0.0  # of the time that the hypervisor left
     assert stolen_between(last, last) == 0.0
+
+
+def test_waits_of_threads_are_counted_after_they_have_ended(proc: Proc) -> None:
+    waits = TaskWaits(proc.folder)
+
+    def thread(number: int, waited_s: float) -> None:
+        folder = proc.folder / "7" / "task" / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schedstat").write_text(f"5000 {int(waited_s * 1e9)} 3\n")
+
+    assert waits.total_s is None
+    thread(7, 1.0)
+    thread(8, 2.0)
+    waits.add(7)
+    assert waits.total_s == pytest.approx(3.0)
+    (proc.folder / "7" / "task" / "8" / "schedstat").unlink()
+    (proc.folder / "7" / "task" / "8").rmdir()
+    thread(7, 1.5)
+    waits.add(7)
+    waits.add(999)  # a process that has ended
+    assert waits.total_s == pytest.approx(3.5)
 
 
 def test_pressure_of_this_machine_is_a_share() -> None:
