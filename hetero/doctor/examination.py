@@ -52,10 +52,8 @@ def examine(snapshot: Snapshot) -> dict[str, list[Diagnosis]]:
     tasks = {name: functools.partial(subject, snapshot) for name, subject in SUBJECTS.items()}
     outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
     last = read_cpus()
-    busy = (
-        "" if first is None or last is None else _busy_text(pressure_between(first, last), stolen_between(first, last))
-    )
-    return {name: _diagnoses(outcomes.get(name), busy) for name in SUBJECTS}
+    pressure, stolen = (pressure_between(first, last), stolen_between(first, last)) if first and last else (0.0, 0.0)
+    return {name: _diagnoses(outcomes.get(name), pressure, stolen) for name in SUBJECTS}
 
 
 def render_text(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> str:
@@ -93,20 +91,11 @@ def to_json(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> dict[str, object]:
     }
 
 
-def _busy_text(pressure: float, stolen: float) -> str:
-    """Return how short the CPUs were during the examination, or an empty text if they were not."""
-    if max(pressure, stolen) <= MAX_EXCESS:
-        return ""
-    return (
-        f"processes waited for a CPU in {100 * pressure:.0f} % of this time, and other machines of the hypervisor took "
-        f"{100 * stolen:.0f} % of the CPU time"
-    )
-
-
-def _diagnoses(outcome: list[Diagnosis] | Exception | None, busy: str) -> list[Diagnosis]:
-    if outcome is None and busy:
-        to_do = "run hetero doctor again when the machine has less to do"
-        return [warning(f"the examination did not end within {_TIMEOUT_S:.0f} s: {busy}", to_do)]
+def _diagnoses(outcome: list[Diagnosis] | Exception | None, pressure: float, stolen: float) -> list[Diagnosis]:
+    if outcome is None and max(pressure, stolen) > MAX_EXCESS:
+        shares = f"{100 * pressure:.0f} % of this time, and other machines of the hypervisor took {100 * stolen:.0f} %"
+        found = f"the examination did not end within {_TIMEOUT_S:.0f} s: processes waited for a CPU in {shares}"
+        return [warning(f"{found} of the CPU time", "run hetero doctor again when the machine has less to do")]
     if outcome is None:
         to_do = "look for a disk, a network file system or a name server that does not answer"
         return [error(f"the examination did not end within {_TIMEOUT_S:.0f} s", to_do)]

@@ -17,7 +17,6 @@ __all__ = [
     "MAX_INDICES",
     "MIN_STEPS",
     "PHASES",
-    "RATES_TOO_LOW",
     "Contents",
     "HostPart",
     "RankPart",
@@ -27,8 +26,6 @@ __all__ = [
 MIN_STEPS = 10
 """Fewest measured steps with which a step time is a figure. If steps vary by 30 %, the mean of ten has an error of
 10 %."""
-RATES_TOO_LOW = "The samples per second are too low."
-"""End of a note about a disturbed measurement. The rates are then stated as the least ones."""
 PHASES = ("warm-up", "as it runs", "headspace", "done")
 """The phases of a profile run in a rank, in order. See `hetero.loaders.phases`."""
 MAX_VALUES = 256

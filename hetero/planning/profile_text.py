@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, SMALL_EXCESS, excess_text
 from hetero.metrics.figures import Figure
-from hetero.planning.parts import RATES_TOO_LOW
 from hetero.planning.profile import LeafProfile, Profile, Spread, SupplyProfile, TrainingProfile
 from hetero.pricing.tables import markdown_table
 from hetero.system.quantities import bytes_text, number_text, seconds_text
@@ -44,18 +43,17 @@ def first_sentence(profile: Profile) -> str:
     If other work of the machine may have taken much of the times, the sentence is about that.
     """
     training, supply = profile.training, profile.supply[0]
-    disturbed = ""
+    disturbed = least = ""
     if training.excess_share > MAX_EXCESS:
         return f"{excess_text(training.excess_share)}, so the profile gives no answer. Profile again {RUN_AGAIN}."
     if training.excess_share > SMALL_EXCESS:
-        disturbed = f"{excess_text(training.excess_share)}. "
+        disturbed, least = f"{excess_text(training.excess_share)}. ", "at least "
     num_ranks = training.num_hosts * training.ranks_per_host
     wanted = num_ranks * training.batch_samples / training.headspace_s.mean if training.headspace_s.mean else None
     share = training.data_wait_s.mean / training.step_s.mean if training.step_s.mean else 0.0
     is_here = supply.instance_type == training.instance_type
     host = ("this host's" if training.num_hosts == 1 else "each host's") if is_here else f"the {supply.instance_type}'s"
     makes = f"{host} {counted(supply.vcpus, 'vCPU')} {'makes' if supply.vcpus == 1 else 'make'}"
-    least = "at least " if any(note.endswith(RATES_TOO_LOW) for note in profile.notes) else ""
     waits = "no step waits" if share < _NO_WAIT else f"{100 * share:.0f} % of each step is waiting"
     waits = f"with the job's data hosts, {waits}" if training.has_data_hosts else waits
     takes = "any number of samples" if wanted is None else f"{number_text(wanted)} samples/s"

@@ -190,7 +190,7 @@ def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
         caption += f", which is a step of {seconds_text(step.value / even.value)}"
     caption += "."
     if has_bounds:
-        caption += " The black line leads to a lower bound without this machine's real work."
+        caption += " The black line leads to a lower bound without this machine's other work."
     return Plot(title="Cost of the same work", caption=caption, svg=svg_of(figure))
 
 

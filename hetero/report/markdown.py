@@ -17,7 +17,6 @@ from hetero.pricing.tables import markdown_table
 from hetero.report.build import cost_objection
 from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Expectation, GroupFacts, Headline, Report, RunFacts
-from hetero.report.overruns import work_name
 from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_text
 from hetero.system.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
 from hetero.system.text import code_span, markdown_text
@@ -42,7 +41,7 @@ def render_report(report: Report) -> str:
         sections += ["## Simulated", _list(run.simulated)]
     sections += [
         "## Steps",
-        _steps_table(headline, work_name(report.run)) if headline else "No loader delivered a batch.",
+        _steps_table(headline) if headline else "No loader delivered a batch.",
     ]
     if run.decisions:
         sections += ["## Trainer endpoints", _list(run.decisions)]
@@ -173,14 +172,14 @@ def _plan_text(report: Report, expected: Expectation) -> str:
     if abs(error) >= _LEAST_ERROR:
         share = f"{100 * abs(error):.1f} % {'more' if error > 0 else 'less'}"
         difference = f"{share} than the {seconds_text(times_s[1])} of the run"
-    text += f", {difference}, which is {_place_in_interval(times_s, expected, work_name(report.run))}."
+    text += f", {difference}, which is {_place_in_interval(times_s, expected)}."
     usd = _value(report.cost.per_1k_steps)
     if expected.usd_per_1k_steps is not None and usd is not None:
         text += f" It expected USD {_usd(expected.usd_per_1k_steps)} per 1,000 steps. The run took USD {_usd(usd)}."
     return text
 
 
-def _place_in_interval(times_s: tuple[float, float], expected: Expectation, work: str) -> str:
+def _place_in_interval(times_s: tuple[float, float], expected: Expectation) -> str:
     """Return whether a step time within the bounds ``times_s`` is inside the planned interval."""
     low_s, high_s = times_s
     if low_s > expected.step_time_high_s or high_s < expected.step_time_low_s:
@@ -188,7 +187,7 @@ def _place_in_interval(times_s: tuple[float, float], expected: Expectation, work
     if expected.step_time_low_s <= low_s and high_s <= expected.step_time_high_s:
         return "inside the interval"
     place = "inside" if high_s <= expected.step_time_high_s else "above"
-    return f"{place} the interval, and perhaps not without this machine's {work} ({seconds_text(low_s)} or more)"
+    return f"{place} the interval, and perhaps not without this machine's other work ({seconds_text(low_s)} or more)"
 
 
 def _facts_table(report: Report) -> str:
@@ -227,7 +226,7 @@ def _joined_text(run: RunFacts) -> str:
     return f"{len(run.joined_hosts)}, present for {seconds_text(total_s)} together"
 
 
-def _steps_table(headline: Headline, work: str) -> str:
+def _steps_table(headline: Headline) -> str:
     rows = [
         ("step time", headline.step_time_mean, headline.step_time_p50, headline.step_time_p95),
         ("data wait", headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95),
@@ -250,7 +249,7 @@ def _steps_table(headline: Headline, work: str) -> str:
     times_s = headline.step_time_range_s
     if times_s is not None and len(set(map(seconds_text, times_s))) > 1:
         note += (
-            f" {work.capitalize()} of this machine showed: without it, the mean step time is at least "
+            f" Other work of this machine showed: without it, the mean step time is at least "
             f"{seconds_text(times_s[0])}."
         )
     return markdown_table(("", "mean", "p50", "p95", ""), cells, right=(1, 2, 3)) + "\n\n" + note

@@ -21,7 +21,6 @@ __all__ = [
     "least_step_time_s",
     "lost_share",
     "overrun_sentences",
-    "work_name",
 ]
 
 EMULATION_FLAGS = {"emulate_sample_s": "--emulate-sample-seconds", "emulate_step_s": "--emulate-step-seconds"}
@@ -76,11 +75,6 @@ def excess_share(report: Report) -> float:
     if times_s is None or times_s[1] <= 0:
         return lost_share(report.run)
     return max(0.0, 1 - times_s[0] / times_s[1])
-
-
-def work_name(run: RunFacts) -> str:
-    """Return the work that makes a run's times only upper bounds."""
-    return "other work" if lost_share(run) else "real work"
 
 
 def has_unknown_excess(ranks: Collection[StepSummary], events: Mapping[str, int]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hetero.report.build import missing_emulation
 from hetero.report.compare import Comparison
 from hetero.report.model import Report
-from hetero.report.overruns import EMULATION_FLAGS, excess_share, lost_share, work_name
+from hetero.report.overruns import EMULATION_FLAGS, excess_share, lost_share
 from hetero.system.quantities import NOT_KNOWN, seconds_text
 from hetero.system.text import counted
 
@@ -103,10 +103,9 @@ def upper_bounds_note(reports: Mapping[str, Report]) -> str:
             found.append(f"{name} (up to {100 * share:.0f} % of its time)")
     if not found:
         return ""
-    work = "other work" if any(lost_share(report.run) for report in reports.values()) else "real work"
     more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return (
-        f"The {work} of this machine shows in {len(found)} of {counted(len(reports), 'run')}, so their times are "
+        f"Other work of this machine shows in {len(found)} of {counted(len(reports), 'run')}, so their times are "
         f"upper bounds: {', '.join(found[:_MAX_NAMED])}{more}."
     )
 
@@ -121,9 +120,8 @@ def _obstacle(comparison: Comparison) -> str:
     ranges = {which: line.step_time_range_s for which, line in headlines.items() if line is not None}
     known = {which: times_s for which, times_s in ranges.items() if times_s is not None}
     which, (low_s, high_s) = max(known.items(), key=lambda item: item[1][1] / item[1][0])
-    work = work_name((comparison.baseline if which == "first" else comparison.candidate).run)
     return (
-        f"a step of the {which} run took {seconds_text(high_s)} with the {work} of this machine, and would take "
+        f"a step of the {which} run took {seconds_text(high_s)} with the other work of this machine, and would take "
         f"{seconds_text(low_s)} or more without it."
     )
 

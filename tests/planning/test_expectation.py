@@ -65,13 +65,13 @@ def test_report_of_a_planned_run_outside_the_interval_says_so(catalogue: Catalog
 
 def test_report_of_a_planned_run_with_real_work_that_shows_does_not_say_outside_alone(catalogue: Catalogue) -> None:
     text = render_report(build_report(run(0.3, EXPECTATION, step_wait_s=0.2), catalogue))
-    assert "above the interval, and perhaps not without this machine's real work (200 ms or more)" in text
+    assert "above the interval, and perhaps not without this machine's other work (200 ms or more)" in text
     assert "without it, the mean step time is at least 200 ms" in text
 
 
 def test_report_of_a_planned_run_says_that_it_is_inside_with_real_work_alone(catalogue: Catalogue) -> None:
     text = render_report(build_report(run(0.21, EXPECTATION, step_wait_s=0.1), catalogue))
-    assert "inside the interval, and perhaps not without this machine's real work (100 ms or more)" in text
+    assert "inside the interval, and perhaps not without this machine's other work (100 ms or more)" in text
 
 
 @pytest.mark.parametrize("step_s", [0.20001, 0.2, 0.19999])

@@ -232,7 +232,7 @@ def test_compare_with_bounds_that_contain_both_answers_says_what_would_decide(
     assert comparison.is_worth_it is None
     answer = render_comparison(comparison).splitlines()[2]
     assert "cannot be said: it is between 36.5 % dearer and 38.0 % cheaper" in answer
-    assert "a step of the second run took 1100 ms with the real work of this machine, and would take 500 ms" in answer
+    assert "a step of the second run took 1100 ms with the other work of this machine, and would take 500 ms" in answer
     assert answer.count("--emulate-sample-seconds 0.2 --emulate-step-seconds 1.") == 1
     assert "worth it" not in answer
 

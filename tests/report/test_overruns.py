@@ -61,7 +61,7 @@ def test_note_about_several_runs_names_those_whose_times_are_upper_bounds(
         for name, changes in {"exact": {}, "late": {"ranks": late}, "none": {"ranks": ()}}.items()
     }
     assert upper_bounds_note(reports) == (
-        "The real work of this machine shows in 1 of 3 runs, so their times are upper bounds: late (a step took "
+        "Other work of this machine shows in 1 of 3 runs, so their times are upper bounds: late (a step took "
         "200 ms, without it 100 ms or more)."
     )
     assert upper_bounds_note({"exact": reports["exact"]}) == ""
@@ -92,7 +92,7 @@ def test_step_time_beside_other_programs_is_an_upper_bound(
     assert (None if least is None else least.value) == pytest.approx(least_s)
     assert excess_share(report) == pytest.approx(0.0 if least_s is None else others)
     note = upper_bounds_note({"busy": report})
-    assert note.startswith("The other work of this machine shows in 1 of 1 run") == (least_s is not None)
+    assert note.startswith("Other work of this machine shows in 1 of 1 run") == (least_s is not None)
 
 
 def test_run_without_loaders_beside_other_programs_is_named_with_its_share(

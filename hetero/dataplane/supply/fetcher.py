@@ -19,7 +19,7 @@ from hetero.dataplane.endpoint.endpoint import configure_process, exit_process
 from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.supply.contents import measure_contents
 from hetero.dataplane.supply.options import Channel, SupplyOptions
-from hetero.dataplane.supply.samples import measure_samples, requests_of, run_delay_s, split
+from hetero.dataplane.supply.samples import measure_samples, requests_of, split
 from hetero.datasets import build
 from hetero.errors import DatasetError, ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory, process_memory
@@ -90,13 +90,13 @@ class Fetcher:
     def do_burst(self, seconds: float, chunk: int) -> dict[str, Any]:
         """Fetch and encode samples for some seconds.
 
-        Answer with their number, and seconds: in all, on a CPU, and waiting for a CPU.
+        Answer with their number, and seconds: in all, and on a CPU.
         """
         assert self._built is not None
         parts = list(split(self._requests, chunk))
         begin = self._index * len(parts) // self._options.num_processes  # processes fetch different samples
         num_samples, num_failures = 0, 0
-        begin_s, begin_cpu_s, begin_delay_s = time.perf_counter(), time.process_time(), run_delay_s()
+        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
         for request in itertools.cycle([*parts[begin:], *parts[:begin]]):
             if time.perf_counter() - begin_s >= seconds:
                 break
@@ -113,7 +113,6 @@ class Fetcher:
             "num_samples": num_samples,
             "wall_s": time.perf_counter() - begin_s,
             "cpu_s": time.process_time() - begin_cpu_s,
-            "delay_s": run_delay_s() - begin_delay_s,
         }
 
     def do_memory(self) -> dict[str, Any]:

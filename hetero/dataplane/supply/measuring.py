@@ -27,7 +27,7 @@ from hetero.dataplane.supply.fetcher import Fetcher
 from hetero.dataplane.supply.options import Channel, SupplyOptions
 from hetero.errors import ChildFailedError, ExitCode, HeteroError, first_line
 from hetero.metrics.figures import Figure
-from hetero.planning.parts import RATES_TOO_LOW, Contents, HostPart
+from hetero.planning.parts import Contents, HostPart
 from hetero.planning.profile import ConcurrencyPoint, Spread, SupplyProfile
 from hetero.system.cgroups import memory_use
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
@@ -48,8 +48,6 @@ _LONG_BUILD_S = 10.0
 """If one build takes longer, the bursts are left out, because each of their processes builds the data set."""
 _MEMORY_SHARE = 0.7
 """Share of the free memory that the fetchers may use together."""
-_MAX_DELAY_SHARE = 0.15
-"""If one process waits for a CPU for a larger share of its time, the host is busy with something else."""
 _MUCH_WAIT = 0.3
 """Wait for storage / CPU time of a sample above which a profile measures more processes than CPUs."""
 _MAX_PER_CPU = 4
@@ -272,12 +270,6 @@ def _bursts(
         fetchers.ask(new, timeout_s, do="burst", seconds=0.01, chunk=1)  # opens files and fills caches
         found = fetchers.ask(fetchers.channels[:size], timeout_s, do="burst", seconds=seconds, chunk=chunk)
         num_samples = sum(each["num_samples"] for each in found)
-        if size == 1 and found[0]["delay_s"] > _MAX_DELAY_SHARE * found[0]["wall_s"]:
-            notes.append(
-                f"Other processes used the CPUs of {options.host}: one process alone waited "
-                f"{100 * found[0]['delay_s'] / found[0]['wall_s']:.0f} % of its time for a CPU. "
-                f"{RATES_TOO_LOW}"
-            )
         yield ConcurrencyPoint(
             num_processes=size,
             samples_per_s=sum(each["num_samples"] / each["wall_s"] for each in found),
