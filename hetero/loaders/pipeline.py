@@ -51,6 +51,8 @@ class LoaderOptions:
     """Whether all ranks get the same number of samples."""
     seed: int = 0
     """Signed 64-bit seed."""
+    has_seed: bool = True
+    """Whether the script has chosen the seed."""
     compression: str | None = None
     """Compression of batches from endpoints, or None."""
     on_sample_error: SampleErrorPolicy = "raise"

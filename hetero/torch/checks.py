@@ -149,15 +149,16 @@ def user_collate_fn(collate_fn: Callable[[Any], Any] | None, *, makes_batches: b
     return None if collate_fn is default else collate_fn
 
 
-def effective_seed(seed: int, generator: torch.Generator | None) -> int:
+def effective_seed(seed: int | None, generator: torch.Generator | None) -> int:
     """Return the seed of the order and of all random draws.
 
     Raises:
         ConfigError: If ``seed`` is not a signed 64-bit integer, or if both arguments were passed.
     """
-    check_seed(seed)
+    if seed is not None:
+        check_seed(seed)
     if generator is None:
-        return seed
+        return seed or 0
     if seed:
         raise ConfigError(f"both seed={seed} and generator= were passed; pass one of them")
     return generator.initial_seed() % 2**63

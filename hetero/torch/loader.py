@@ -136,7 +136,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         persistent_workers: As in torch.
         pin_memory_device: Ignored, because memory is pinned for the current accelerator.
         in_order: Ignored, because batches are always in order.
-        seed: Signed 64-bit seed of the order and of all random draws.
+        seed: Signed 64-bit seed of the order and of all random draws. None: that of ``generator``, or 0.
         padding: With ``drop_last=False``, whether to repeat at most world size - 1 samples. Then all ranks get the same
             number. False lets ranks end at different batches, for validation without collectives.
         name: Name in reports, at most 200 printable characters. The default is the data set's name.
@@ -180,7 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         padding: bool = True,
         name: str | None = None,
         compression: str | None = None,
@@ -222,6 +222,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 drop_last=drop_last,
                 padding=padding,
                 seed=key,
+                has_seed=seed is not None or generator is not None,
                 compression=compression,
                 on_sample_error=policy,
                 max_skips=max_skips,

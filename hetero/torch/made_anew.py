@@ -1,4 +1,7 @@
-"""Finds scripts that make a loader in each epoch. Each of those begins at epoch 0, with the same order and draws."""
+"""Finds loaders that have the order of another loader, although the script did not ask for it.
+
+Loaders without ``seed=`` have the same seed. A loader that the script makes in each epoch begins at epoch 0 each time.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from typing import Any
 
 from hetero.spec import DatasetSpec
 
-__all__ = ["MadeAnew"]
+__all__ = ["MadeAnew", "warn_of_same_order"]
 
 logger = logging.getLogger(__name__)
 
 _finished: dict[tuple[object, ...], Callable[[Any], bool]] = {}
 """Kinds of loaders that have delivered a whole epoch in this process, and whether a data set is that of the last."""
 _warned: set[tuple[object, ...]] = set()
+_begun: weakref.WeakValueDictionary[object, Any] = weakref.WeakValueDictionary()
+"""Passes of loaders without ``seed=`` that have begun and not ended, by what decides their order."""
 
 
 class MadeAnew:
@@ -57,3 +62,25 @@ def _same_as(subject: Any) -> Callable[[Any], bool]:
     except TypeError:  # a list, for example
         return lambda other: False
     return lambda other: reference() is other
+
+
+def warn_of_same_order(owner: object, pipeline: Any, order: object) -> None:
+    """Log one warning if another loader is in the same shuffled order at the same time, as with ``zip(a, b)``.
+
+    Args:
+        owner: The pass that begins.
+        pipeline: That of its loader.
+        order: What decides the order. None for a pass that is not shuffled, or whose seed the script chose.
+    """
+    if order is None:
+        return
+    other = _begun.get(order)
+    if other is not None and other.pipeline is not pipeline and ("side by side",) not in _warned:
+        _warned.add(("side by side",))
+        logger.warning(
+            "loaders %s and %s shuffle with the same seed, 0, so their orders are equal, and so are the random draws "
+            "of equal samples. Pass each another seed=, or both the same one if this is meant",
+            other.pipeline.name,
+            pipeline.name,
+        )
+    _begun[order] = owner

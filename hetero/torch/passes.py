@@ -20,6 +20,7 @@ from hetero.loaders.checks import check_not_importing
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.torch.lightning_states import is_taken_ahead, load_pending_state
+from hetero.torch.made_anew import warn_of_same_order
 from hetero.torch.pipeline import Pipeline
 
 __all__ = ["Pass"]
@@ -38,7 +39,7 @@ class _Feed:
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._number = 0
         self._start = Start(0)
         self._places: dict[int, tuple[object, int]] = {}
@@ -52,7 +53,7 @@ class _Feed:
 
     def open(self) -> Batches:
         """Begin the pass, and return its batches. Those of the next epochs may follow them."""
-        pipeline = self._pipeline
+        pipeline = self.pipeline
         load_pending_state(pipeline)
         self._number, self._start, planned = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
@@ -67,10 +68,18 @@ class _Feed:
             batches, self._requests = kept
         return batches
 
+    @property
+    def default_order(self) -> tuple[object, ...] | None:
+        """What decides the order of a shuffled pass if the script chose no seed. None for all other passes."""
+        options = self.pipeline.options
+        if not options.shuffle or not self.pipeline.has_own_order or options.has_seed or self._start.batches:
+            return None
+        return self._start.num_samples, self._number, options.order
+
     def keep(self, batches: Batches) -> None:
         """Let the loader keep the batches after the last one of the pass, if those of the next epoch follow."""
         assert self._requests is not None
-        self._pipeline.ahead.keep(batches, self._requests)
+        self.pipeline.ahead.keep(batches, self._requests)
 
     def _noted(self, batches: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
         """Yield planned batches, and note the states of a stateful sampler after them."""
@@ -86,7 +95,7 @@ class _Feed:
 
     def delivered(self, request: BatchRequest, batch: Any) -> int:
         """Record that a batch is being delivered. Return its number of samples."""
-        auditing.enter(self._pipeline, request, batch)
+        auditing.enter(self.pipeline, request, batch)
         self._passed(request)
         return request.work.num_samples
 
@@ -97,7 +106,7 @@ class _Feed:
         if self._num_lost == 1:
             logger.warning(
                 "loader %s: batch %d of epoch %s raised an exception. If the script continues, the pass leaves it out",
-                self._pipeline.name,
+                self.pipeline.name,
                 request.position,
                 epoch_text(request.epoch),
             )
@@ -111,8 +120,8 @@ class _Feed:
 
     def _count_oldest(self) -> None:
         position, state, num_drawn = self._taken_ahead.popleft()
-        self._pipeline.progress.advance(self._number, batches=position + 1, sampler=state, num_drawn=num_drawn)
-        self._pipeline.note_delivered(self._number, state)
+        self.pipeline.progress.advance(self._number, batches=position + 1, sampler=state, num_drawn=num_drawn)
+        self.pipeline.note_delivered(self._number, state)
 
     def exhausted(self) -> None:
         """Record the end of the epoch. Without padding, a rank may reach it with one batch fewer than others."""
@@ -121,14 +130,14 @@ class _Feed:
         if self._num_lost:
             logger.warning(
                 "loader %s: epoch %s ended without %d batches that raised exceptions",
-                self._pipeline.name,
+                self.pipeline.name,
                 epoch_text(self._start.number),
                 self._num_lost,
             )
-        if self._pipeline.sampler_order is None:
-            count = self._pipeline.num_global_batches(self._start)
-            self._pipeline.progress.advance(self._number, batches=count)
-        self._pipeline.note_completed(self._number)
+        if self.pipeline.sampler_order is None:
+            count = self.pipeline.num_global_batches(self._start)
+            self.pipeline.progress.advance(self._number, batches=count)
+        self.pipeline.note_completed(self._number)
 
 
 class Pass(Iterator[Any]):
@@ -140,7 +149,7 @@ class Pass(Iterator[Any]):
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._feed = _Feed(pipeline)
         self._batches: Batches | None = None
         self._failure: BaseException | None = None
@@ -150,7 +159,7 @@ class Pass(Iterator[Any]):
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on this rank, as ``len(loader)``."""
-        return self._pipeline.num_batches()
+        return self.pipeline.num_batches()
 
     def __next__(self) -> Any:
         """Return the next batch. Block until it has arrived.
@@ -164,7 +173,7 @@ class Pass(Iterator[Any]):
             raise self._failure
         if self._is_over:
             raise StopIteration
-        timer = self._pipeline.begin_wait(self._feed)
+        timer = self.pipeline.begin_wait(self._feed)
         try:
             control.check_stop(timer)
             if self._is_through:
@@ -174,6 +183,7 @@ class Pass(Iterator[Any]):
                 caller = sys._getframe(1).f_globals.get("__name__")
                 self._feed.num_ahead = int(caller in _TAKE_ONE_AHEAD or is_taken_ahead())
                 self._batches = self._feed.open()
+                warn_of_same_order(self, self.pipeline, self._feed.default_order)
                 self._keep_if_through()  # nothing was left of the epoch
                 if self._is_through:
                     raise StopIteration
@@ -188,7 +198,7 @@ class Pass(Iterator[Any]):
             if self._batches is not None and self._batches.is_open and self._batches.request is not None:
                 self._feed.lost(self._batches.request)
                 self._keep_if_through()
-                self._pipeline.end_timing(self._feed)
+                self.pipeline.end_timing(self._feed)
             else:
                 self._fail(typed)
             try:
@@ -228,11 +238,11 @@ class Pass(Iterator[Any]):
             return
         self._is_over = True
         batches, self._batches = self._batches, None
-        self._pipeline.end_timing(self._feed)
+        self.pipeline.end_timing(self._feed)
         if batches is not None:
             batches.close()
 
     def __del__(self) -> None:
         # The reader is freed with this pass, and then closes itself. It is not closed here, because the garbage
         # collector may run this method, and must not wait for the reader's locks.
-        self._pipeline.end_timing(self._feed)
+        self.pipeline.end_timing(self._feed)

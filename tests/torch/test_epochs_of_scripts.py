@@ -318,3 +318,36 @@ def test_sampler_with_a_state_takes_no_other_number_of_trained_batches() -> None
     assert loader.state_dict(num_batches_trained=2) == loader.state_dict()
     with pytest.raises(ConfigError, match="known after the last of them only"):
         loader.state_dict(num_batches_trained=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "has_warning"),
+    [
+        ({}, {}, True),
+        ({"seed": 0}, {"seed": 0}, False),  # as for images and masks in two data sets
+        ({}, {"seed": 1}, False),
+        ({"shuffle": False}, {"shuffle": False}, False),
+    ],
+)
+def test_loaders_side_by_side_with_the_same_order_are_said_unless_the_script_chose_it(
+    options: dict[str, Any],
+    others: dict[str, Any],
+    has_warning: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hetero.torch.made_anew._warned", set())
+    one, other = (
+        DataLoader(list(range(12)), batch_size=4, name=name, **{"shuffle": True, **more})
+        for name, more in (("one", options), ("other", others))
+    )
+    for _ in range(2):
+        list(zip(one, other, strict=True))
+    said = [record.getMessage() for record in caplog.records if "with the same seed" in record.getMessage()]
+    assert [text.partition(" shuffle")[0] for text in said] == ["loaders one and other"] * has_warning
+
+
+def test_loader_after_another_one_was_looked_into_is_not_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
+    next(iter(DataLoader(list(range(20)), batch_size=4, shuffle=True)))
+    list(DataLoader(list(range(20)), batch_size=4, shuffle=True))
+    assert "with the same seed, 0" not in caplog.text
