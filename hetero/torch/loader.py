@@ -133,7 +133,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         multiprocessing_context: As in torch.
         generator: Generator whose initial seed is used as ``seed``.
         prefetch_factor: Batches in flight per active endpoint, or per local worker.
-        persistent_workers: As in torch.
+        persistent_workers: As in torch, but workers start anew if the script has changed what they read.
         pin_memory_device: Ignored, because memory is pinned for the current accelerator.
         in_order: Ignored, because batches are always in order.
         seed: Signed 64-bit seed of the order and of all random draws. None: that of ``generator``, or 0.

@@ -72,7 +72,7 @@ class LocalFetcher:
         self._is_checked = False
         self._has_warned = False
         self._digests: dict[str, str] | None = None
-        """Digests of the globals that the data set's code reads, when workers were started. None if not compared."""
+        """Digests of what workers read, see `LocalDataset.digests`, when they were started. None if not compared."""
 
     def open(self, requests: Iterator[BatchRequest]) -> LocalBatches:
         """Return the batches of ``requests`` in order. Closing the iterator ends workers that are not persistent.
@@ -85,7 +85,7 @@ class LocalFetcher:
         """Start to fetch ``requests``. Return their sampler, which stays in use until `close`, and torch's iterator."""
         if self._options.persistent_workers and not self._sampler.is_used:
             sampler = self._sampler
-            if self._persistent is None:
+            if self._persistent is None or not self._is_unchanged():
                 self._persistent = self._loader(sampler, persistent=True)
             loader = self._persistent
         else:  # new workers, because none are persistent or another iterator uses the persistent ones
@@ -108,7 +108,11 @@ class LocalFetcher:
         """
         if not is_roomy(_KEPT_SHARE * self._dataset.num_ahead * batch_bytes):
             return False
-        return self._digests is None or self._dataset.globals_reader().digests() == self._digests
+        return self._is_unchanged()
+
+    def _is_unchanged(self) -> bool:
+        """Return whether workers that were started now would have what the present ones have."""
+        return self._digests is None or self._dataset.digests() == self._digests
 
     def unwrap(self, answer: Answer) -> Any:
         """Return the batch in a worker's answer.
@@ -161,9 +165,12 @@ class LocalFetcher:
 
     def _loader(self, sampler: _RequestSampler, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
-        is_spec = isinstance(self._dataset.subject, DatasetSpec)
-        if options.num_workers and _compares_globals() and is_spec:
-            self._digests = self._dataset.globals_reader().digests()
+        is_kept = persistent or isinstance(self._dataset.subject, DatasetSpec)
+        if options.num_workers and _compares_globals() and is_kept:
+            digests = self._dataset.digests()
+            if digests != self._digests:
+                self._persistent = None  # its workers are older than the change
+            self._digests = digests
         if options.num_workers and _forks(options):
             if self._dataset.may_be_shared:
                 _ = self._dataset.built  # built once, and shared with the forked workers

@@ -16,7 +16,7 @@ import torch.utils.data
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
-from hetero.batches.purity.globals import GlobalsReader, GlobalValue, check_globals
+from hetero.batches.purity.globals import GlobalsReader, GlobalValue, check_globals, digest_of
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.skips import Skips
@@ -159,6 +159,16 @@ class LocalDataset:
         """Return a reader of the globals that the data set's code uses in this process."""
         root = get_factory(self.subject.name) if isinstance(self.subject, DatasetSpec) else self.subject
         return GlobalsReader(root, self._collate_fn, self._worker_init_fn)
+
+    def digests(self) -> dict[str, str]:
+        """Return digests of what the script may change while workers run: globals, and attributes of an object.
+
+        Attributes count although the object's own code sets them, for example in ``set_epoch``, because the object
+        makes no samples in this process.
+        """
+        attributes = {} if isinstance(self.subject, DatasetSpec) else getattr(self.subject, "__dict__", {})
+        held = {f".{name}": digest for name, value in attributes.items() if (digest := digest_of(value)) is not None}
+        return self.globals_reader().digests() | held
 
     def fetch(self, request: BatchRequest, *, on_skips: Callable[[Skips], object] | None = None) -> Any:
         """Compute a batch, and leave the generators and the thread count of this process as they were.

@@ -162,8 +162,11 @@ def test_workers_of_torch_go_on_if_their_data_set_cannot_change(
     assert len(pids[0] | pids[1]) == num_processes
 
 
-def test_workers_of_torch_are_started_anew_when_a_global_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = DataLoader(ahead_test_scaled(), batch_size=8, num_workers=1)
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_workers_of_torch_are_started_anew_when_a_global_has_changed(
+    persistent_workers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(ahead_test_scaled(), batch_size=8, num_workers=1, persistent_workers=persistent_workers)
     found = [batch.tolist() for batch in loader]
     monkeypatch.setattr(sys.modules[__name__], "SCALE", 2)
     found += [batch.tolist() for batch in loader]
@@ -188,6 +191,34 @@ def test_workers_of_torch_are_started_anew_when_the_loop_has_changed_the_collate
     mixup.enabled = False
     found += [batch.tolist() for batch in loader]
     assert found == [[100, 101, 102, 103], [0, 1, 2, 3]]
+
+
+class Curriculum(torch.utils.data.Dataset[int]):
+    """Samples depend on the epoch that the script sets, as those of many published data sets."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch if index else os.getpid()
+
+
+def test_persistent_workers_are_started_anew_when_the_script_has_changed_the_object() -> None:
+    dataset = Curriculum()
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, persistent_workers=True)
+    found = []
+    for epoch in (0, 0, 1):
+        dataset.set_epoch(epoch)
+        found += [batch.tolist() for batch in loader]
+    pids, epochs = zip(*found, strict=True)
+    assert epochs == (0, 0, 1)
+    assert pids[0] == pids[1] != pids[2]
 
 
 def test_workers_of_torch_end_with_the_pass_where_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
