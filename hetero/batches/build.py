@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from hetero.batches.batched import choose_seeding, has_getitems
@@ -33,14 +34,14 @@ from hetero.batches.structure.conversion import type_name
 from hetero.errors import ConfigError
 from hetero.spec import DatasetFactory, DatasetSpec, Seeding
 
-__all__ = ["BuiltDataset"]
+__all__ = ["BuiltDataset", "log_warnings"]
 
 logger = logging.getLogger(__name__)
 
 _NOTHING = nullcontext()
 _overlaps = Overlaps()
 _NEVER_CALLED = (
-    "data set {!r}: its set_epoch() is never called, because the script has only the name of the data set. What "
+    "data set {!r}: its set_epoch(){} is never called, because the script has only the name of the data set. What "
     "differs between epochs comes from the global random generators, or from on_seed(key)"
 )
 
@@ -127,8 +128,10 @@ class BuiltDataset:
         if factory.cache is not None:
             built.split = built.dataset = SplitDataset(dataset)
         built.warnings = _overlaps.add(spec, dataset)
-        if callable(getattr(dataset, "set_epoch", None)):
-            built.warnings += (_NEVER_CALLED.format(spec.name),)
+        if callable(method := getattr(dataset, "set_epoch", None)):
+            code = getattr(method, "__code__", None)
+            place = f" in {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
+            built.warnings += (_NEVER_CALLED.format(spec.name, place),)
         return built
 
     @classmethod
@@ -188,8 +191,7 @@ class BuiltDataset:
     def log_warnings(self) -> None:
         """Log the warnings about the data set and clear them. Call this if no rank asks for its `Description`."""
         warnings, self.warnings = self.warnings, ()
-        for warning in warnings:
-            logger.warning("%s", warning)
+        log_warnings(warnings)
 
     def enter_epoch(self, seed: int, epoch: int, *, host: str = "local") -> None:
         """Set `dataset` to its copy for an epoch, if it is a Keras data set that changes between epochs.
@@ -377,6 +379,12 @@ class _WorkerInfo:
 
     def __exit__(self, *_: object) -> None:
         self._module._worker_info = self._before
+
+
+def log_warnings(warnings: Iterable[str]) -> None:
+    """Log facts about a data set that the user should know, wherever it was built."""
+    for warning in warnings:
+        logger.warning("%s", warning)
 
 
 def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:

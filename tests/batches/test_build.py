@@ -217,4 +217,5 @@ def test_build_a_data_set_with_an_epoch_of_its_own_warns() -> None:
             raise AssertionError("nobody calls it")
 
     (warning,) = build(dataset(name="epochs")(lambda: Epochs([1]))()).warnings
-    assert warning.startswith("data set 'epochs': its set_epoch() is never called")
+    line = Epochs.set_epoch.__code__.co_firstlineno
+    assert warning.startswith(f"data set 'epochs': its set_epoch() in test_build.py:{line} is never called")

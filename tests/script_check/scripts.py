@@ -192,6 +192,13 @@ FAULTS = {
             train(DataLoader(numbers(), batch_size=4, sampler=Shuffled()))
         """,
     ),
+    "a data set with set_epoch": of_class("""
+        epoch = 0
+        def set_epoch(self, epoch):  # here
+            self.epoch = epoch
+        def __getitem__(self, index):
+            return index % (1 + self.epoch)
+    """),
     "a loader in each epoch": script(
         NUMBERS,
         NUMBERS_FACTORY,

@@ -12,7 +12,13 @@ import scripts
 
 pytestmark = pytest.mark.integration
 
-QUICK_FAULTS = ("a factory in a function", "an own generator", "state of a collate_fn", "a relative path")
+QUICK_FAULTS = (
+    "a factory in a function",
+    "an own generator",
+    "state of a collate_fn",
+    "a data set with set_epoch",
+    "a relative path",
+)
 QUICK_RIGHT = ("a sampler with set_epoch", "a process group and a state")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from hetero.batches.build import log_warnings
 from hetero.batches.fetch import Description
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
 from hetero.dataplane.reader.receiver_choice import ReceiverChoice
@@ -178,8 +179,7 @@ class ServedDataset:
             description = connection.descriptions.get(self.spec)
             if description is not None:
                 self.reference, self._reference_name = description, connection.record.endpoint_id
-                for warning in description.warnings:
-                    logger.warning("%s", warning)
+                log_warnings(description.warnings)
                 self._initial = {other.identity for other in connections}
                 return
             if self.spec in connection.preparing:
