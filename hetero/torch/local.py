@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, TypeAlias
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 _KEPT_SHARE = 4
 """Workers go on between two passes only if their batches fit so often into what is free of the shared memory."""
+
+_SLOW_S = 60.0
+"""Seconds without a first batch after which a warning is logged. A forked polars hangs without an end (litData#823)."""
 
 _Numbered: TypeAlias = tuple[int, BatchRequest]
 """The number of a request in its pass, and the request."""
@@ -71,6 +76,7 @@ class LocalFetcher:
         self._sampler = _RequestSampler()
         self._is_checked = False
         self._has_warned = False
+        self._has_warned_of_wait = False
         self._digests: dict[str, str] | None = None
         """Digests of what workers read, see `LocalDataset.digests`, when they were started. None if not compared."""
 
@@ -99,6 +105,30 @@ class LocalFetcher:
         except BaseException:
             sampler.is_used = False
             raise
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Return a context that waits for the first batch of workers. Log once if it takes long."""
+        timer = threading.Timer(_SLOW_S, self._warn_of_wait)
+        timer.daemon = True
+        if self._options.num_workers and not self._has_warned_of_wait:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _warn_of_wait(self) -> None:
+        self._has_warned_of_wait = True
+        logger.warning(
+            "data set %s: its loader workers have sent no batch for %.0f s. %s",
+            self._dataset.name,
+            _SLOW_S,
+            "Libraries with threads of their own, such as polars, hang in a forked process if they were used before. "
+            'Then pass multiprocessing_context="forkserver", or use such a library in samples only.'
+            if _forks(self._options)
+            else "Samples are slow, or a worker hangs.",
+        )
 
     def may_go_on(self, batch_bytes: int) -> bool:
         """Return whether workers may go on between two passes, see `LocalBatches.may_be_kept`.
@@ -231,7 +261,8 @@ class LocalBatches(Iterator[Any]):
             if self._answers is None:
                 self._sampler, self._answers = self._fetcher.begin(iter(self._plan))
             try:
-                answer = next(self._answers)
+                with self._fetcher.watched() if self._shared_bytes is None else nullcontext():
+                    answer = next(self._answers)
             except DatasetError as error:  # raised in this process, without workers: only one request is in flight
                 self.request = self._plan.in_flight.popitem()[1]
                 failure = error

@@ -70,6 +70,11 @@ class LocalDataset:
         """Batches that torch's workers keep ready. 0 if a worker need not check whether they fit into shared memory."""
 
     @property
+    def name(self) -> str:
+        """Registered name, or the class of an object."""
+        return self.subject.name if isinstance(self.subject, DatasetSpec) else type_name(type(self.subject))
+
+    @property
     def is_constant(self) -> bool:
         """Whether workers of the next epoch compute the same batches as those of this one, if no global changes.
 
@@ -146,9 +151,7 @@ class LocalDataset:
         try:
             if self.globals:  # compared before the data set's code runs, because that code may fill caches
                 reader, there = self.globals_reader(), f"loader worker {worker_index}"
-                is_spec = isinstance(self.subject, DatasetSpec)
-                name = self.subject.name if is_spec else type_name(type(self.subject))
-                check_globals(reader, self.globals, reader.digests(), dataset=name, there=there)
+                check_globals(reader, self.globals, reader.digests(), dataset=self.name, there=there)
             self.start_worker(worker_index)
         except DatasetError as exc:
             self._start_failure = Failure(exc.record)

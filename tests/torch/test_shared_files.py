@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -214,6 +215,7 @@ def failing_fingerprint(path: str) -> Lazy:
 
 WARNED = """
 import logging
+import multiprocessing
 import hetero
 from hetero.torch import DataLoader
 
@@ -328,3 +330,29 @@ def test_warnings_of_a_build_are_logged_here_and_by_one_of_three_workers(tmp_pat
     script.write_text(WARNED)
     found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert found.stderr.count("is never called") == 2, found.stderr
+
+
+class Waiting(torch.utils.data.Dataset[int]):
+    """Samples come when an event is set, as those of a worker that hangs come never."""
+
+    def __init__(self) -> None:
+        self.event = multiprocessing.Event()
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        assert self.event.wait(60.0)
+        return index
+
+
+def test_workers_that_send_no_batch_are_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = Waiting()
+    monkeypatch.setattr("hetero.torch.local._SLOW_S", 0.01)
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: (caplog.records.append(record), dataset.event.set()))
+    loader = DataLoader(dataset, batch_size=None, num_workers=1)
+    assert [list(loader) for _ in range(2)] == [[0, 1]] * 2
+    (record,) = caplog.records
+    assert "Waiting: its loader workers have sent no batch for 0 s. Libraries" in record.getMessage()
