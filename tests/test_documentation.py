@@ -24,6 +24,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
     *sorted(ROOT.glob("benchmarks/*/README.md")),
+    ROOT / "tests" / "cases" / "README.md",
 ]
 
 
@@ -116,3 +117,11 @@ def test_links_lead_somewhere() -> None:
             if not target.exists() or (title and title not in titles(target)):
                 dead.append(f"{page.relative_to(ROOT)}: {path}#{title}")
     assert dead == [], "\n".join(dead)
+
+
+def test_tests_that_the_log_of_public_reports_names_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "tests" / "cases" / "README.md").read_text(encoding="utf-8")))
+    sources = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/**/test_*.py"))]
+    assert (
+        named - {name for source in sources for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE)} == set()
+    )
