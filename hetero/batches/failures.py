@@ -139,16 +139,19 @@ def printable_cause(error: BaseException) -> BaseException | None:
 
 
 def check_not_exit(error: BaseException, *, in_worker: bool) -> None:
-    """Raise an exception again if it ends the process. Others are failures of the user's code.
+    """Raise an exception again if it is not a failure of the user's code.
 
-    Code in Rust raises a PanicException, and asyncio a CancelledError. Neither is an `Exception`.
+    In a process that only computes batches, every exception but KeyboardInterrupt is one, so that a sample that calls
+    ``sys.exit()`` does not end it. In a script's process, a signal handler may have raised a SystemExit, or a
+    BaseException of the script's own, during the sample. There, of those that are no `Exception`, only the
+    PanicException of code in Rust and the CancelledError of asyncio are failures.
 
     Args:
         error: The exception.
-        in_worker: Whether this process only computes batches, so that a sample that calls ``sys.exit()`` must not end
-            it. In a script's process, a signal handler may have raised SystemExit during the sample.
+        in_worker: Whether this process only computes batches.
     """
-    if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit | GeneratorExit) and not in_worker):
+    is_of_sample = isinstance(error, Exception) or type(error).__name__ in ("PanicException", "CancelledError")
+    if isinstance(error, KeyboardInterrupt) or not (in_worker or is_of_sample):
         raise error
 
 

@@ -47,10 +47,10 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.script_check import DEFAULT_SECONDS, check_script, findings_json, findings_text
 
     seconds = DEFAULT_SECONDS if namespace.seconds is None else namespace.seconds
-    findings, printed = check_script(
+    findings, num_batches, printed = check_script(
         namespace.script, namespace.script_args, is_module=namespace.module, seconds=seconds
     )
-    say((findings_json(findings) if namespace.json else findings_text(findings)) + "\n")
+    say((findings_json(findings) if namespace.json else findings_text(findings, num_batches)) + "\n")
     if any("the script raises" in finding.what for finding in findings):
         complain(f"the end of what the script has printed:\n{printed}\n")
     return int(bool(findings))

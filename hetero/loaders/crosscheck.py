@@ -47,6 +47,7 @@ LATER_SHARE = 0.005
 logger = logging.getLogger(__name__)
 
 _readers: dict[str, tuple[DatasetFactory, GlobalsReader]] = {}
+_due_s: dict[DatasetSpec, float] = {}  # when a later batch is compared, on the clock of `time.monotonic`
 _skipped: set[DatasetSpec] = set()  # specs whose batches are not compared, for a reason that was logged
 
 
@@ -99,7 +100,7 @@ class CheckedReader(Iterator[Any]):
         request = self._reader.request
         assert request is not None
         is_first = self._is_first()
-        is_compared = self._own is not None and (request.verify or self._own.is_due())
+        is_compared = self._own is not None and (request.verify or self._own.is_due(request.spec))
         if not is_first and not is_compared:
             if self._own is not None:
                 self._own.release()
@@ -109,7 +110,8 @@ class CheckedReader(Iterator[Any]):
             if is_first:
                 self._check_globals()
             if is_compared and self._own is not None:
-                self._own.compare(self._fleet, self._dataset(request.spec), request, batch)
+                with _globals_reader(request.spec).running():
+                    self._own.compare(self._fleet, self._dataset(request.spec), request, batch)
         except BaseException:
             self.close()
             raise
@@ -180,13 +182,11 @@ class _OwnDataset:
     def __init__(self, *, compares_later: bool) -> None:
         self._built: BuiltDataset | None = None
         self._left_s = MAX_COMPARE_S
-        self._due_s = math.inf
-        """When a later batch is compared, on the clock of `time.monotonic`."""
         self._compares_later = compares_later
 
-    def is_due(self) -> bool:
+    def is_due(self, spec: DatasetSpec) -> bool:
         """Return whether a batch is to be compared that is not one of the first."""
-        return time.monotonic() >= self._due_s
+        return self._compares_later and time.monotonic() >= _due_s.get(spec, math.inf)
 
     def release(self) -> None:
         """Free the built data set. It is built anew for a later batch."""
@@ -203,7 +203,7 @@ class _OwnDataset:
             return
         # Compute the batch, unless there is a reason not to.
         begin_s = time.monotonic()
-        self._left_s = MAX_COMPARE_S if self.is_due() else self._left_s
+        self._left_s = MAX_COMPARE_S if self.is_due(spec) else self._left_s
         try:
             with preserved_generators(), single_threaded():
                 reason = self._build(dataset, spec)
@@ -217,8 +217,7 @@ class _OwnDataset:
             reason = f"here: {error}".partition("\n")[0]
         end_s = time.monotonic()
         self._left_s -= end_s - begin_s
-        if self._compares_later:
-            self._due_s = end_s + (end_s - begin_s) / LATER_SHARE
+        _due_s[spec] = end_s + (end_s - begin_s) / LATER_SHARE
         if reason:
             _skipped.add(spec)
             logger.info(

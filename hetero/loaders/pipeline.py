@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
@@ -32,8 +33,8 @@ __all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "sh
 logger = logging.getLogger(__name__)
 
 _OBJECT_SPEC = DatasetSpec("object")  # takes the place of the spec if the data set is an object
-_MAX_PLANNED_IN_VAIN = 10_000
-"""Batches, because a sampler may be endless (tests/script_check)."""
+_MAX_PLANNED = 10_000
+"""Batches that are planned to find the last one, because a sampler may be endless (tests/script_check)."""
 _num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks in this process, by loader and spec
 
 
@@ -205,11 +206,11 @@ class LoaderPipeline(LoaderTiming):
         return sys.maxsize if session is None else session.options.max_pass_batches or sys.maxsize
 
     def shortened(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
-        """Return the batches of a pass, not more than `max_pass_batches`.
+        """Return the batches of a pass, not more than `max_pass_batches`: the first ones, and the last one.
 
-        The rest is planned in vain, because the end of a pass compares the orders of samplers.
+        A data set that must be read in order works for the first ones alone.
         """
-        return planned if self.max_pass_batches == sys.maxsize else _first_of(planned, self.max_pass_batches)
+        return planned if self.max_pass_batches == sys.maxsize else _some_of(planned, self.max_pass_batches)
 
     def num_global_batches(self, start: Start) -> int:
         """Return the number of global batches of an epoch, with the length of the data set when the epoch began."""
@@ -313,10 +314,9 @@ class LoaderPipeline(LoaderTiming):
         return timer
 
 
-def _first_of(planned: Iterator[PlannedBatch], limit: int) -> Iterator[PlannedBatch]:
-    yield from itertools.islice(planned, limit)
-    for _ in itertools.islice(planned, _MAX_PLANNED_IN_VAIN):
-        pass
+def _some_of(planned: Iterator[PlannedBatch], limit: int) -> Iterator[PlannedBatch]:
+    yield from itertools.islice(planned, limit - 1)
+    yield from deque(itertools.islice(planned, _MAX_PLANNED), maxlen=1)
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetero.script_check.findings import Finding, findings_from_json
+from hetero.script_check.findings import Finding
 from hetero.system.scripts import find_script, script_words
 from hetero.system.text import last_bytes
 
@@ -25,7 +27,7 @@ _MARGIN_S = 20.0
 
 def check_script(
     script: str, arguments: Sequence[str] = (), *, is_module: bool = False, seconds: float = DEFAULT_SECONDS
-) -> tuple[list[Finding], str]:
+) -> tuple[list[Finding], int, str]:
     """Run a script as a rank whose batches come from endpoints, for a short time, and return what was found.
 
     The script runs on this machine, with its files and its accelerator, and may write what it always writes.
@@ -37,7 +39,7 @@ def check_script(
         seconds: Seconds that the script runs at most.
 
     Returns:
-        The findings, and the end of what the script has printed.
+        The findings, how many batches were compared, and the end of what the script has printed.
 
     Raises:
         ConfigError: If the script does not exist.
@@ -49,6 +51,7 @@ def check_script(
         # The environment of a rank that is alone, for scripts that make a process group.
         environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "PYTHONUNBUFFERED": "1"}
+        begin_s = time.monotonic()
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "hetero.script_check.run", *words],
@@ -66,7 +69,13 @@ def check_script(
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         text = log.read_text(errors="replace")
-        findings = findings_from_json(output.read_text()) if output.exists() else []
-        if not output.exists():
-            findings = [Finding(script, 1, "the check itself failed", last_bytes(text, 1_000))]
-        return findings, last_bytes(text, 2_000)
+        found = json.loads(output.read_text()) if output.exists() else {"findings": [], "num_batches": None}
+    findings = [Finding(**each) for each in found["findings"]]
+    if not findings and not found["num_batches"]:
+        what = f"the script took no batch within {time.monotonic() - begin_s:.0f} s, so nothing was compared"
+        to_do = "Pass --seconds, or arguments with which the training begins sooner."
+        if found["num_batches"] is None and process.returncode < 0:
+            what = f"the script's process ended by {signal.Signals(-process.returncode).name}"
+            to_do = "Run it with python to see why."
+        findings = [Finding(script, 1, what, to_do)]
+    return findings, found["num_batches"] or 0, last_bytes(text, 2_000)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Finding", "findings_from_json", "findings_json", "findings_text"]
+__all__ = ["Finding", "findings_json", "findings_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,15 @@ class Finding:
     """What to write, one or more lines."""
 
 
-def findings_text(findings: Sequence[Finding]) -> str:
-    """Return the findings as text, by file and line."""
+def findings_text(findings: Sequence[Finding], num_batches: int) -> str:
+    """Return the findings as text, by file and line.
+
+    Args:
+        findings: The findings.
+        num_batches: Batches that were compared.
+    """
     if not findings:
-        return "nothing found: data hosts would make the batches that this script makes alone"
+        return f"nothing found in {num_batches} batches: data hosts made the ones that this script makes alone"
     blocks = []
     for each in sorted(findings, key=lambda each: (each.file, each.line)):
         lines = [line.strip() for line in each.to_do.splitlines() if line.strip()]
@@ -39,11 +44,6 @@ def findings_text(findings: Sequence[Finding]) -> str:
 def findings_json(findings: Sequence[Finding]) -> str:
     """Return the findings as JSON, in the order in which they were found."""
     return json.dumps([dataclasses.asdict(each) for each in findings], indent=2)
-
-
-def findings_from_json(text: str) -> list[Finding]:
-    """Return the findings in a text that `findings_json` has written."""
-    return [Finding(**each) for each in json.loads(text)]
 
 
 def _short(file: str) -> str:

@@ -6,11 +6,14 @@ SCRIPT may be ``-m MODULE``.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import os
 import re
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from importlib.machinery import SourceFileLoader
@@ -20,16 +23,20 @@ from pathlib import Path
 from hetero.control.rank import session as sessions
 from hetero.dataplane.endpoint.script import join_package
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError
-from hetero.script_check.findings import Finding, findings_json
+from hetero.script_check.findings import Finding
 from hetero.script_check.session import CheckSession
 from hetero.script_check.source import impure_lines, is_user_file, method_line, nested_factory, static_findings
+from hetero.system.documents import write_text
 from hetero.system.scripts import find_script
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)|line (\d+) of (\S+)|in (\S+\.py):(\d+)')
 _PURE = (
     "A sample may depend on its index and on the global generators of random, NumPy and torch, which hetero seeds for "
-    "each sample. Seed a generator of the data set's own in a method on_seed(self, key)."
+    "each sample. Seed a generator of the data set's own in a method on_seed(self, key). Compute what changes from "
+    "sample to sample, such as a counter or the place in a file, from the index."
 )
+_LATE_S = 5.0
+"""Seconds after its time that a script has to ask for a batch."""
 _OF_ERRORS = ("hetero.dataplane", "hetero.torch.passes")
 """Loggers whose warnings announce an exception, which is recorded itself."""
 
@@ -49,8 +56,10 @@ class _Found:
             self.findings.append(finding)
             self.write()
 
-    def write(self) -> None:
-        self._output.write_text(findings_json(self.findings))
+    def write(self, num_batches: int | None = None) -> None:
+        """Write what was found. ``num_batches``: how many batches were compared, at the end of the check."""
+        findings = [dataclasses.asdict(each) for each in self.findings]
+        write_text(self._output, json.dumps({"findings": findings, "num_batches": num_batches}))
 
     def at(self, text: str, frames: Sequence[traceback.FrameSummary]) -> Iterator[tuple[str, int]]:
         """Yield the places in the user's files that a text names, the last one first, and then those of frames."""
@@ -84,7 +93,9 @@ class _Found:
         if stage == "purity" or (isinstance(error, DatasetMismatchError) and "different batches" in first):
             causes = impure_lines(self.folder)
             for place, why in causes:
-                self.add(Finding(*place, f"samples depend on {why}: computed again, they differ", _PURE))
+                self.add(
+                    Finding(*place, f"samples differ when they are computed again; a possible cause is {why}", _PURE)
+                )
             if causes:
                 return
             place, rest = method_line("__getitem__", self.folder), rest or _PURE
@@ -131,8 +142,13 @@ def main(output: str, seconds: str, *words: str) -> int:
             )
         except HeteroError as error:
             found.add_error(error)
+            found.write(0)
             return 0
         sessions.use(session)
+        # The script ends at its next batch when its time is over. This is for one that never asks for another.
+        late = threading.Timer(float(seconds) + _LATE_S, _end, (found, session))
+        late.daemon = True
+        late.start()
         try:
             _run(path, script, arguments, is_module=is_module)
         except SystemExit as error:
@@ -140,17 +156,22 @@ def main(output: str, seconds: str, *words: str) -> int:
                 found.add_error(RuntimeError(f"SystemExit: {error.code}"))
         except BaseException as error:  # noqa: BLE001 - whatever the script raises
             traceback.print_exc()
-            if not session.is_over or isinstance(error, HeteroError):  # a framework may show the end as another error
+            # A loop that counts steps raises after a short pass, and a framework when the time is over.
+            if isinstance(error, HeteroError) or not (session.is_over or session.may_have_shortened):
                 found.add_error(error)
-        for finding in static_findings(found.folder):
-            found.add(finding)
-        if not session.num_steps:
-            what = f"the script took no batch within {float(seconds):g} s, so nothing was compared"
-            found.add(Finding(found.script, 1, what, "Pass --seconds, or arguments with which training begins sooner."))
-        session.close()
+        _end(found, session)
+    return 0
+
+
+def _end(found: _Found, session: CheckSession) -> None:
+    """Record what the source shows, and end this process, because the script's threads may run on."""
+    for finding in static_findings(found.folder):
+        found.add(finding)
+    found.write(session.num_batches)
+    session.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the script's threads may run on
+    os._exit(0)
 
 
 def _show(name: str, line: str) -> None:

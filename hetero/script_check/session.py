@@ -27,9 +27,9 @@ _HOST = "data-host"
 _NUM_ENDPOINTS = 2
 """A batch that depends on the process that computes it differs between two."""
 _PASS_BATCHES = 3
-"""Batches of a pass: two full ones, and one more whose samples come after others."""
-_PASSES = 3
-"""Passes of one loader after which the script is ended. What the loop changes after an epoch shows in the second."""
+"""Batches of a pass: the first two, and the last one, which a data set that must be read in order cannot make."""
+_PASSES = 10
+"""Passes of one loader after which the script is ended. What the loop changes after some epochs shows in the next."""
 
 
 class CheckSession(RankSession):
@@ -78,8 +78,7 @@ class CheckSession(RankSession):
         )
         self._end_s = time.monotonic() + seconds
         self._num_steps: collections.Counter[int] = collections.Counter()
-        self.num_steps = 0
-        """Batches that the script has asked for."""
+        self._counters: Callable[[], Mapping[str, int]] = dict
         self._descriptor, token_path = token_memfd(self.token)
         endpoint = EndpointOptions(
             script=script if is_module else str(Path(script).resolve()),
@@ -121,7 +120,18 @@ class CheckSession(RankSession):
         """Do nothing, because nothing is reported."""
 
     def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
-        """Do nothing, because nothing is reported."""
+        """Keep the function that counts what the endpoints have delivered."""
+        self._counters = counters
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that the script has received."""
+        return self._counters().get("batches", 0)
+
+    @property
+    def may_have_shortened(self) -> bool:
+        """Whether a pass may have ended that is longer without the check."""
+        return self.num_batches >= _PASS_BATCHES
 
     def set_profile(self, profile: Callable[[bool], bytes]) -> None:
         """Do nothing, because nothing is reported."""
@@ -135,7 +145,6 @@ class CheckSession(RankSession):
         Raises:
             SystemExit: To end the script. Stop callbacks do not run, because they would write checkpoints.
         """
-        self.num_steps += 1
         self._num_steps[id(timer)] += 1
         if self._num_steps[id(timer)] > _PASSES * (_PASS_BATCHES + 1):
             raise SystemExit(0)

@@ -44,7 +44,8 @@ def static_findings(folder: str) -> list[Finding]:
 def impure_lines(folder: str) -> list[tuple[tuple[str, int], str]]:
     """Return file and line, and the reason, of code that may make a sample differ when it is computed again."""
     used = _used()
-    found = [((file, node.lineno), f"{_name(node)}()") for file, node in _calls(used, folder) if _is_impure(node)]
+    calls = [(file, node) for file, node in _calls(used, folder) if _is_impure(node)]
+    found = [((file, node.lineno), f"{_name(node)}()") for file, node in calls if not node.args]
     for file in {file for file, _ in used.codes if is_user_file(file, folder)}:
         for write in writes_in(file):
             is_reached = (file, write.first_line) in used.codes and write.function.rpartition(".")[2] not in (
@@ -53,6 +54,8 @@ def impure_lines(folder: str) -> list[tuple[tuple[str, int], str]]:
             )
             if is_reached and len(write.path) > 1 and write.path[0] == "":
                 found.append(((file, write.line), f"self.{write.path[1]}, which {write.function}() changes"))
+    # A generator with a seed is only a cause if it lives longer than a sample.
+    found = found or [((file, node.lineno), f"{_name(node)}()") for file, node in calls]
     return list(dict.fromkeys(found))
 
 

@@ -29,18 +29,16 @@ def load_pending_state(pipeline: Pipeline) -> None:
         ConfigError: If the checkpoint has the states of another number of loaders, or Lightning takes a batch before it
             reads the checkpoint, which it does if the loader has no length.
     """
-    calls = {(name, module.rpartition(".")[2]): frame for name, module, frame in _frames()}
-    resumes = (run := calls.get(("_run", "trainer"))) is not None and run.f_locals.get("ckpt_path") is not None
-    if resumes and ("setup_data", "fit_loop") in calls and ("run", "fit_loop") not in calls:
+    loop, is_early = _fit_loop()
+    if is_early:
         raise ConfigError(
             "Lightning takes a batch before it restores the checkpoint, so the run would not continue where it was "
             "saved\n  Something builds the loaders early, for example trainer.estimated_stepping_batches in "
             "configure_optimizers, and the loader has no length.\n"
             "  Give the sampler or batch sampler __len__, or compute the number of steps without Lightning."
         )
-    if ("advance", "fit_loop") not in calls:
+    if loop is None:
         return
-    loop = calls["advance", "fit_loop"].f_locals["self"]
     states = getattr(loop, "_combined_loader_states_to_load", None)
     if states and loop.restarting:
         stateful = [each for each in loop._combined_loader.flattened if hasattr(each, "load_state_dict")]
@@ -59,6 +57,22 @@ def load_pending_state(pipeline: Pipeline) -> None:
     if pipeline.progress.resumed is not None:
         # limit_train_batches ends an epoch before the loader's end. Only Lightning knows that the epoch is over.
         pipeline.set_epoch(loop.epoch_progress.current.processed, by_tool=True)
+
+
+def _fit_loop() -> tuple[Any, bool]:
+    """Return Lightning's fit loop that runs a pass in this thread, or None.
+
+    Return also whether Lightning builds loaders for a resumed run before it has restored the checkpoint.
+    """
+    is_building = False
+    for name, module, frame in _frames():
+        if module.endswith(".loops.fit_loop"):
+            if name == "advance":
+                return frame.f_locals.get("self"), False
+            is_building = name == "setup_data" or (is_building and name != "run")
+        elif name == "_run" and module.endswith(".trainer"):
+            return None, is_building and frame.f_locals.get("ckpt_path") is not None
+    return None, False
 
 
 def is_taken_ahead() -> bool:

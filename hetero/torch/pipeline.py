@@ -90,10 +90,9 @@ class Pipeline(LoaderPipeline):
         self.stride: int | None = None
         """The n of a tool that consumes every n-th batch. None until known."""
         self._has_warned = False
-        self._made_anew = MadeAnew(subject, self.name, self.dataset_name, self.arguments_digest, options.seed)
-        self._ranks = RankOrders(
-            self.name, self.dataset_name, self.arguments_digest, options.batch_size, options.shuffle
-        )
+        kind = self.name, self.dataset_name, self.arguments_digest, options.batch_size
+        self._made_anew = MadeAnew(subject, *kind, options.seed, options.drop_last)
+        self._ranks = RankOrders(*kind, options.shuffle)
         self._restores_epoch = False
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
@@ -191,7 +190,7 @@ class Pipeline(LoaderPipeline):
         self.take_sampler_epoch()
         number, start = self.progress.begin()
         order = self.sampler_order
-        if start == Start(0) and (self.options.shuffle if order is None else not order.is_sequential):
+        if start == Start(0) and order is None and self.options.shuffle:
             self._made_anew.warn(self.name)
         if self.sampler_order is None:
             start, planned = self._begin_own_order(start, plan)

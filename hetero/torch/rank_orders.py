@@ -7,9 +7,11 @@ happens if the script's sampler draws from a generator that every rank seeds dif
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -43,15 +45,18 @@ class Drawn:
 class RankOrders:
     """Compares the order of one loader with those of the same loader on other ranks.
 
-    The n-th loader of a kind that a process makes is that of the n-th such loader of other ranks.
+    The n-th loader of a kind that a line of the script makes is the n-th such loader of other ranks. Rank 0 may make
+    loaders of its own in other lines.
 
     Args:
         kind: What loaders have in common that deliver the same batches. Its texts must be equal on all ranks.
     """
 
     def __init__(self, *kind: object) -> None:
+        kind = (*kind, _line_of_script())
         _num_loaders[kind] += 1
-        self._key = f"hetero/{kind}/{_num_loaders[kind]}"
+        self._kind = kind
+        self._number = _num_loaders[kind]
         self._is_checked = False
         self._has_warned = False
 
@@ -66,7 +71,11 @@ class RankOrders:
         self._is_checked = True
         rank = torch.distributed.get_rank()
         with suppress(RuntimeError):  # the rank that holds the store may have ended
-            other, _, found = store.compare_set(f"{self._key}/seed", "", f"{rank} {seed}").decode().partition(" ")
+            other, _, found = (
+                store.compare_set(f"hetero/seed/{self._kind}/{self._number}", "", f"{rank} {seed}")
+                .decode()
+                .partition(" ")
+            )
             if int(found) != seed:
                 raise DatasetMismatchError(
                     f"loader {loader:.40}: its seed is {seed} on rank {rank} and {found} on rank {other}\n"
@@ -92,13 +101,14 @@ class RankOrders:
             return
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         own = drawn.counts > 0
+        key = f"hetero/part/{self._kind}"  # one for all loaders of a kind, so that the store does not grow
         num_own = int(own.sum())
         with suppress(RuntimeError):
-            store.set(f"{self._key}/part/{rank}", drawn.number.to_bytes(16, "little") + np.packbits(own).tobytes())
+            store.set(f"{key}/{rank}", drawn.number.to_bytes(16, "little") + np.packbits(own).tobytes())
             for other in {(rank - 1) % world_size, (rank + 1) % world_size}:
-                if not store.check([f"{self._key}/part/{other}"]):
+                if not store.check([f"{key}/{other}"]):
                     continue
-                found = store.get(f"{self._key}/part/{other}")
+                found = store.get(f"{key}/{other}")
                 part = np.unpackbits(np.frombuffer(found, np.uint8, offset=16))
                 length = min(len(own), len(part))
                 num_shared = int(np.count_nonzero(own[:length] & part[:length]))
@@ -107,9 +117,9 @@ class RankOrders:
                     continue
                 self._has_warned = True
                 logger.warning(
-                    "sampler %s: ranks %d and %d have %d of %d samples in common. It seems to draw from a generator "
-                    "that differs between ranks, such as numpy.random.default_rng(). Draw from the global generators, "
-                    "which hetero seeds equally on every rank, or seed it with the epoch",
+                    "sampler %s: ranks %d and %d have %d of %d samples of this pass in common. If each rank should "
+                    "have a part of its own, let the sampler draw from the global generators, which hetero seeds "
+                    "equally on every rank. numpy.random.default_rng() differs between ranks",
                     sampler,
                     rank,
                     other,
@@ -117,6 +127,14 @@ class RankOrders:
                     num_own,
                 )
                 return
+
+
+def _line_of_script() -> str:
+    """Return file and line of the code outside of this package that makes the loader."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hetero":
+        frame = frame.f_back
+    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _store() -> Any:

@@ -412,11 +412,11 @@ def test_error_of_an_odd_class_that_can_be_printed_keeps_its_type(error: Excepti
         list(DataLoader(Raising(error), batch_size=4))
 
 
-class Panic(BaseException):
+class PanicException(BaseException):
     """As code in Rust raises."""
 
 
-@pytest.mark.parametrize("error", [Panic("went wrong"), asyncio.CancelledError("went wrong")])
+@pytest.mark.parametrize("error", [PanicException("went wrong"), asyncio.CancelledError("went wrong")])
 def test_exception_that_is_none_for_python_is_an_error_of_its_sample(error: BaseException) -> None:
     with pytest.raises(DatasetError, match=r"in this process at sample 3: .*went wrong"):
         list(DataLoader(Raising(error), batch_size=4))
@@ -425,6 +425,9 @@ def test_exception_that_is_none_for_python_is_an_error_of_its_sample(error: Base
 
 
 def test_request_to_end_the_process_passes_through_a_sample() -> None:
-    for error in (SystemExit(3), KeyboardInterrupt()):
+    class Preempted(BaseException):
+        """Raised by a signal handler of the script, as by those of pytest-timeout."""
+
+    for error in (SystemExit(3), KeyboardInterrupt(), Preempted()):
         with pytest.raises(type(error)):
             list(DataLoader(Raising(error), batch_size=4))

@@ -36,6 +36,10 @@ def on_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return become
 
 
+def first_batch(**options: Any) -> Any:
+    return next(iter(DataLoader(loader_test_noisy(), batch_size=2, **options)))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -47,10 +51,10 @@ def test_other_seed_on_another_rank_is_an_error_that_names_both(
     options: Callable[[int], dict[str, Any]], on_rank: Callable[[int], None]
 ) -> None:
     on_rank(2)
-    next(iter(DataLoader(loader_test_noisy(), batch_size=2, shuffle=True, **options(7))))
+    first_batch(shuffle=True, **options(7))
     on_rank(1)
     with pytest.raises(DatasetMismatchError, match="its seed is 8 on rank 1 and 7 on rank 2"):
-        next(iter(DataLoader(loader_test_noisy(), batch_size=2, shuffle=True, **options(8))))
+        first_batch(shuffle=True, **options(8))
 
 
 @pytest.mark.parametrize(
@@ -65,9 +69,17 @@ def test_loaders_that_share_no_shuffled_order_may_have_other_seeds(
     options: dict[str, Any], on_rank: Callable[[int], None]
 ) -> None:
     on_rank(0)
-    next(iter(DataLoader(loader_test_noisy(), batch_size=2, **{**options, "name": None}, seed=7)))
+    first_batch(**{**options, "name": None}, seed=7)
     on_rank(1)
-    next(iter(DataLoader(loader_test_noisy(), batch_size=2, **options, seed=8)))
+    first_batch(**options, seed=8)
+
+
+def test_loader_of_one_rank_alone_is_not_compared_with_that_of_another_line(on_rank: Callable[[int], None]) -> None:
+    on_rank(0)
+    next(iter(DataLoader(loader_test_noisy(), batch_size=2, shuffle=True, seed=123)))  # only rank 0 looks at one
+    first_batch(shuffle=True, seed=7)
+    on_rank(1)
+    first_batch(shuffle=True, seed=7)
 
 
 def of_own_generator(rank: int) -> Iterable[int]:

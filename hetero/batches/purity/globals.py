@@ -24,7 +24,7 @@ import re
 import struct
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePath
@@ -100,6 +100,8 @@ class GlobalsReader:
         """Names of the globals whose difference was logged."""
         self._first: dict[str, str] = {}
         """Digests of the first reading, by name."""
+        self._seen_own: set[str] = set()
+        """Names of what the data set's code has changed when it ran here."""
 
     def read(self) -> dict[str, GlobalValue]:
         """Return plain values and callables in globals, by name. Skip globals that the data set's code changes."""
@@ -114,8 +116,8 @@ class GlobalsReader:
     def _read(self) -> dict[str, GlobalValue]:
         found: dict[str, GlobalValue] = {}
         for place, value in self._places():
-            digest = digest_of(value)
-            if digest is not None or callable(value):
+            digest = None if place.label in self._seen_own else digest_of(value)
+            if digest is not None or (callable(value) and place.label not in self._seen_own):
                 found[place.label] = GlobalValue(digest or "", _show(place.label, value), not _is_immutable(value))
         return found
 
@@ -123,6 +125,16 @@ class GlobalsReader:
         """Return the digests of plain values by name, for the first `MAX_GLOBALS` names in sorted order."""
         found = {name: value.digest for name, value in self.read().items() if value.digest}
         return dict(sorted(found.items())[:MAX_GLOBALS])
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Return a context for the data set's code. Leave out what it changes from now on, as a cache or counter."""
+        before = self.digests()
+        try:
+            yield
+        finally:
+            after = self.digests()
+            self._seen_own.update(name for name in before if before[name] != after.get(name))
 
     def changes(self, names: Iterable[str]) -> dict[str, str]:
         """Return the code that changes each global after the import, for example ``main() in train.py:31``.

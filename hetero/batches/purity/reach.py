@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 from hetero.spec import DatasetFactory
@@ -56,7 +56,7 @@ class Place:
     label: str
     """Label in messages and comparisons: ``SCALE`` in the script, ``module.SCALE`` elsewhere, ``collate_fn.scale``."""
     owner: Any
-    """Namespace of the module, the class or object, or a dictionary of the values."""
+    """Namespace of the module, the class or object, a dictionary of the values, or the cell of a variable."""
     name: str
     """Name of the global, attribute or value."""
     codes: frozenset[tuple[str, int]] | None = None
@@ -73,6 +73,11 @@ class Place:
         Raises:
             KeyError: If it no longer exists.
         """
+        if isinstance(self.owner, CellType):
+            try:
+                return self.owner.cell_contents
+            except ValueError:
+                raise KeyError(self.name) from None
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner))[self.name]
 
 
@@ -224,21 +229,24 @@ class _Walk:
 
     def _note_values(self, label: str, function: Any) -> None:
         """Record the values that a registered function holds."""
+        owners: list[tuple[Any, Iterable[str]]] = []
+        codes: frozenset[tuple[str, int]] = frozenset()
         if isinstance(function, functools.partial):
             self._note_values(label, function.func)
-            values: dict[str, Any] = {**function.keywords, **{str(n): each for n, each in enumerate(function.args)}}
+            arguments = {str(number): each for number, each in enumerate(function.args)}
+            owners = [(each, each) for each in (function.keywords, arguments)]
         elif isinstance(function, FunctionType):
-            defaults = {name: each.default for name, each in inspect.signature(function).parameters.items()}
-            values = {name: each for name, each in defaults.items() if each is not inspect.Parameter.empty}
-            values.update(inspect.getclosurevars(function).nonlocals)
+            parameters = inspect.signature(function).parameters.values()
+            defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+            cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            owners = [(defaults, defaults), *((cell, (name,)) for name, cell in cells)]
         else:
             holder = getattr(function, "__self__", function)
             codes = frozenset(_methods_of_call(type(holder), getattr(function, "__name__", "__call__")))
-            for name in getattr(holder, "__dict__", ()):
-                self._note(Place(f"{label}.{name}", holder, name, codes))
-            return
-        for name in values:
-            self._note(Place(f"{label}.{name}", values, name, frozenset()))
+            owners = [(holder, getattr(holder, "__dict__", ()))]
+        for owner, names in owners:
+            for name in names:
+                self._note(Place(f"{label}.{name}", owner, name, codes))
 
     def _scan(self, code: CodeType, namespace: dict[str, Any], modules: Mapping[str, ModuleType]) -> None:
         """Record the names that compiled code reads. ``modules`` are the imports of enclosing functions, by name."""
