@@ -112,7 +112,8 @@ class DatasetSpec:
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
             f"{self.name}(...) only names a data set, which is built where it is needed. It has no attribute {name!r}\n"
-            "  Compute what the script needs to know in another function of the script.",
+            "  Compute what the script needs to know in another function of the script. What changes the samples is an "
+            "argument of the factory.",
             name=name,
             obj=self,
         )

@@ -38,8 +38,9 @@ MAX_EXCEPTION_CHARS = 160
 """Limit on the text of an exception in a list of skipped samples."""
 
 _ON_EVERY_HOST = (
-    "Every data host opens the data at its own path. Put the data there, or pass a path with a variable that\n"
-    "each host sets, such as $SM_CHANNEL_TRAINING, and call os.path.expandvars in the function with @hetero.dataset."
+    "Every data host opens the data at its own path, and a relative path in its own folder. Put the data there, or\n"
+    "pass an absolute path. If hosts differ, use a variable that each host sets, such as $SM_CHANNEL_TRAINING, and\n"
+    "call os.path.expandvars in the function with @hetero.dataset."
 )
 _MAX_EXCEPTION_BYTES = 2 * 1024
 _HERE = f"{Path(__file__).parent}{os.sep}"

@@ -29,7 +29,8 @@ from hetero.spec import Index
 __all__ = ["IndexedWork"]
 
 _MAY_SKIP = (
-    'Fix the sample, or give the loader on_sample_error="skip": another sample of the batch is repeated in its place.'
+    'Fix the sample, or give the loader on_sample_error="skip": another sample of the batch is repeated in its place. '
+    "If it works alone, it may depend on the samples before it, but each sample may depend on its index only."
 )
 _MAX_POLLS = 64
 """Limit on calls of ``cancelled()`` for a batch with one seed. 1,024 calls took 2 % of a batch of table rows."""
