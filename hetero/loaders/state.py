@@ -170,6 +170,15 @@ class Start:
         """The number of this pass in orders and random keys, see `hetero.epochs`."""
         return pass_number(self.epoch, self.again or 0)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether a loaded state is at the end of a pass over a user's sampler, whatever the sampler's length is now.
+
+        False if the sampler has a state, which must be loaded first. States of the first versions, which have no
+        ``world_size``, do not tell whether the pass had ended.
+        """
+        return self.completed and self.batches > 0 and self.sampler is None and self.world_size is not None
+
     def check_within(self, num_batches: int) -> None:
         """Reject a loaded position behind the end of its epoch.
 

@@ -197,8 +197,9 @@ class Pipeline(LoaderPipeline):
             self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
             return number, start, planned
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
-        self._check_length(self.sampler_order, start)
-        planned = plan(start)
+        if not start.is_finished:
+            self._check_length(self.sampler_order, start)
+        planned = iter(()) if start.is_finished else plan(start)
         # A loaded state may be at the end of its epoch. The pass is then the next epoch.
         if start.may_skip and start.batches:
             first = next(planned, None)
@@ -438,6 +439,8 @@ class Pipeline(LoaderPipeline):
         """Return whether an epoch has no batches left. Return True also if this cannot be known."""
         if self.sampler_order is None:
             return super().is_over(start)
+        if start.completed:
+            return True
         try:
             return start.batches >= self.sampler_order.num_batches()
         except TypeError:
@@ -476,7 +479,7 @@ class Pipeline(LoaderPipeline):
             return
         start.check_within(order.num_batches())
         is_same_world = start.world_size == self.shard().world_size
-        if is_same_world and not start.completed and start.sampler_length not in (None, length):
+        if is_same_world and start.sampler_length not in (None, length):
             raise ConfigError(
                 f"the loaded state is within an epoch of a sampler of length {start.sampler_length}, the sampler has "
                 f"{length} now\n  Use the same sampler, or call set_epoch({start.epoch + 1}) to begin the next epoch."

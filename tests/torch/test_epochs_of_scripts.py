@@ -207,6 +207,31 @@ def test_state_of_a_sampler_of_another_length_is_refused(
         next(iter(loader))
 
 
+@pytest.mark.parametrize("length", [20, 40, 80], ids=["shorter", "equal", "longer"])
+@pytest.mark.parametrize("is_batch_sampler", [False, True])
+def test_state_at_the_end_of_an_epoch_goes_on_with_the_next_one_at_any_length_of_the_sampler(
+    is_batch_sampler: bool, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made(length: int) -> DataLoader[Any]:
+        sampler: Any = DistributedSampler(range(length), 1, 0)
+        if is_batch_sampler:
+            return DataLoader(Noisy(80), batch_sampler=BatchSampler(sampler, 4, drop_last=False))
+        return DataLoader(Noisy(80), batch_size=4, sampler=sampler)
+
+    loader = made(40)
+    list(loader)
+    state = loader.state_dict()
+    counted, named, again = made(length), made(length), made(length)
+    for resumed in (counted, named, again):
+        resumed.load_state_dict(state)
+    named.set_epoch(1)
+    again.set_epoch(0)
+    assert len(list(counted)) == len(list(named)) == length // 4
+    assert counted.state_dict()["epoch"] == 1
+    assert list(again) == []
+    assert caplog.records == []
+
+
 def test_state_behind_the_end_of_an_epoch_is_refused() -> None:
     loader = DataLoader(Noisy(40), batch_size=4)
     loader.load_state_dict({**state_after(2, Noisy(40)), "batches": 10**30})
