@@ -197,8 +197,6 @@ class Pipeline(LoaderPipeline):
             self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
             return number, start, planned
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
-        if not start.is_finished:
-            self._check_length(self.sampler_order, start)
         planned = iter(()) if start.is_finished else plan(start)
         # A loaded state may be at the end of its epoch. The pass is then the next epoch.
         if start.may_skip and start.batches:
@@ -368,8 +366,8 @@ class Pipeline(LoaderPipeline):
             seed=facts.seed,
             num_samples=facts.num_samples if position.num_samples is None else position.num_samples,
             global_batch=facts.global_batch,
-            sampler_length=None if self.sampler_order is None else self.sampler_order.constant_length(),
-            world_size=None if self.sampler_order is None else self.shard().world_size,
+            sampler_length=None if self.sampler_order is None else position.sampler_length or self.sampler_order.length,
+            world_size=None if self.sampler_order is None else position.world_size or self.shard().world_size,
             sampler_class=facts.sampler_class,
             dataset=facts.dataset,
             arguments=facts.arguments,
@@ -439,11 +437,9 @@ class Pipeline(LoaderPipeline):
         """Return whether an epoch has no batches left. Return True also if this cannot be known."""
         if self.sampler_order is None:
             return super().is_over(start)
-        if start.completed:
-            return True
         try:
-            return start.batches >= self.sampler_order.num_batches()
-        except TypeError:
+            return start.completed or start.batches >= self.sampler_order.num_batches(start.sampler_length)
+        except Exception:  # noqa: BLE001 - the sampler's own __len__
             return True
 
     def _warn_of_no_shards(self) -> None:
@@ -469,15 +465,15 @@ class Pipeline(LoaderPipeline):
             )
 
     def _check_length(self, order: SamplerOrder, start: Start) -> None:
-        """Reject a position within an epoch of a sampler that had another length. The epoch is set on it by now.
+        """Reject a position within an epoch of a sampler that had another length. The sampler is prepared by now.
 
         Raises:
             ConfigError: If the lengths differ, or the position is behind the end of the epoch.
         """
-        length = order.constant_length() if start.batches else None
+        length = order.length if start.batches else None
         if length is None:
             return
-        start.check_within(order.num_batches())
+        start.check_within(order.num_batches(length))
         is_same_world = start.world_size == self.shard().world_size
         if is_same_world and start.sampler_length not in (None, length):
             raise ConfigError(
@@ -487,7 +483,9 @@ class Pipeline(LoaderPipeline):
 
     def _plan_sampler(self, order: SamplerOrder, start: Start) -> Iterator[PlannedBatch]:
         own_rank = self.shard().rank
-        for planned in order.batches(start):
+        batches = order.batches(start)
+        self._check_length(order, start)
+        for planned in batches:
             if planned.rank not in (None, own_rank):
                 raise ConfigError(
                     f"the batch sampler wraps that of another loader and yields a batch of rank {planned.rank} on rank "

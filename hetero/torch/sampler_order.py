@@ -77,6 +77,9 @@ class SamplerOrder:
         self._generator_seeds = [_generator_seed(part) for part in self._parts]
         self.epoch: int | None = None
         """The epoch that was last set on the sampler. None if unknown."""
+        self.length: int | None = None
+        """The sampler's length in the latest pass. None before it, if it has none, or if it has a state, because the
+        length may then be what is left of the epoch."""
         self._left: _Left | None = None
         self._drawn: tuple[int, bytes] | None = None
         """The epoch of the last pass that was drawn from its beginning to its end, and a digest of its order."""
@@ -88,24 +91,29 @@ class SamplerOrder:
             getattr(sampler, "load_state_dict", None)
         )
 
-    def num_batches(self) -> int:
-        """Return the number of batches of an epoch.
+    def num_batches(self, length: int | None = None) -> int:
+        """Return the number of batches of an epoch in which the sampler has a length. None: its present length.
 
         Raises:
             TypeError: If the sampler does not have a length.
         """
-        length = len(self.sampler)  # type: ignore[arg-type]
+        if length is None:
+            length = len(self.sampler)  # type: ignore[arg-type]
         if self.is_batch_sampler:
             return length
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
 
-    def constant_length(self) -> int | None:
-        """Return the sampler's length in this epoch. None if it has none, or if it is what is left of an epoch."""
+    def _measure(self, number: int) -> int | None:
+        """Return what `length` is in a pass, by its number.
+
+        Some bucket samplers make their batches in ``__len__``. They draw from the generators of the pass there.
+        """
         if self.is_stateful:
             return None
         try:
-            return len(self.sampler)  # type: ignore[arg-type]
-        except TypeError:
+            with self._own_generators(number).swapped_in():
+                return len(self.sampler)  # type: ignore[arg-type]
+        except Exception:  # noqa: BLE001 - the length is not needed for a pass
             return None
 
     @property
@@ -189,9 +197,14 @@ class SamplerOrder:
     def batches(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield the batches of a pass. Those before its start are drawn and discarded unless it has a sampler's state.
 
-        The number of the pass seeds the draws together with the loader's seed.
+        The number of the pass seeds the draws together with the loader's seed. The sampler is prepared, and `length` is
+        set, before this method returns.
         """
-        state, num_drawn = start.sampler, start.num_drawn
+        self._prepare(start)
+        return self._drawn_batches(start)
+
+    def _prepare(self, start: Start) -> None:
+        state = start.sampler
         for part, generator_seed in zip(self._parts, self._generator_seeds, strict=True):
             if generator_seed is None and isinstance(getattr(part, "generator", None), torch.Generator):
                 # accelerate added this generator to make the order equal on all ranks. It is equal without it too.
@@ -202,6 +215,10 @@ class SamplerOrder:
         self._set_again(start)
         if self.is_stateful:
             self._left = _Left(start.number, (self._snapshot() if state is None else state,), self._epochs())
+        self.length = self._measure(start.number)
+
+    def _drawn_batches(self, start: Start) -> Iterator[PlannedBatch]:
+        state, num_drawn = start.sampler, start.num_drawn
         # Draw batch by batch, each time with the generator states of this epoch.
         own = self._own_generators(start.number)
         with own.swapped_in():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,6 +230,44 @@ def test_loader_sampler_with_a_state_is_resumed_at_what_was_delivered() -> None:
     resumed.load_state_dict(state)
     assert plain(resumed) == rest
     assert first[0][0] == [0, 1, 2]
+
+
+class Buckets(Sampler[list[int]]):
+    """Makes its batches to know how many there are, or does not know."""
+
+    def __init__(self, *, has_length: bool) -> None:
+        self.has_length = has_length
+        self.num_calls = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(12).tolist()
+        first = random.randint(1, 4)
+        return iter([order[:first], *(order[place : place + 4] for place in range(first, 12, 4))])
+
+    def __len__(self) -> int:
+        if not self.has_length:
+            raise NotImplementedError("the number of batches is not known")
+        self.num_calls += 1
+        return sum(1 for _ in self)
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_loader_state_measures_the_sampler_once_in_a_pass_and_leaves_the_trainer_alone(has_length: bool) -> None:
+    sampler = Buckets(has_length=has_length)
+    loader = DataLoader(Noisy(12), batch_sampler=sampler)
+    batches = iter(loader)
+    before = torch.get_rng_state(), random.getstate()
+    first = next(batches)
+    states = [loader.state_dict() for _ in range(3)]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert sampler.num_calls == has_length
+    rest = plain(batches)
+    assert states[0]["sampler_length"] == (len(rest) + 1 if has_length else None)
+    resumed = DataLoader(Noisy(12), batch_sampler=Buckets(has_length=has_length))
+    resumed.load_state_dict(states[2])
+    assert resumed.state_dict() == states[2]
+    assert plain(resumed) == rest != plain([first])
 
 
 def test_loader_sampler_that_ignores_ranks_warns_once(world: Any, caplog: pytest.LogCaptureFixture) -> None:
