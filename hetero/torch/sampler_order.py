@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-import random
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -20,11 +17,11 @@ import torch.utils.data.distributed
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.indices import Indices, as_indices, index_bytes
-from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.spec import Index
 from hetero.torch.order_digest import OrderDigest
+from hetero.torch.own_generators import OwnGenerators, draw_key
 from hetero.torch.rank_orders import MAX_INDICES, Drawn
 
 __all__ = ["OccurrenceCounter", "SamplerOrder", "torch_permutation"]
@@ -296,15 +293,15 @@ class SamplerOrder:
         """Return a copy of the sampler's state, because the sampler may change the original. None if stateless."""
         return copy.deepcopy(self.sampler.state_dict()) if self.is_stateful else None  # type: ignore[attr-defined]
 
-    def _own_generators(self, number: int) -> _OwnGenerators:
+    def _own_generators(self, number: int) -> OwnGenerators:
         """Return the generators of a pass, by its number. They are not seeded yet."""
-        key = _draw_key(self.seed, number)
+        key = draw_key(self.seed, number)
         more = [
             (generator, (key ^ seed) % 2**63)
             for part, seed in zip(self._parts, self._generator_seeds, strict=True)
             if seed is not None and isinstance(generator := getattr(part, "generator", None), torch.Generator)
         ]
-        return _OwnGenerators(key, only_torch=_draws_from_torch_only(self.sampler), more=more)
+        return OwnGenerators(key, only_torch=_draws_from_torch_only(self.sampler), more=more)
 
     def _draw(self, elements: Iterator[Any]) -> Iterable[Any] | None:
         """Return the next batch of indices, or None at the end."""
@@ -407,54 +404,6 @@ class _Left:
     """Whether the pass was delivered to its end. The sampler is then already where the next pass has to begin."""
 
 
-class _OwnGenerators:
-    """Generator states for the draws of one epoch, kept from one batch to the next.
-
-    Args:
-        key: Seed of the global generators.
-        only_torch: Whether the sampler uses no global generator but torch's. The states of Python's and NumPy's are
-            then not swapped. Swapping all three takes 140 us per batch, 112 us of it for NumPy's state, which is copied
-            number by number.
-        more: The sampler's own generators and their seeds.
-    """
-
-    def __init__(self, key: int, *, only_torch: bool, more: Sequence[tuple[torch.Generator, int]]) -> None:
-        self._key = key
-        self._only_torch = only_torch
-        self._torch = [(torch.default_generator, key), *more]
-        self._torch_states: list[torch.Tensor] | None = None  # None: not seeded yet
-        self._other_states: tuple[Any, Any] | None = None
-
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Make these states current inside the context, and restore the script's states afterwards."""
-        with nullcontext() if self._only_torch else preserved_generators():
-            # A generator's state includes its seed, so restoring the state restores the user's initial_seed() too.
-            users = [generator.get_state() for generator, _ in self._torch]
-            try:
-                self._make_current()
-                yield
-                self._torch_states = [generator.get_state() for generator, _ in self._torch]
-                if not self._only_torch:
-                    self._other_states = random.getstate(), np.random.get_state(legacy=False)
-            finally:
-                for (generator, _), state in zip(self._torch, users, strict=True):
-                    generator.set_state(state)
-
-    def _make_current(self) -> None:
-        if self._torch_states is None:
-            if not self._only_torch:
-                seed_generators(self._key)
-            for generator, seed in self._torch:
-                generator.manual_seed(seed)
-            return
-        for (generator, _), state in zip(self._torch, self._torch_states, strict=True):
-            generator.set_state(state)
-        if self._other_states is not None:
-            random.setstate(self._other_states[0])
-            np.random.set_state(self._other_states[1])
-
-
 def _parts_of(sampler: object) -> tuple[Any, ...]:
     """Return a sampler and the samplers in its attributes, in lists there, and in their attributes in turn."""
     parts, waiting = list[Any](), deque[object]([sampler])
@@ -490,8 +439,3 @@ def _draws_from_torch_only(sampler: object) -> bool:
 def _generator_seed(sampler: object) -> int | None:
     generator = getattr(sampler, "generator", None)
     return generator.initial_seed() if isinstance(generator, torch.Generator) else None
-
-
-def _draw_key(seed: int, epoch: int) -> int:
-    message = b"%d/%d" % (seed, epoch)
-    return int.from_bytes(blake2b(message, digest_size=8, person=b"hetero.draw").digest(), "little")

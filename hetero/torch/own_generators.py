@@ -1,0 +1,75 @@
+"""Generators that a sampler draws from in one pass, so that its order depends on the seed and the pass alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+
+from hetero.batches.seeds import preserved_generators, seed_generators
+
+__all__ = ["OwnGenerators", "draw_key"]
+
+
+class OwnGenerators:
+    """Generator states for the draws of one epoch, kept from one batch to the next.
+
+    Args:
+        key: Seed of the global generators.
+        only_torch: Whether the sampler uses no global generator but torch's. The states of Python's and NumPy's are
+            then not swapped. Swapping all three takes 140 us per batch, 112 us of it for NumPy's state, which is copied
+            number by number.
+        more: The sampler's own generators and their seeds.
+    """
+
+    def __init__(self, key: int, *, only_torch: bool, more: Sequence[tuple[torch.Generator, int]]) -> None:
+        self._key = key
+        self._only_torch = only_torch
+        self._torch = [(torch.default_generator, key), *more]
+        self._torch_states: list[torch.Tensor] | None = None  # None: not seeded yet
+        self._other_states: tuple[Any, Any] | None = None
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Make these states current inside the context, and restore the script's states afterwards."""
+        with nullcontext() if self._only_torch else preserved_generators():
+            # A generator's state includes its seed, so restoring the state restores the user's initial_seed() too.
+            users = [generator.get_state() for generator, _ in self._torch]
+            try:
+                self._make_current()
+                yield
+                self._torch_states = [generator.get_state() for generator, _ in self._torch]
+                if not self._only_torch:
+                    self._other_states = random.getstate(), np.random.get_state(legacy=False)
+            finally:
+                for (generator, _), state in zip(self._torch, users, strict=True):
+                    generator.set_state(state)
+
+    def _make_current(self) -> None:
+        if self._torch_states is None:
+            if not self._only_torch:
+                seed_generators(self._key)
+            for generator, seed in self._torch:
+                generator.manual_seed(seed)
+            return
+        for (generator, _), state in zip(self._torch, self._torch_states, strict=True):
+            generator.set_state(state)
+        if self._other_states is not None:
+            random.setstate(self._other_states[0])
+            np.random.set_state(self._other_states[1])
+
+
+def draw_key(seed: int, number: int) -> int:
+    """Return the seed of the generators of a pass.
+
+    Args:
+        seed: The loader's seed.
+        number: The number of the pass.
+    """
+    message = b"%d/%d" % (seed, number)
+    return int.from_bytes(blake2b(message, digest_size=8, person=b"hetero.draw").digest(), "little")
