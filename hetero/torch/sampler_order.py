@@ -35,6 +35,9 @@ _TORCHS_SAMPLERS = (
     torch.utils.data.WeightedRandomSampler,
     torch.utils.data.distributed.DistributedSampler,
 )
+_EPOCH_NAMES = ("epoch", "_epoch", "current_epoch", "_current_epoch")
+"""Attributes that hold the epoch of a sampler: torch's ``epoch``, SpeechBrain's ``_epoch``, and two that mean the same.
+Other names are not guessed, because ``samples_per_epoch`` is no epoch."""
 # Larger indices are counted in a dictionary, because the array takes 4 bytes for every index up to the largest.
 _MAX_COUNTED_INDEX = 2**31
 
@@ -143,9 +146,8 @@ class SamplerOrder:
             self.epoch = epoch
 
     def _epochs(self) -> list[int | None]:
-        """Return the ``epoch`` of every part that has ``set_epoch``, or None if it is not an integer."""
-        found = [getattr(part, "epoch", None) for part in self._settable()]
-        return [int(epoch) if isinstance(epoch, int) else None for epoch in found]
+        """Return the epoch of every part that has ``set_epoch``, or None if it is unknown."""
+        return [_epoch_of(part) for part in self._settable()]
 
     def _put_epochs_back(self, epochs: Sequence[int | None]) -> None:
         for part, before, now in zip(self._settable(), epochs, self._epochs(), strict=False):
@@ -156,14 +158,16 @@ class SamplerOrder:
         """Call ``set_epoch`` of the parts again with their present epochs, because the method may draw an order.
 
         The order then depends on the seed and the epoch of the pass, and not on the script's generators. torch's own
-        samplers are left out, because they do not draw there. A part without an ``epoch`` gets the epoch of the pass.
+        samplers are left out, because they do not draw there. A part that keeps no epoch gets that of the pass. A part
+        that may keep it under an unknown name is left as the script set it.
         """
         drawing = [part for part in self._settable() if type(part) not in _TORCHS_SAMPLERS]
         if drawing:
             with self._own_generators(start.number).swapped_in():
                 for part in drawing:
-                    own = getattr(part, "epoch", None)
-                    part.set_epoch(int(own) if isinstance(own, int) else start.epoch)
+                    epoch = _epoch_of(part)
+                    if epoch is not None or not any("epoch" in name for name in getattr(part, "__dict__", ())):
+                        part.set_epoch(start.epoch if epoch is None else epoch)
 
     def _settable(self) -> list[Any]:
         return [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
@@ -434,6 +438,12 @@ def _draws_from_torch_only(sampler: object) -> bool:
     if type(sampler) is torch.utils.data.BatchSampler:
         return _draws_from_torch_only(sampler.sampler)
     return type(sampler) in _TORCHS_SAMPLERS
+
+
+def _epoch_of(sampler: object) -> int | None:
+    """Return the epoch that a sampler keeps. None if it keeps none, or under a name that is not known."""
+    found = (getattr(sampler, name, None) for name in _EPOCH_NAMES)
+    return next((int(epoch) for epoch in found if isinstance(epoch, int)), None)
 
 
 def _generator_seed(sampler: object) -> int | None:

@@ -163,6 +163,40 @@ def test_set_epoch_of_the_loaders_own_sampler_is_that_of_the_loader() -> None:
         assert plain(one) == plain(other)
 
 
+class MadeInSetEpoch(Sampler[int]):
+    """Makes its order in set_epoch, and keeps the epoch under some name."""
+
+    samples_per_epoch = 12
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.chosen: list[int] = []
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.chosen.append(epoch)
+        setattr(self, self.name, epoch)
+        self.order = np.random.default_rng(epoch).permutation(12).tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        return 12
+
+
+@pytest.mark.parametrize("name", ["epoch", "_epoch", "current_epoch", "epoch_of_training"])
+def test_sampler_has_the_epoch_that_the_script_set_on_it_under_any_name(name: str) -> None:
+    sampler = MadeInSetEpoch(name)
+    loader = DataLoader(Noisy(12), batch_size=12, sampler=sampler)
+    for epoch in (3, 4, 7):  # the first as after a restart without a state of the loader
+        sampler.set_epoch(epoch)
+        expected = list(sampler.order)
+        assert indices(loader) == [expected]
+        assert loader.state_dict()["sampler_epoch"] == (None if name == "epoch_of_training" else epoch)
+    assert set(sampler.chosen) == {0, 3, 4, 7}
+
+
 def test_sampler_with_the_same_order_in_two_epochs_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     in_order: Any = [SequentialSampler(range(12)), [7, 3, 5], DistributedSampler(range(12), 1, 0, shuffle=False)]
     for sampler in (*in_order, RandomSampler(range(12)), Deaf()):
