@@ -50,6 +50,12 @@ class OwnGenerators:
                 for (generator, _), state in zip(self._torch, users, strict=True):
                     generator.set_state(state)
 
+    def next_numbers(self) -> tuple[float, ...]:
+        """Draw one number from each global generator. They are the first ones if the sampler has drawn none."""
+        with self.swapped_in():
+            first = torch.rand((), generator=torch.default_generator, device="cpu").item()
+            return (first,) if self._only_torch else (first, random.random(), np.random.random())
+
     def _make_current(self) -> None:
         if self._torch_states is None:
             if not self._only_torch:

@@ -232,7 +232,7 @@ class SamplerOrder:
                 snapshot = self._snapshot()
             if drawn is None:
                 if digest is not None:
-                    self._compare_with_last(start, digest)
+                    self._compare_with_last(start, digest, own)
                 self.drawn = Drawn(start.number, counter.first(MAX_INDICES), largest_batch)
                 return
             indices = as_indices(drawn)
@@ -253,12 +253,12 @@ class SamplerOrder:
             if position >= start.batches:
                 yield PlannedBatch(position, IndexedWork(indices, occurrences), rank, snapshot, num_drawn)
 
-    def _compare_with_last(self, start: Start, digest: OrderDigest) -> None:
+    def _compare_with_last(self, start: Start, digest: OrderDigest, own: OwnGenerators) -> None:
         """Log one warning if the script has chosen another epoch, and the shuffled order has stayed the same."""
         last, self._drawn = self._drawn, (start.epoch, digest.value())
         if last is None or last[0] == start.epoch or last[1] != digest.value() or start.again is None:
             return
-        if digest.is_ascending:
+        if digest.is_ascending or self.is_sequential or not self._shuffles(start.number, own):
             return
         self._may_repeat = True
         logger.warning(
@@ -268,6 +268,17 @@ class SamplerOrder:
             last[0],
             start.epoch,
         )
+
+    def _shuffles(self, number: int, own: OwnGenerators) -> bool:
+        """Return whether the sampler shuffles at all. A fixed order, for example by length, is not random.
+
+        Args:
+            number: The number of a pass that was drawn to its end.
+            own: The generators of that pass.
+        """
+        if any(getattr(part, "shuffle", None) is True or getattr(part, "generator", None) for part in self._parts):
+            return True
+        return own.next_numbers() != self._own_generators(number).next_numbers()
 
     def _put_back(self, left: _Left) -> None:
         """Put the sampler where it would be if only the delivered batches of the last pass had been drawn.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ class Wrapped(Sampler[int]):
 
 class Deaf(Sampler[int]):
     """Shuffles in the same way in every epoch."""
+
+    shuffle = True
 
     def __iter__(self) -> Iterator[int]:
         yield from np.random.default_rng(7).permutation(12).tolist()
@@ -197,8 +200,40 @@ def test_sampler_has_the_epoch_that_the_script_set_on_it_under_any_name(name: st
     assert set(sampler.chosen) == {0, 3, 4, 7}
 
 
+class ByLength(Sampler[int]):
+    """A fixed order, longest samples first."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(range(12), key=lambda index: index * 7 % 5))
+
+
+class Reseeding(Sampler[int]):
+    """Sets the seed of a global generator before it shuffles."""
+
+    def __init__(self, generator: str) -> None:
+        self.of_python = generator == "python"
+
+    def __iter__(self) -> Iterator[int]:
+        if self.of_python:
+            random.seed(1)
+            return iter(random.sample(range(12), 12))
+        np.random.seed(1)
+        return iter(np.random.permutation(12).tolist())
+
+
+@pytest.mark.parametrize("generator", ["python", "numpy"])
+def test_sampler_that_sets_a_seed_in_every_epoch_is_said(generator: str, caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(Noisy(12), batch_size=4, sampler=Reseeding(generator))
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        list(loader)
+    (record,) = caplog.records
+    assert "sampler Reseeding gives the same order in epochs 0 and 1" in record.getMessage()
+
+
 def test_sampler_with_the_same_order_in_two_epochs_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     in_order: Any = [SequentialSampler(range(12)), [7, 3, 5], DistributedSampler(range(12), 1, 0, shuffle=False)]
+    in_order += [DistributedSampler(range(11), 4, 3, shuffle=False), ByLength()]  # the ranks' padding repeats index 0
     for sampler in (*in_order, RandomSampler(range(12)), Deaf()):
         loader = DataLoader(Noisy(12), batch_size=4, sampler=sampler, name=type(sampler).__name__)
         for epoch in range(3):
