@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -371,11 +372,11 @@ class Progress:
                 raise ConfigError(f"num_batches_trained is {num_trained}, but no pass has begun")
             return self.next_start()
         num_delivered = self._batches - self._first
-        if num_trained is None:
-            num_trained = num_delivered
-        if type(num_trained) is not int or not 0 <= num_trained <= num_delivered:
+        found = num_delivered if num_trained is None else num_trained
+        num_trained = operator.index(found) if hasattr(found, "__index__") and not isinstance(found, bool) else -1
+        if not 0 <= num_trained <= num_delivered:
             raise ConfigError(
-                f"num_batches_trained is {num_trained!r}, expected 0 to {num_delivered}: so many batches the latest "
+                f"num_batches_trained is {found!r}, expected 0 to {num_delivered}: so many batches the latest "
                 "pass has delivered"
             )
         if self._sampler is not None and num_trained < num_delivered:

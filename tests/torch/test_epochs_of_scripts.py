@@ -399,6 +399,8 @@ def test_number_of_trained_batches_counts_from_the_beginning_of_a_resumed_pass()
         next(batches)
     assert loader.state_dict(num_batches_trained=1)["batches"] == 3
     assert loader.state_dict(num_batches_trained=3) == loader.state_dict()
+    of_numpy: Any = np.int64(1)
+    assert type(loader.state_dict(num_batches_trained=of_numpy)["batches"]) is int
     for wrong in (4, -1, 1.0, True):
         with pytest.raises(ConfigError, match=f"num_batches_trained is {wrong}, expected 0 to 3"):
             loader.state_dict(num_batches_trained=wrong)  # type: ignore[arg-type]
