@@ -6,18 +6,20 @@ has a number of its own, which no other epoch has.
 
 from __future__ import annotations
 
-__all__ = ["epoch_text", "pass_number"]
+__all__ = ["MAX_EPOCHS", "epoch_text", "pass_number"]
 
 _EPOCH_BITS = 32
 """Bits of the epoch in a number, half of the 64 that a request has for it (protos/hetero/v1/data.proto). Above them is
 the count of earlier passes in the same epoch."""
+MAX_EPOCHS = 1 << _EPOCH_BITS
+"""Epochs are smaller. A larger one would have the number of a further pass of another epoch."""
 
 
 def pass_number(epoch: int, again: int) -> int:
     """Return the number of a pass.
 
     Args:
-        epoch: The epoch, at least 0.
+        epoch: The epoch, at least 0 and less than `MAX_EPOCHS`.
         again: How many passes of this epoch have begun before.
     """
     return epoch + (again << _EPOCH_BITS)
@@ -25,5 +27,5 @@ def pass_number(epoch: int, again: int) -> int:
 
 def epoch_text(number: int) -> str:
     """Return the number of a pass for a message: ``3``, or ``3 (pass 2)`` for the second pass of epoch 3."""
-    again, epoch = divmod(number, 1 << _EPOCH_BITS)
+    again, epoch = divmod(number, MAX_EPOCHS)
     return str(epoch) if not again else f"{epoch} (pass {again + 1})"

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from hetero.epochs import pass_number
+from hetero.epochs import MAX_EPOCHS, pass_number
 from hetero.errors import ConfigError
 
 __all__ = ["LoaderState", "Progress", "Start"]
@@ -85,6 +85,7 @@ class LoaderState:
                 continue
             if not isinstance(number, int) or (number < 0 and name != "seed"):
                 raise ConfigError(f"loader state: {name} is {number!r}, expected an integer of at least 0")
+        _check_epoch(value["epoch"])
         if value["order"] not in _ORDERS:
             raise ConfigError(f"loader state: order is {value['order']!r}, expected one of {', '.join(_ORDERS)}")
         left = value.get("left")
@@ -134,6 +135,11 @@ class LoaderState:
         if self.dataset == here.dataset and self.arguments not in (None, here.arguments):
             found.append(f"data set {self.dataset} with other arguments than this loader's")
         return found
+
+
+def _check_epoch(epoch: object) -> None:
+    if type(epoch) is not int or not 0 <= epoch < MAX_EPOCHS:
+        raise ConfigError(f"epoch is {epoch!r}, expected an integer of at least 0 and less than 2**32")
 
 
 def _is_left(left: Mapping[object, object]) -> bool:
@@ -236,10 +242,9 @@ class Progress:
         """Set the epoch of the next pass.
 
         Raises:
-            ConfigError: If ``epoch`` is not an integer of at least 0.
+            ConfigError: If ``epoch`` is not an integer of at least 0 and less than 2**32.
         """
-        if type(epoch) is not int or epoch < 0:
-            raise ConfigError(f"epoch is {epoch!r}, expected an integer of at least 0")
+        _check_epoch(epoch)
         if self._resume is not None and epoch not in (self._resume.epoch, self._resume.epoch + 1):
             logger.warning("set_epoch(%d) discards the loaded state, which is at epoch %d", epoch, self._resume.epoch)
         self._tool_offset = 0

@@ -98,7 +98,7 @@ def test_progress_tool_that_restored_its_count_is_taken_at_its_word() -> None:
     assert progress.begin()[1] == Start(4, again=0)
 
 
-@pytest.mark.parametrize("epoch", [-1, 1.0, True, "1"])
+@pytest.mark.parametrize("epoch", [-1, 1.0, True, "1", 2**32])
 def test_progress_set_epoch_invalid_raises(epoch: object) -> None:
     with pytest.raises(ConfigError, match="expected an integer"):
         Progress().set_epoch(epoch)  # type: ignore[arg-type]
@@ -114,6 +114,7 @@ def test_state_survives_json_and_is_small() -> None:
     ("changed", "message"),
     [
         ({"epoch": -1}, "epoch is -1"),
+        ({"epoch": 2**32}, "epoch is 4294967296, expected"),
         ({"batches": 1.5}, "batches is 1.5"),
         ({"order": "random"}, "order is 'random'"),
         ({"version": 9}, "version 9"),
