@@ -28,7 +28,7 @@ from hetero.spec import DatasetSpec, set_describer
 from hetero.wire.limits import Limits
 from hetero.wire.requests import too_many_samples
 
-__all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
+__all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_checked", "is_remote", "shard_of_environment"]
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class LoaderPipeline(LoaderTiming):
             collate=self.collate,
             contiguous=self.has_workers,
             step=self._num_requests,
-            verify=(not is_ahead or self.max_pass_batches < sys.maxsize) and self._wants_purity_check(),
+            verify=(not is_ahead or is_checked()) and self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
         )
@@ -344,6 +344,12 @@ def is_remote() -> bool:
     """Return whether batches come from endpoints in this job."""
     session = control.current()
     return session is not None and session.remote
+
+
+def is_checked() -> bool:
+    """Return whether ``hetero check`` runs the script."""
+    session = control.current()
+    return session is not None and session.options.max_pass_batches is not None
 
 
 def answer_lengths() -> None:

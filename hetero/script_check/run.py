@@ -25,11 +25,19 @@ from hetero.dataplane.endpoint.script import join_package
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError
 from hetero.script_check.findings import Finding
 from hetero.script_check.session import CheckSession
-from hetero.script_check.source import impure_lines, is_user_file, method_line, nested_factory, static_findings
+from hetero.script_check.source import (
+    call_line,
+    impure_lines,
+    is_user_file,
+    method_line,
+    nested_factory,
+    static_findings,
+)
 from hetero.system.documents import write_text
 from hetero.system.scripts import find_script
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)|line (\d+) of (\S+)|in (\S+\.py):(\d+)')
+_SAMPLER = re.compile(r"sampler (\w+) ")
 _PURE = (
     "A sample may depend on its index and on the global generators of random, NumPy and torch, which hetero seeds for "
     "each sample. Seed a generator of the data set's own in a method on_seed(self, key). Compute what changes from "
@@ -119,7 +127,9 @@ class _Warnings(logging.Handler):
             return
         text = record.getMessage()
         first, _, rest = text.partition(". ")
-        self._found.add(Finding(*next(self._found.at(text, traceback.extract_stack())), first, rest))
+        sampler = _SAMPLER.match(text)
+        place = None if sampler is None else call_line(sampler[1], self._found.folder)
+        self._found.add(Finding(*(place or next(self._found.at(text, traceback.extract_stack()))), first, rest))
 
 
 def main(output: str, seconds: str, *words: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from hetero.batches.purity.writes import writes_in
 from hetero.datasets import get_factory, registered
 from hetero.script_check.findings import Finding
 
-__all__ = ["impure_lines", "is_user_file", "method_line", "nested_factory", "static_findings"]
+__all__ = ["call_line", "impure_lines", "is_user_file", "method_line", "nested_factory", "static_findings"]
 
 _OWN_GENERATORS = frozenset({"default_rng", "RandomState", "Random", "SystemRandom", "Generator"})
 _SETS_SEED = frozenset({"manual_seed", "seed", "on_seed"})
@@ -27,7 +26,6 @@ _OUTSIDE = frozenset(
     }
 )
 """Functions of the standard library whose results no seed decides."""
-_TOOLS_THAT_SET_EPOCHS = ("accelerate", "lightning", "pytorch_lightning", "transformers")
 
 
 def static_findings(folder: str) -> list[Finding]:
@@ -37,7 +35,7 @@ def static_findings(folder: str) -> list[Finding]:
         folder: Folder of the script.
     """
     used = _used()
-    found = [*_unseeded_generators(used, folder), *_environment(used, folder), *_samplers_without_epoch(folder)]
+    found = [*_unseeded_generators(used, folder), *_environment(used, folder)]
     return list(dict.fromkeys(found))
 
 
@@ -63,6 +61,15 @@ def method_line(name: str, folder: str) -> tuple[str, int] | None:
     """Return file and line of a method or function of the data sets' code."""
     codes = [code for code in _used().functions if code.co_name == name and is_user_file(code.co_filename, folder)]
     return (os.path.realpath(codes[0].co_filename), codes[0].co_firstlineno) if codes else None
+
+
+def call_line(name: str, folder: str) -> tuple[str, int] | None:
+    """Return file and line of the first call of a class or function in the user's files."""
+    for file in _user_files(folder):
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.Call) and _name(node).rpartition(".")[2] == name:
+                return file, node.lineno
+    return None
 
 
 def nested_factory(script: str, folder: str) -> tuple[str, int] | None:
@@ -176,35 +183,6 @@ def _variables(tree: ast.AST, *, is_write: bool) -> Iterator[tuple[str, int]]:
             writes = name.endswith(("environ.setdefault", "putenv"))
             if writes == is_write and (writes or name.endswith(("environ.get", "getenv"))):
                 yield str(node.args[0].value), node.lineno
-
-
-def _samplers_without_epoch(folder: str) -> Iterator[Finding]:
-    """Yield shuffling distributed samplers, and samplers with ``set_epoch``, if the script never calls that method."""
-    if any(tool in sys.modules for tool in _TOOLS_THAT_SET_EPOCHS):
-        return
-    trees = {file: _tree(file) for file in _user_files(folder)}
-    nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
-    if any(isinstance(node, ast.Call) and _name(node).endswith(".set_epoch") for _, node in nodes):
-        return
-    own = {
-        node.name
-        for _, node in nodes
-        if isinstance(node, ast.ClassDef)
-        and any(isinstance(each, ast.FunctionDef) and each.name == "set_epoch" for each in node.body)
-        and any("Sampler" in ast.unparse(base) for base in node.bases)
-    }
-    for file, node in nodes:
-        if not isinstance(node, ast.Call):
-            continue
-        kind = _name(node).rpartition(".")[2]
-        is_fixed = any(each.arg == "shuffle" and ast.unparse(each.value) == "False" for each in node.keywords)
-        if (kind == "DistributedSampler" and not is_fixed) or kind in own:
-            yield Finding(
-                file,
-                node.lineno,
-                f"{kind} has a set_epoch that the script never calls: the order is the same in every epoch",
-                "Call loader.set_epoch(epoch) before each epoch. It reaches the sampler.",
-            )
 
 
 def _user_files(folder: str) -> Sequence[str]:

@@ -16,8 +16,9 @@ __all__ = ["MadeAnew", "warn_of_same_order"]
 
 logger = logging.getLogger(__name__)
 
-_finished: dict[tuple[object, ...], Callable[[Any], bool]] = {}
-"""Kinds of loaders that have delivered a whole epoch in this process, and whether a data set is that of the last."""
+_finished: dict[tuple[object, ...], tuple[Callable[[Any], bool], bytes | None]] = {}
+"""Kinds of loaders that have delivered a whole epoch in this process. For the last one of each: whether a data set is
+the same, and the digest of a sampler's order."""
 _warned: set[tuple[object, ...]] = set()
 _begun: weakref.WeakValueDictionary[object, Any] = weakref.WeakValueDictionary()
 """Passes of loaders without ``seed=`` that have begun and not ended, by what decides their order."""
@@ -33,16 +34,17 @@ class MadeAnew:
 
     def __init__(self, subject: Any, *kind: object) -> None:
         self._kind = kind
-        same = _finished.get(kind)
+        same, order = _finished.get(kind, (None, None))
+        self._order: bytes | None = order
         self._is_made_anew = same is not None and same(subject)
 
-    def note_finished(self, subject: Any) -> None:
-        """Record that the loader has delivered a whole epoch."""
-        _finished[self._kind] = _same_as(subject)
+    def note_finished(self, subject: Any, order: bytes | None) -> None:
+        """Record that the loader has delivered a whole epoch. ``order``: digest of its sampler's order."""
+        _finished[self._kind] = _same_as(subject), order
 
-    def warn(self, name: str) -> None:
-        """Log one warning for all loaders of this kind, if this one was made anew."""
-        if not self._is_made_anew or self._kind in _warned:
+    def warn(self, name: str, order: bytes | None = None) -> None:
+        """Log one warning for all loaders of this kind, if this one was made anew and has the same order."""
+        if not self._is_made_anew or self._order != order or self._kind in _warned:
             return
         _warned.add(self._kind)
         logger.warning(

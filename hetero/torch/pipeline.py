@@ -295,7 +295,10 @@ class Pipeline(LoaderPipeline):
     def note_completed(self, number: int) -> None:
         """Record that a pass was delivered to its end, also in the user's sampler order."""
         self.extent.num_complete_passes += 1
-        self._made_anew.note_finished(self.subject)
+        order = None if self.sampler_order is None else self.sampler_order.shuffled_order
+        if order is not None and not number:
+            self._made_anew.warn(self.name, order)
+        self._made_anew.note_finished(self.subject, order)
         self.progress.complete(number)
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.completed()

@@ -17,6 +17,7 @@ import torch.utils.data.distributed
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.indices import Indices, as_indices, index_bytes
+from hetero.loaders.pipeline import is_checked
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.spec import Index
@@ -85,6 +86,8 @@ class SamplerOrder:
         """The epoch of the last pass that was drawn from its beginning to its end, and a digest of its order."""
         self._may_repeat = isinstance(sampler, list | tuple | range | np.ndarray)
         """Whether the order may be the same in every epoch. True also after a warning that it is."""
+        self.shuffled_order: bytes | None = None
+        """Digest of the order of the last pass that was drawn to its end. None if the order is fixed."""
         self.drawn: Drawn | None = None
         """The last pass that was drawn to its end. A stateful sampler's indices are not counted."""
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
@@ -256,9 +259,16 @@ class SamplerOrder:
     def _compare_with_last(self, start: Start, digest: OrderDigest, own: OwnGenerators) -> None:
         """Log one warning if the script has chosen another epoch, and the shuffled order has stayed the same."""
         last, self._drawn = self._drawn, (start.epoch, digest.value())
-        if last is None or last[0] == start.epoch or last[1] != digest.value() or start.again is None:
+        is_fixed = digest.is_ascending or self.is_sequential or not self._shuffles(start.number, own)
+        self.shuffled_order = None if is_fixed else digest.value()
+        if is_fixed or last is None or last[0] == start.epoch or last[1] != digest.value():
             return
-        if digest.is_ascending or self.is_sequential or not self._shuffles(start.number, own):
+        if start.again is None:
+            if is_checked() and self._settable():  # torch's users leave it out for validation too
+                logger.warning(
+                    "sampler %s gives the same order in each pass. Call loader.set_epoch(epoch) before each epoch",
+                    type(self.sampler).__name__,
+                )
             return
         self._may_repeat = True
         logger.warning(

@@ -348,6 +348,28 @@ RIGHT = {
             train(DataLoader(numbers(), batch_size=4, sampler=sampler))
         """,
     ),
+    "one epoch of a sampler": script(
+        NUMBERS,
+        NUMBERS_FACTORY,
+        """
+        def main():
+            sampler = DistributedSampler(range(48), num_replicas=1, rank=0)
+            for batch in DataLoader(numbers(), batch_size=4, sampler=sampler):
+                pass
+        """,
+    ),
+    "folds of one data set": script(
+        "from torch.utils.data import SubsetRandomSampler\n",
+        NUMBERS,
+        NUMBERS_FACTORY,
+        """
+        def main():
+            for fold in range(3):
+                indices = [index for index in range(48) if index % 3 != fold]
+                for batch in DataLoader(numbers(), batch_size=4, sampler=SubsetRandomSampler(indices)):
+                    pass
+        """,
+    ),
     "a validation sampler": script(
         NUMBERS,
         NUMBERS_FACTORY,
