@@ -49,8 +49,9 @@ def children_ignore_platform(environ: Mapping[str, str] | None = None) -> Iterat
 def ignore_platform() -> None:
     """Let this process survive one SIGTERM, and unblock the signal for the processes that it starts, if it is shielded.
 
-    The second SIGTERM ends the process. torch and multiprocessing send two to a loader worker that does not end. The
-    processes of a script behave as usual: SIGTERM ends them. Call it on the main thread.
+    The second SIGTERM ends the process, unless it comes before Python has handled the first. A parent that waits for
+    the end must therefore send another signal. The processes of a script behave as usual: SIGTERM ends them. Call it on
+    the main thread.
     """
     if SHIELD_VARIABLE not in os.environ:
         return

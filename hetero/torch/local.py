@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import itertools
 import logging
+import multiprocessing
+import os
+import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +27,7 @@ from hetero.control.rank import session as control
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import names_for_message
-from hetero.system.stop_signals import children_ignore_platform
+from hetero.system.stop_signals import SHIELD_VARIABLE, children_ignore_platform
 from hetero.system.text import first_names
 from hetero.torch.local_dataset import Answer, Failure, LocalDataset, Mismatch, NoRoom
 from hetero.torch.shared_memory import is_roomy, shared_bytes
@@ -100,7 +106,7 @@ class LocalFetcher:
         sampler.is_used = True
         try:
             sampler.requests = self._look_ahead(requests)
-            with children_ignore_platform():
+            with _workers_ignore_platform():
                 return sampler, iter(loader)
         except BaseException:
             sampler.is_used = False
@@ -346,6 +352,30 @@ class _RequestSampler:
 
     def __iter__(self) -> Iterator[_Numbered]:
         return self.requests
+
+
+@contextmanager
+def _workers_ignore_platform() -> Iterator[None]:
+    """Let workers that are started in the context survive one SIGTERM, if they are shielded. Kill them at exit.
+
+    At exit, multiprocessing sends one SIGTERM to each worker and then waits for its end without a limit.
+    """
+    before = multiprocessing.active_children()
+    try:
+        with children_ignore_platform():
+            yield
+    finally:  # also if torch could not start all workers
+        for process in multiprocessing.active_children() if SHIELD_VARIABLE in os.environ else ():
+            if process.daemon and process not in before:
+                # Not `atexit`, because a process that multiprocessing has started runs only finalizers.
+                Finalize(process, _kill_at_exit, (weakref.ref(process),), exitpriority=0)
+
+
+def _kill_at_exit(worker: weakref.ref[BaseProcess]) -> None:
+    process = worker()
+    if process is not None:  # None if this is not the exit: the worker has ended, and its object is freed
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises if a worker was killed
+        process.kill()
 
 
 def accelerator_is_available() -> bool:
