@@ -372,13 +372,16 @@ def _describe_signal(number: int) -> str:
 
 
 def _explain_kill() -> str:
-    """Return who sent SIGKILL, as far as the kernel's counter shows it. Each count explains one killed process."""
+    """Return why a process was killed, as far as the kernel's counter shows it. Each count explains one killed process.
+
+    The counter is that of this process's control group. The killed process may have been in another one.
+    """
     global _explained_kills
     num_kills = oom_kills()
     if num_kills is None or _explained_kills is None:
         return f", by another process or out of memory{_describe_memory()}"
     if num_kills <= _explained_kills:
-        return " from another process"
+        return ": the kernel counted no lack of memory here"
     _explained_kills += 1
     return f", likely out of memory{_describe_memory()}"
 

@@ -236,7 +236,7 @@ def test_failed_run_is_refused_with_its_cause() -> None:
 def test_kill_is_a_lack_of_memory_only_near_the_limit(
     limit_gib: float | None, peak: str, group: str, is_too_large: bool
 ) -> None:
-    why = f", likely out of memory (peak of {group}: {peak})" if peak else " from another process"
+    why = f", likely out of memory (peak of {group}: {peak})" if peak else ": the kernel counted no lack of memory here"
     cause = f"HET-30 algo-1: rank 0 killed by SIGKILL{why}"
     points = (
         *job(line, more=lambda f: {"resources": memory(3e8, 0, f)}),

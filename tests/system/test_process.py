@@ -67,9 +67,9 @@ def test_kill_is_a_lack_of_memory_only_if_the_kernel_has_counted_it(monkeypatch:
     monkeypatch.setattr("hetero.system.process.oom_kills", lambda: counts.pop(0))
     found = [describe_exit_status(-signal.SIGKILL).partition(" (")[0] for _ in range(4)]
     assert found == [
-        "killed by SIGKILL from another process",
+        "killed by SIGKILL: the kernel counted no lack of memory here",
         "killed by SIGKILL, likely out of memory",
-        "killed by SIGKILL from another process",
+        "killed by SIGKILL: the kernel counted no lack of memory here",
         "killed by SIGKILL, by another process or out of memory",
     ]
 
