@@ -47,8 +47,8 @@ TOKEN_FILE_VARIABLE = "HETERO_TOKEN_FILE"
 _AUTHORIZATION = "authorization"
 _JOB = "hetero-job"
 _JOB_DIGEST = "hetero-job-digest"
-"""Trailer of every rejection for a missing or wrong token. With it, the caller finds out that another job has the port,
-although it must not learn which one."""
+"""Trailer of every rejection for a missing or wrong token. With it, the caller finds out that another job has the port.
+It is no secret: the id of a job can be guessed from its digest."""
 _INCARNATION = "hetero-incarnation"
 _MIN_CHARS = 16
 _MAX_CHARS = 512
