@@ -149,6 +149,7 @@ def test_hub_replacement_of_a_data_host_with_another_token_does_not_end_the_job(
     assert [record for record in caplog.records if "continues without data host data: " in record.getMessage()] != []
 
 
+@pytest.mark.fault("F31")
 def test_hub_of_another_job_with_another_token_has_the_port() -> None:
     ports: dict[str, int] = {}
     with make_hub("trainer", ports) as trainer:

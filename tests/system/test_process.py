@@ -61,6 +61,7 @@ def test_kill_is_described_with_the_figures_of_the_control_group(
     assert describe_exit_status(-signal.SIGKILL) == "killed by SIGKILL, likely out of memory"
 
 
+@pytest.mark.fault("F10")
 def test_kill_is_a_lack_of_memory_only_if_the_kernel_has_counted_it(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int | None] = [3, 4, 4, None]
     monkeypatch.setattr("hetero.system.process._explained_kills", 3)
