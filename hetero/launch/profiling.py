@@ -270,8 +270,8 @@ class JobProfile:
             host.placement,
             statuses,
             job_id=host.job_id,
-            started_epoch_s=time.time(),
-            wall_s=0.0,  # the report is not written
+            started_epoch_s=0.0,
+            wall_s=0.0,  # neither of them is written
             exit_code=ExitCode.OK,
         )
         return build_report(facts, Catalogue.load())

@@ -28,9 +28,11 @@ class Kept(list[Any]):
 class ProfileRun:
     """A profile run of a feed. TensorFlow takes batches ahead, and each step consumes some of them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, num_ahead: int, batches_per_step: int = 1) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, num_ahead: int, batches_per_step: int = 1, enough_steps: int = 4
+    ) -> None:
         monkeypatch.setattr(phases, "ENOUGH_S", 0.0)
-        monkeypatch.setattr(phases, "ENOUGH_STEPS", 4)
+        monkeypatch.setattr(phases, "ENOUGH_STEPS", enough_steps)
         monkeypatch.setattr(profiling, "_profilers", {})
         self.options = types.SimpleNamespace(warmup_steps=2, emulate_step_s=None)
         self.rank, self.remote = 0, False
@@ -94,7 +96,7 @@ def test_profile_run_does_not_measure_batches_that_tensorflow_had_taken_ahead(mo
 def test_profile_run_with_several_batches_per_step_counts_all_and_computes_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = ProfileRun(monkeypatch, num_ahead=4, batches_per_step=2)
+    run = ProfileRun(monkeypatch, num_ahead=4, batches_per_step=2, enough_steps=12)
     run.run_until(phases.Phase.HEADSPACE)
     assert run.part(is_last=True).data_wait_s is None  # only the wait for the first batch of each step is known
     run.run_until(phases.Phase.DONE)
