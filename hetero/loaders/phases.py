@@ -25,6 +25,7 @@ ENOUGH_STEPS = 50
 ENOUGH_S = 5.0
 """Seconds of steps that a measured phase needs before it may end."""
 _MIN_WARMUP_STEPS = 3
+"""Least warm-up. The first steps of a job start its endpoints, and compile and allocate on its accelerator."""
 EXCLUDED_STEPS = 5
 """First steps of the headspace phase that are not measured. The first still computes on a fetched batch, and ranks may
 enter the phase a step apart."""

@@ -14,6 +14,7 @@ from hetero.system.stop_signals import SHIELD_VARIABLE
 __all__ = ["EXIT_SIGTERM", "end_if_requested", "record_requests"]
 
 EXIT_SIGTERM = 143
+"""Status of a process that SIGTERM has ended, as a shell gives it: 128 + 15."""
 
 _requested = threading.Event()
 
