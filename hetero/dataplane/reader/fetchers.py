@@ -43,6 +43,38 @@ _MAX_SMALL_SAMPLES = 1024
 
 logger = logging.getLogger(__name__)
 
+# Contract of the reader's locks and wake-ups. If this does not hold, it is a bug.
+#
+# Threads. The consumer is the script's thread in `Reader.__next__`. A reader has at most one fetcher for each batch in
+# flight. A process has one watcher (`Fleet._follow`) and a short-lived thread for each preparation.
+#
+# Locks.
+#   1. `Fleet.lock` guards the fleet, its connections, and the windows and attempts of all readers. A thread that holds
+#      it calls nothing that may block or that belongs to the user: no network, no sampler, no `allocate`, no callback.
+#   2. `OwnFetches.lock` guards the requests that the consumer has sent itself. The consumer holds it while it waits for
+#      their answers.
+#   3. A thread may take `Fleet.lock` while it holds `OwnFetches.lock`, never the other way round. The watcher, which
+#      receives for a consumer that stays away, only tries `OwnFetches.lock`. So a waiting consumer cannot block it.
+#
+# Attempts.
+#   4. An attempt starts with the lock (`Window.start`), which counts its endpoint as occupied. It ends exactly once, in
+#      `Outcomes.end`, which gives the endpoint back. `settle` and `close` may both end it: the second does nothing.
+#   5. A batch has one outcome. The first attempt with an answer gives it. The others are marked as given up before they
+#      are cancelled, so that a cancelled call is not taken for a loss of its endpoint.
+#   6. After `close` has set `is_closed`, no outcome reaches the window, and each call that begins sees the flag and
+#      cancels itself (`_on_call`).
+#
+# Who wakes whom. Each wait looks at the state again when it ends, and has a bound, so a wake-up may be one too many.
+#   the next batch in order has its outcome, or the window grew   -> the consumer
+#   any outcome, while an overdue batch needs another endpoint    -> the consumer, which hedges
+#   a batch is missing (new, or to be requested again)            -> one fetcher
+#   a fetcher has found work                                      -> one further fetcher, if a batch is missing still
+#   the consumer took a batch, so bytes are free                  -> one fetcher, if a batch is missing
+#   the consumer ordered a second attempt                         -> all fetchers
+#   an endpoint came, left or is free; or the reader closes       -> the consumers and all fetchers of all its readers
+# The consumer waits in one of two places: for `_arrived`, or in `OwnFetches.receive`, where `OwnFetches.wake` reaches
+# it. `prepare_to_receive` is called with the lock, before the lock is released: otherwise a wake-up could be lost.
+
 
 class Fetchers:
     """The fetchers of one reader. Methods need the fleet's lock unless their docstring says otherwise.
