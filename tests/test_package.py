@@ -24,10 +24,11 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 LAYERS = (
     {"errors", "epochs", "__version__"},
     {"spec", "system"},
+    {"pricing"},
     {"cluster"},
     {"config"},
     {"batches"},
-    {"audit", "wire", "pricing", "metrics", "pages"},
+    {"audit", "wire", "metrics", "pages"},
     {"cache"},
     {"datasets"},
     {"control", "planning"},
@@ -38,7 +39,7 @@ LAYERS = (
     {"simulate"},
     {"studies"},
     {"canary"},
-    {"doctor", "render", "sagemaker", "script_check"},
+    {"doctor", "sagemaker", "script_check"},
     {"ray"},
     {"cli"},
     {"__main__"},
@@ -116,6 +117,18 @@ def test_imports_point_one_way() -> None:
                 wrong.append(f"{path} imports {name}: import from the module that has it")
             elif LAYER_OF[other] >= LAYER_OF[own]:
                 wrong.append(f"{path} imports {name}, which is in no lower layer")
+    assert wrong == [], "\n".join(wrong)
+
+
+def test_products_are_found_by_name_and_not_imported() -> None:
+    products = {"ray", "sagemaker"}
+    wrong = [
+        f"{path} imports {name}; expected `hetero.system.extensions.find`"
+        for path, tree in TREES.items()
+        if part(path) not in products | {"__init__"}
+        for name in imported(tree)
+        if name.startswith(tuple(f"hetero.{product}" for product in products))
+    ]
     assert wrong == [], "\n".join(wrong)
 
 

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hetero.cluster import Role, describes_a_job, find_platform
-from hetero.cluster.platforms import PLATFORMS
+from hetero.cluster import Role, describes_a_job, find_platform, platforms
 from hetero.cluster.platforms.cluster_file import ClusterFile
 from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform
 from hetero.cluster.platforms.sagemaker import SageMaker, job_parameters
 from hetero.config import Timings
-from hetero.config.options import PLATFORM_NAMES
 from hetero.errors import ClusterError, ConfigError
 
 GROUPS = [
@@ -62,7 +60,8 @@ BATCH = {"BATCH_JOB": "run/7", "BATCH_HOST": "algo-3"}
 
 @pytest.fixture
 def two_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.cluster.platforms.PLATFORMS", (*PLATFORMS, Batch))
+    known = platforms._platforms()
+    monkeypatch.setattr(platforms, "_platforms", lambda: (*known, Batch))
 
 
 def in_tree(base: Path, name: str, content: object) -> dict[str, str]:
@@ -181,7 +180,3 @@ def test_quotes_are_removed_once() -> None:
 @pytest.mark.parametrize(("text", "expected"), [("4", 4), ("0", 0), ("", None), ("many", None)])
 def test_gpus_are_as_many_as_the_toolkit_counted(text: str, expected: int | None) -> None:
     assert SageMaker({"SM_NUM_GPUS": text}).num_gpus() == expected
-
-
-def test_names_of_platforms_are_those_of_the_option() -> None:
-    assert tuple(platform.name for platform in PLATFORMS) == PLATFORM_NAMES

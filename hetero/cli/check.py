@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hetero.cli.arguments import Subparsers
 from hetero.cli.output import complain, say
+from hetero.system import extensions
 
 __all__ = ["add"]
 
@@ -43,7 +44,10 @@ def add(commands: Subparsers) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     if namespace.script.endswith(".json") and not namespace.module:
-        return _check_request(namespace)
+        check_request = extensions.find(extensions.REQUESTS, "check")
+        text, code = check_request(Path(namespace.script), as_json=namespace.json)
+        say(f"{text}\n")
+        return int(code)
     from hetero.script_check import DEFAULT_SECONDS, check_script, findings_json, findings_text
 
     seconds = DEFAULT_SECONDS if namespace.seconds is None else namespace.seconds
@@ -54,11 +58,3 @@ def _run(namespace: argparse.Namespace) -> int:
     if any("the script raises" in finding.what for finding in findings):
         complain(f"the end of what the script has printed:\n{printed}\n")
     return int(bool(findings))
-
-
-def _check_request(namespace: argparse.Namespace) -> int:
-    from hetero.sagemaker import check_request, findings_json, findings_text, read_request
-
-    findings = check_request(read_request(Path(namespace.script)))
-    say((findings_json(findings) if namespace.json else findings_text(findings)) + "\n")
-    return int(any(finding.severity == "error" for finding in findings))

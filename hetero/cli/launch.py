@@ -8,8 +8,8 @@ import socket
 
 from hetero import config
 from hetero.cli.arguments import Subparsers
-from hetero.config.options import RAY
 from hetero.errors import ExitCode, HeteroError
+from hetero.system import extensions
 from hetero.system.process import bind_to_parent
 
 __all__ = ["add"]
@@ -31,10 +31,9 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.launch.launcher import launch
     from hetero.system.logs import write_line
 
-    if (namespace.platform or os.environ.get("HETERO_PLATFORM")) == RAY:
-        from hetero.ray.job import run
-
-        return run(config.resolve_options(namespace, os.environ, None))
+    run_job = extensions.find(extensions.DRIVERS, namespace.platform or os.environ.get("HETERO_PLATFORM") or "")
+    if run_job is not None:
+        return int(run_job(config.resolve_options(namespace, os.environ, None)))
     platform = find_platform(os.environ, name=namespace.platform)
     try:
         options = config.resolve_options(namespace, os.environ, platform.parameters())

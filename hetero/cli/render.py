@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from hetero import config
 from hetero.cli.arguments import Subparsers
 from hetero.cli.output import say
+from hetero.cluster import Platform, rendered_platforms
 from hetero.errors import ConfigError, ExitCode
 from hetero.system.scripts import script_label
 
@@ -20,25 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-_PLATFORMS = {
-    "slurm": "a batch script for sbatch",
-    "jobset": "a JobSet of Kubernetes",
-    "trainjob": "a TrainJob of Kubeflow, with its runtime",
-    "volcano": "a job of Volcano",
-    "vertex": "a custom job of Vertex AI",
-}
-_POD_SETTINGS = {
-    "volume-claim": "claim of the volume for results and checkpoints. Default: a folder of each pod",
-    "node-selector": "label LABEL=VALUE of the nodes",
-}
-_SETTINGS: dict[str, dict[str, str]] = {
-    "slurm": {"partition": "partition", "account": "account", "constraint": "features that the nodes must have"},
-    "jobset": _POD_SETTINGS,
-    "trainjob": _POD_SETTINGS,
-    "volcano": {**_POD_SETTINGS, "queue": "queue of the job"},
-    "vertex": {"token": "address gs://BUCKET/PATH of the file with the job's token"},
-}
-"""What only a platform knows, by its name."""
 _OF_THE_JOB = ("queue", "token")
 """Settings that are not those of a group."""
 
@@ -52,16 +35,17 @@ def add(commands: Subparsers) -> None:
         description="Writes the script or manifest that starts a job on a platform, with comments. Submits nothing.",
     )
     platforms = parser.add_subparsers(title="platforms", dest="rendered", required=True, metavar="PLATFORM")
-    for name, about in _PLATFORMS.items():
+    for platform in rendered_platforms():
+        about = platform.renders
         # The --spot of this command replaces that of hetero launch, which needs a price.
         own = platforms.add_parser(
-            name, allow_abbrev=False, conflict_handler="resolve", help=about, description=f"Writes {about}."
+            platform.name, allow_abbrev=False, conflict_handler="resolve", help=about, description=f"Writes {about}."
         )
-        _add_arguments(own, name)
-        own.set_defaults(run=_run)
+        _add_arguments(own, platform)
+        own.set_defaults(run=functools.partial(_run, platform))
 
 
-def _add_arguments(parser: argparse.ArgumentParser, platform: str) -> None:
+def _add_arguments(parser: argparse.ArgumentParser, platform: type[Platform]) -> None:
     parser.add_argument(
         "--group",
         action="append",
@@ -73,13 +57,13 @@ def _add_arguments(parser: argparse.ArgumentParser, platform: str) -> None:
     parser.add_argument("--name", default="", help="Name of the job. Default: that of the script.")
     parser.add_argument("--hours", type=float, metavar="N", help="Time limit. Default: the platform's.")
     parser.add_argument("--output", type=Path, metavar="FILE", help="File to write. Default: standard output.")
-    if platform == "slurm":
+    if platform.name == "slurm":
         parser.add_argument(
             "--separate-steps", action="store_true", help="One srun per group, for sites with disable_hetero_steps."
         )
     else:
         parser.add_argument("--image", default="", help="Container image with hetero and the script.")
-    for name, about in _SETTINGS[platform].items():
+    for name, about in platform.settings.items():
         form = "VALUE" if name in _OF_THE_JOB else "[GROUP:]VALUE"
         parser.add_argument(f"--{name}", action="append", default=[], metavar=form, help=f"{about.capitalize()}.")
     config.add_launch_arguments(parser, makes_cluster=True)
@@ -94,9 +78,9 @@ def _add_arguments(parser: argparse.ArgumentParser, platform: str) -> None:
     )
 
 
-def _run(namespace: argparse.Namespace) -> int:
+def _run(platform: type[Platform], namespace: argparse.Namespace) -> int:
     from hetero.cluster.groups import parse_stated_group
-    from hetero.render import RENDERERS, make_request, render_slurm
+    from hetero.cluster.rendering.request import make_request
 
     unpriced = [text for text in namespace.spot_groups if "=" not in text]
     namespace.spot_groups = [text for text in namespace.spot_groups if "=" in text]
@@ -117,15 +101,11 @@ def _run(namespace: argparse.Namespace) -> int:
         hours=namespace.hours,
         spot=_spot([*unpriced, *options.spot_groups], groups),
         settings={
-            name: _setting(name, getattr(namespace, name.replace("-", "_")), groups)
-            for name in _SETTINGS[namespace.rendered]
+            name: _setting(name, getattr(namespace, name.replace("-", "_")), groups) for name in platform.settings
         },
+        separate_steps=getattr(namespace, "separate_steps", False),
     )
-    text = (
-        render_slurm(request, separate_steps=namespace.separate_steps)
-        if namespace.rendered == "slurm"
-        else RENDERERS[namespace.rendered](request)
-    )
+    text = platform.render(request)
     if namespace.output is None:
         say(text)
         return int(ExitCode.OK)

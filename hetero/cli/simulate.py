@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from hetero import config
 from hetero.cli.arguments import Subparsers, pairs, positive
 from hetero.cli.profile import shown_page
 from hetero.errors import ConfigError
-from hetero.system import logs
+from hetero.system import extensions, logs
 from hetero.system.documents import make_output_folder
 from hetero.system.process import bind_to_parent
 from hetero.system.scripts import script_label
@@ -76,7 +75,9 @@ def _run(namespace: argparse.Namespace) -> int:
 
     bind_to_parent()
     if namespace.request is not None:
-        return _simulate_request(namespace)
+        simulate_request = extensions.find(extensions.REQUESTS, "simulate")
+        with _ordered_lines():
+            return int(simulate_request(namespace, data=_channels(namespace), vcpus=_vcpus(namespace)))
     if namespace.source_dir is not None or namespace.through is not None:
         raise ConfigError("--source-dir and --through need --request FILE")
     # This machine may itself be a host of a job, whose parameters are not those of the simulated job.
@@ -90,34 +91,6 @@ def _run(namespace: argparse.Namespace) -> int:
             [simulation.parse_group(text) for text in namespace.group],
             output_dir=output_dir,
             channels=_channels(namespace),
-            vcpus=_vcpus(namespace),
-            make_tls=namespace.tls,
-        )
-
-
-def _simulate_request(namespace: argparse.Namespace) -> int:
-    from hetero.cluster import slug
-    from hetero.sagemaker import read_request
-    from hetero.sagemaker.rehearsal.local_job import run_request
-
-    if namespace.group or namespace.script is not None or namespace.script_args or namespace.config is not None:
-        raise ConfigError(
-            "a request has groups, script and options; remove --group, SCRIPT, its arguments and --config"
-        )
-    request = read_request(namespace.request)
-    names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - {"output_dir", "script", "script_args"}
-    stated = {name: value for name in names if (value := getattr(namespace, name, None)) not in (None, [])}
-    logs.setup_logging(group="simulate", host="", role="", level=namespace.log_level or "info")
-    output_dir = Path(namespace.output_dir or Path("runs") / slug(request.name))
-    make_output_folder(output_dir)
-    with _ordered_lines():
-        return run_request(
-            request,
-            output_dir=output_dir,
-            data=_channels(namespace),
-            source_dir=namespace.source_dir,
-            through=namespace.through,
-            stated=stated,
             vcpus=_vcpus(namespace),
             make_tls=namespace.tls,
         )

@@ -57,19 +57,14 @@ def _execute(namespace: argparse.Namespace) -> int:
 
     from hetero.studies import study as studies
     from hetero.studies.runs import Executor
-    from hetero.system import logs
+    from hetero.system import extensions, logs
 
     logs.setup_logging(group="study", host="", role="")
     levels = dict(pairs("--only", namespace.only, "FACTOR=LEVEL"))
     preparation = studies.prepare_study(namespace.study, levels=levels, replicates=namespace.replicates)
     study = preparation.plan.study
-    executor: Executor
-    if study.executor.kind == "sagemaker":
-        from hetero.sagemaker.study_executor import from_study
-
-        executor = from_study(study, preparation.catalogue)
-    else:
-        executor = studies.make_executor(study, preparation.catalogue)
+    make_executor = extensions.find(extensions.EXECUTORS, study.executor.kind) or studies.make_executor
+    executor: Executor = make_executor(study, preparation.catalogue)
     if namespace.dry_run:
         say(studies.preview_text(preparation, executor))
     preparation.check(namespace.ignore)

@@ -5,7 +5,8 @@ document.py     validation of an untrusted description
 description.py  turns a description into the validated cluster
 roles.py        the role of each group
 addresses.py    addresses of host names
-platforms/      where a job runs, one module for each platform
+platforms/      where a job runs and what starts it, one module for each platform
+rendering/      what the scripts and manifests of platforms share
 
 A platform describes the cluster. Hosts are sorted in natural order (``algo-2`` before ``algo-10``), because platforms
 list them in any order. Ranks follow from the order of the hosts, so every host derives the same ranks.
@@ -15,7 +16,14 @@ from __future__ import annotations
 
 from hetero.cluster.addresses import resolve_address
 from hetero.cluster.description import parse_cluster
-from hetero.cluster.platforms import Folders, JobParameters, Platform, describes_a_job, find_platform
+from hetero.cluster.platforms import (
+    Folders,
+    JobParameters,
+    Platform,
+    describes_a_job,
+    find_platform,
+    rendered_platforms,
+)
 from hetero.cluster.platforms.cluster_file import read_host_names
 from hetero.cluster.roles import has_accelerator, several_trainers
 from hetero.cluster.spec import ClusterSpec, Host, InstanceGroup, Role, natural_key, slug
@@ -34,6 +42,7 @@ __all__ = [
     "natural_key",
     "parse_cluster",
     "read_host_names",
+    "rendered_platforms",
     "resolve_address",
     "several_trainers",
     "slug",

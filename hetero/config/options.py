@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
+from hetero.system.extensions import DRIVERS, OWN, PLATFORMS
 from hetero.system.scripts import script_words
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "DEFAULT_WARMUP_STEPS",
     "FRAMEWORKS",
     "LOG_LEVELS",
-    "PLATFORM_NAMES",
     "RAY",
     "LaunchOptions",
     "base_type",
@@ -43,8 +43,6 @@ At the start, batches that were fetched ahead hide the data wait, and the framew
 that fetches more batches ahead needs a larger number.
 """
 FRAMEWORKS = ("torch", "tensorflow")
-PLATFORM_NAMES = ("sagemaker", "trainjob", "jobset", "volcano", "vertex", "aws-batch", "slurm")
-"""The platforms, in the order of their detection. `hetero.cluster.platforms` has them."""
 RAY = "ray"
 """Platform on which one command starts all hosts of a job. It describes no host to itself."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -115,7 +113,7 @@ class LaunchOptions:
     """Arguments of the script. On the command line, these are all arguments after SCRIPT."""
     module: bool = _option(False, short="-m")
     """Whether SCRIPT is the name of a Python module, such as package.train, as with ``python -m``."""
-    platform: str | None = _option(None, choices=(*PLATFORM_NAMES, RAY))
+    platform: str | None = _option(None, metavar=f"{{{','.join([*OWN[PLATFORMS], *OWN[DRIVERS]])}}}")
     """Platform that describes the job. Default: the one that the environment and files of this host show. With ray,
     this command starts the job on a Ray cluster and follows it."""
     ray_groups: tuple[str, ...] = _option((), flag="--group", metavar="NAME=RESOURCES:COUNT")

@@ -5,12 +5,11 @@ nothing and shows no secrets. ``hetero doctor`` runs it:
 
 snapshot.py      the input of the examination: options, environment, platform, cluster
 examination.py   runs all subjects in parallel, and shows their diagnoses as text or JSON
-diagnosis.py     one result: ok, warning or error, with advice
 parallel.py      runs tasks in parallel, and abandons those that take too long
 
 Each subject is a function from the snapshot to diagnoses:
 
-cluster.py       the description of the cluster, and the names of its hosts
+cluster.py       the platform, its description of the cluster, and the names of the hosts
 connections.py   ports and proxies
 disk.py          folders that a job writes to
 leftovers.py     processes, folders and files of earlier runs
@@ -22,8 +21,8 @@ versions.py      Python and packages
 
 from __future__ import annotations
 
-from hetero.doctor.diagnosis import Diagnosis, Level
 from hetero.doctor.examination import examine, render_text, to_json
 from hetero.doctor.snapshot import Snapshot, take_snapshot
+from hetero.system.diagnosis import Diagnosis, Level
 
 __all__ = ["Diagnosis", "Level", "Snapshot", "examine", "render_text", "take_snapshot", "to_json"]

@@ -1,4 +1,4 @@
-"""Checks the description of the cluster, whether it lists this host, and the addresses of the hosts' names."""
+"""Checks the platform, its description of the cluster, and the addresses of the hosts' names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import ipaddress
 
 from hetero.cluster import resolve_address
 from hetero.cluster.document import listing
-from hetero.doctor.diagnosis import Diagnosis, error, ok, warning
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
+from hetero.system.diagnosis import Diagnosis, error, ok, warning
 
-__all__ = ["examine_description", "examine_names"]
+__all__ = ["examine_description", "examine_names", "examine_platform"]
 
 _TIMEOUT_S = 4.0
 _RETRY = "run this again, because a platform may add names minutes after the start; otherwise correct DNS or /etc/hosts"
+
+
+def examine_platform(snapshot: Snapshot) -> list[Diagnosis]:
+    """Report the platform, and what is special about this job on it."""
+    platform = snapshot.platform
+    if not platform.is_here():
+        return [ok("no job of a platform runs here")]
+    found = platform.examine(snapshot.own_host, snapshot.options.port)
+    return [ok(f"{platform.name}, which gives a job {platform.kill_after_s:.0f} s to stop"), *found]
 
 
 def examine_description(snapshot: Snapshot) -> list[Diagnosis]:

@@ -6,9 +6,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from hetero.doctor.diagnosis import Diagnosis, error, ok, warning
 from hetero.doctor.snapshot import Snapshot
 from hetero.errors import ConfigError
+from hetero.system.diagnosis import Diagnosis, error, ok, warning
 from hetero.system.workdir import private_folder
 
 __all__ = ["examine"]

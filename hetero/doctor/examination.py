@@ -6,22 +6,22 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from hetero import __version__
-from hetero.doctor import disk, leftovers, memory, platforms, signals, token, versions
-from hetero.doctor.cluster import examine_description, examine_names
+from hetero.doctor import disk, leftovers, memory, signals, token, versions
+from hetero.doctor.cluster import examine_description, examine_names, examine_platform
 from hetero.doctor.connections import examine_ports, examine_proxies
-from hetero.doctor.diagnosis import Diagnosis, Level, error, warning
 from hetero.doctor.limits import examine_cpus, examine_descriptors, examine_shared_memory
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
 from hetero.metrics.excess import MAX_EXCESS
 from hetero.system.cpu_pressure import pressure_between, read_cpus, stolen_between
+from hetero.system.diagnosis import Diagnosis, Level, error, warning
 from hetero.system.text import counted, escape_line
 
 __all__ = ["SUBJECTS", "examine", "render_text", "to_json"]
 
 SUBJECTS: Mapping[str, Callable[[Snapshot], list[Diagnosis]]] = {
     "versions": versions.examine,
-    "platform": platforms.examine,
+    "platform": examine_platform,
     "cluster": examine_description,
     "names": examine_names,
     "ports": examine_ports,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.cluster.document import listing
-from hetero.doctor.diagnosis import Diagnosis, ok, warning
 from hetero.doctor.snapshot import Snapshot
+from hetero.system.diagnosis import Diagnosis, ok, warning
 from hetero.system.workdir import stale_folders
 
 __all__ = ["OwnProcess", "examine", "find_processes"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import resource
 
-from hetero.doctor.diagnosis import Diagnosis, error, ok, warning
 from hetero.doctor.snapshot import Snapshot
 from hetero.pricing import Catalogue
 from hetero.system.cgroups import cpu_quota, usable_cpus
+from hetero.system.diagnosis import Diagnosis, error, ok, warning
 
 __all__ = ["SHARED_MEMORY", "examine_cpus", "examine_descriptors", "examine_shared_memory"]
 

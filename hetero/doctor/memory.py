@@ -6,9 +6,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from hetero.cache.folders import kept_in_memory
-from hetero.doctor.diagnosis import Diagnosis, ok
 from hetero.doctor.leftovers import find_processes
 from hetero.doctor.snapshot import Snapshot
+from hetero.system.diagnosis import Diagnosis, ok
 from hetero.system.memory import ProcessMemory, process_memory
 from hetero.system.quantities import bytes_text
 

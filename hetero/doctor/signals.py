@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from hetero.doctor.diagnosis import Diagnosis, Level, error, ok, warning
 from hetero.doctor.leftovers import find_processes
 from hetero.doctor.snapshot import Snapshot
+from hetero.system.diagnosis import Diagnosis, Level, error, ok, warning
 
 __all__ = ["ProcessFacts", "ancestry", "examine", "judge"]
 

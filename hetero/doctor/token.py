@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from hetero.doctor.diagnosis import Diagnosis, error, ok, warning
 from hetero.doctor.snapshot import Snapshot
 from hetero.errors import AuthenticationError, ConfigError
+from hetero.system.diagnosis import Diagnosis, error, ok, warning
 from hetero.wire.tls import Tls
 
 __all__ = ["examine"]

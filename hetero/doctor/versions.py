@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hetero import __version__
-from hetero.doctor.diagnosis import Diagnosis, Level, error, ok
 from hetero.doctor.snapshot import Snapshot
+from hetero.system.diagnosis import Diagnosis, Level, error, ok
 
 __all__ = ["FLOORS", "KNOWN_BAD", "KnownBad", "examine", "judge"]
 

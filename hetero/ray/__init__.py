@@ -20,22 +20,4 @@ from __future__ import annotations
 
 from hetero.ray.service import DataService
 
-__all__ = ["DataService", "connect"]
-
-
-def connect(service: DataService) -> None:
-    """Connect this worker of Ray Train to the data service of its job.
-
-    Call it in ``train_loop_per_worker``, before the first loader is made. Afterwards `hetero.torch.DataLoader` gets its
-    batches from the service. If the service fails or is shut down, loaders raise `DataPlaneError` within seconds. A
-    second call does nothing.
-
-    Args:
-        service: The service, which the driver has made.
-
-    Raises:
-        AuthenticationError: If the service refuses this worker.
-        ConfigError: If this process is no worker of Ray Train, or the script is missing or registers no data set.
-        DataPlaneError: If the service has ended or failed.
-    """
-    service.connect()
+__all__ = ["DataService"]

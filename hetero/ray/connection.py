@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetero.errors import AuthenticationError, ClusterError, ConfigError, ExitCode, HeteroError
+from hetero.errors import AuthenticationError, ClusterError, ConfigError, DataPlaneError, ExitCode, HeteroError
 from hetero.ray.head import HeadWatch
 from hetero.system.logs import write_line
 from hetero.system.text import counted
 
-__all__ = ["connected", "exit_code_of", "import_ray", "nodes_of", "say", "summary"]
+__all__ = ["ServiceGoneError", "connected", "exit_code_of", "import_ray", "nodes_of", "say", "summary"]
 
 _CODES = {
     "ActorUnschedulableError": ExitCode.CAPACITY,
@@ -32,6 +32,10 @@ _CODES = {
 
 _SHOWN = ("CPU", "GPU")
 _MAX_KINDS = 8
+
+
+class ServiceGoneError(DataPlaneError):
+    """The coordinator's actor of a data service has ended, or was shut down."""
 
 
 def say(text: str) -> None:

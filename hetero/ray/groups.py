@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from hetero.cluster.document import MAX_HOSTS
 from hetero.cluster.groups import StatedGroup, parse_stated_group
+from hetero.cluster.rendering.request import resources_of
 from hetero.errors import ConfigError
-from hetero.render.request import resources_of
 
 __all__ = ["ElasticGroup", "bundle_of", "check_groups", "parse_group"]
 

@@ -14,11 +14,13 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetero.cluster import Role
 from hetero.cluster.groups import group_document
+from hetero.cluster.rendering.request import resources_of
 from hetero.cluster.roles import assign_roles
 from hetero.config import LaunchOptions, to_flags
 from hetero.control.security import Token
@@ -27,7 +29,6 @@ from hetero.ray.connection import connected, exit_code_of, import_ray, nodes_of,
 from hetero.ray.groups import ElasticGroup, bundle_of, check_groups, parse_group
 from hetero.ray.job_host import ACTOR_VARIABLES, LEDGERS, RESULTS, Demand, JobHost, JobHostOrder, Results
 from hetero.ray.scaling import Bounds, Scaler
-from hetero.render.request import resources_of
 from hetero.system.scripts import script_words
 
 __all__ = ["Job", "run"]
@@ -77,6 +78,36 @@ def run(options: LaunchOptions) -> int:
         return head.exit_code
 
 
+@dataclass(slots=True, eq=False)
+class _Host:
+    """A host that the job has or had."""
+
+    name: str
+    group: ElasticGroup
+    role: Role
+    actor: Any = None
+    """Ray's handle of its `JobHost`. None before it is made, and after a data host has ended."""
+    bundle: int | None = None
+    """Bundle of the placement group that it uses. Hosts that were added have one only if it was free."""
+    address: str = ""
+    """Address of its node. Empty for a host that was added, which states its address when it joins."""
+    placed_s: float | None = None
+    """Time when Ray had placed it. None before."""
+    is_started: bool = False
+    """Whether its launcher was asked to start."""
+    exit_code: int | None = None
+    """None until it has ended or was lost."""
+    is_silent: bool = False
+    """Whether it could not report why it ended: it was lost, or its launcher was killed."""
+    is_leaving: bool = False
+    is_to_be_replaced: bool = False
+
+    @property
+    def is_present(self) -> bool:
+        """Whether it has not ended and was not asked to leave."""
+        return self.exit_code is None and not self.is_leaving
+
+
 class Job:
     """A job in progress. Use it as a context manager, in the main thread.
 
@@ -97,31 +128,15 @@ class Job:
         self._roles = dict(zip((group.stated.name for group in groups), roles, strict=True))
         self._token = Token.generate()
         self._id = f"ray-{secrets.token_hex(4)}"
-        self._hosts: dict[str, Any] = {}
-        """The actors, by the name of their host, without those of data hosts that have ended."""
-        self._group_of: dict[str, ElasticGroup] = {}
-        """Group of each host that the job ever had."""
-        self._bundles: dict[str, int] = {}
-        """Bundle of the placement group, by the name of the host that uses it."""
-        self._free_bundles: dict[str, list[int]] = {group.stated.name: [] for group in groups}
-        """Bundles of data hosts that have ended, by group."""
-        self._addresses: dict[str, str] = {}
+        self._hosts: list[_Host] = []
+        """All hosts that the job ever had."""
+        self._bundles: dict[str, list[int]] = {}
+        """Bundles of the placement group, by name of their instance group."""
         self._waiting: dict[Any, Callable[[Any], None]] = {}
         """What is done with each answer of an actor that is still to come, by Ray's reference to it."""
-        self._started: set[str] = set()
-        self._placed_s: dict[str, float] = {}
-        """Times when Ray had placed hosts. A host that Ray has not placed yet is not in it."""
-        self._codes: dict[str, int] = {}
-        """Exit codes of the hosts that have ended or were lost."""
-        self._silent: set[str] = set()
-        """Hosts that could not report why they ended: lost, or their launcher was killed."""
-        self._leaving: set[str] = set()
-        self._lost: list[ElasticGroup] = []
-        """Group of each data host that was lost and is to be replaced."""
         self._num_short_lives = 0
         """Number of data hosts in a row that have ended shortly after their start."""
         self._paused_until_s = 0.0
-        self._trainers: list[str] = []
         self._elastic = next((group for group in groups if group.max_hosts > group.stated.count), None)
         if self._elastic is not None:
             bounds = Bounds(min_hosts=self._elastic.stated.count, max_hosts=self._elastic.max_hosts)
@@ -139,37 +154,43 @@ class Job:
                 stack.callback(signal.signal, number, handler)
             if self._placement is not None:
                 stack.callback(self._ray.util.remove_placement_group, self._placement)
-            for actor in self._hosts.values():
-                stack.callback(self._ray.kill, actor)
+            living = [host for host in self._hosts if host.actor is not None]
+            for host in living:
+                stack.callback(self._ray.kill, host.actor)
             grace_s = 0.0 if self._num_signals > 1 else _END_S
             # A host that Ray has not placed, or that was lost, would not answer.
-            closable = (self._started & self._placed_s.keys() & self._hosts.keys()) - self._silent
-            closed = [self._hosts[name].close.remote(grace_s) for name in closable]
+            closed = [
+                host.actor.close.remote(grace_s)
+                for host in living
+                if host.is_started and host.placed_s is not None and not host.is_silent
+            ]
             if closed:
                 self._ray.wait(closed, num_returns=len(closed), timeout=grace_s + _POLL_S)
 
     def run(self) -> int:
         """Place the hosts, follow them to the end, and return the exit code of the job."""
         if not (self._place() and self._find_addresses()):
-            return self._of_stop(next(iter(self._codes.values()), 128 + signal.SIGTERM))
+            codes = (host.exit_code for host in self._hosts if host.exit_code is not None)
+            return self._of_stop(next(codes, 128 + signal.SIGTERM))
         cluster = {
             "instance_groups": [
-                group_document(group.stated.name, group.stated.instance_type, self._present(group))
+                group_document(
+                    group.stated.name, group.stated.instance_type, [host.name for host in self._present(group)]
+                )
                 for group in self._groups
             ]
         }
-        for name in self._hosts:
-            self._start(name, self._order(name, ["--cluster-file", "{folder}/cluster.json"], cluster))
+        for host in self._hosts:
+            self._start(host, self._order(host, ["--cluster-file", "{folder}/cluster.json"], cluster))
         return self._follow()
 
     def _place(self) -> bool:
         """Wait until Ray has placed all hosts. Return False if the job was asked to stop."""
-        bundles, names = [], []
+        bundles: list[dict[str, float]] = []
         for group in self._groups:
-            for number in range(group.stated.count):
-                names.append(f"{group.stated.name}-{number}")
-                self._group_of[names[-1]] = group
-                bundles.append(bundle_of(group))
+            count = group.stated.count
+            self._bundles[group.stated.name] = list(range(len(bundles), len(bundles) + count))
+            bundles += [bundle_of(group)] * count
         # One launcher per node, because all launchers of a description use the same port.
         self._placement = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
         begin_s = shown_s = time.monotonic()
@@ -187,80 +208,85 @@ class Job:
             if now_s - shown_s > _PATIENCE_S:
                 shown_s = now_s
                 say(f"waiting for Ray to place {len(bundles)} hosts on different nodes; found: {nodes_of(self._ray)}")
-        self._bundles = {name: number for number, name in enumerate(names)}
-        for name in names:
-            self._hosts[name] = self._actor(name)
+        for group in self._groups:
+            for _ in range(group.stated.count):
+                self._make_host(group)
         return True
 
     def _find_addresses(self) -> bool:
         """Wait until all actors run. Return False if one was lost, or the job was asked to stop."""
-        pending = {actor.address.remote(): name for name, actor in self._hosts.items()}
+        pending = {host.actor.address.remote(): host for host in self._hosts}
         deadline_s = time.monotonic() + self._options.start_timeout_s
         while pending:
             ready, _ = self._ray.wait(list(pending), timeout=_POLL_S)
             for reference in ready:
-                name = pending.pop(reference)
+                host = pending.pop(reference)
                 try:
-                    self._addresses[name] = self._ray.get(reference, timeout=_PATIENCE_S)
-                    self._placed_s[name] = time.monotonic()
+                    host.address = self._ray.get(reference, timeout=_PATIENCE_S)
+                    host.placed_s = time.monotonic()
                 except self._ray.exceptions.RayError as error:
-                    self._record_loss(name, error)
+                    self._record_loss(host, error)
                     return False
             if self._num_signals:
                 return False
             if time.monotonic() > deadline_s:
                 raise CapacityError(
                     f"Ray has not started the job within {self._options.start_timeout_s:.0f} s\n"
-                    f"  found: no answer from {', '.join(pending.values())}\n"
+                    f"  found: no answer from {', '.join(host.name for host in pending.values())}\n"
                     "  to do: see `ray status`, and the logs of Ray on these nodes"
                 )
         return True
 
-    def _actor(self, name: str) -> Any:
-        resources = bundle_of(self._group_of[name])
+    def _make_host(self, group: ElasticGroup) -> _Host:
+        """Ask Ray for a host, in a free bundle of its group if there is one, or else anywhere."""
+        number = sum(host.group is group for host in self._hosts)
+        host = _Host(f"{group.stated.name}-{number}", group, self._roles[group.stated.name])
+        used = {other.bundle for other in self._hosts}
+        host.bundle = next((bundle for bundle in self._bundles[group.stated.name] if bundle not in used), None)
+        self._hosts.append(host)
+        resources = bundle_of(group)
         options: dict[str, Any] = {
             "num_cpus": resources["CPU"],
             "num_gpus": resources.get("GPU", 0),
             "max_concurrency": 8,
             "runtime_env": {"env_vars": ACTOR_VARIABLES},
         }
-        if name in self._bundles:
+        if host.bundle is not None:
             strategies = self._ray.util.scheduling_strategies
             options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(
-                self._placement, placement_group_bundle_index=self._bundles[name]
+                self._placement, placement_group_bundle_index=host.bundle
             )
-        return self._actors.options(**options).remote()
+        host.actor = self._actors.options(**options).remote()
+        return host
 
-    def _start(self, name: str, order: JobHostOrder) -> None:
-        self._started.add(name)
-        self._hosts[name].guard.remote()
-        self._waiting[self._hosts[name].run.remote(order)] = functools.partial(self._record_end, name)
+    def _start(self, host: _Host, order: JobHostOrder) -> None:
+        host.is_started = True
+        host.actor.guard.remote()
+        self._waiting[host.actor.run.remote(order)] = functools.partial(self._record_end, host)
 
-    def _order(self, name: str, where: Sequence[str], cluster: object) -> JobHostOrder:
+    def _order(self, host: _Host, where: Sequence[str], cluster: object) -> JobHostOrder:
         options = self._options
-        group = self._group_of[name].stated
-        gpus = resources_of(group).gpus
+        gpus = resources_of(host.group.stated).gpus
         # A data host that leaves ends with 143, whatever the option says. It is for the exit code of this command.
         stated = dataclasses.replace(options, port=self._port, sigterm_ok=False, ray_groups=(), platform=None)
         if gpus and options.nproc_per_node is None:
             stated = dataclasses.replace(stated, nproc_per_node=gpus)
-        arguments = ["launch", *to_flags(stated), *where, f"--host={name}", "--output-dir={folder}/output"]
+        arguments = ["launch", *to_flags(stated), *where, f"--host={host.name}", "--output-dir={folder}/output"]
         return {
-            "name": name,
+            "name": host.name,
             "arguments": arguments,
             "script": [*script_words(options.script, is_module=options.module), "--", *options.script_args],
             "cluster": cluster,
-            "hosts": self._addresses,
+            "hosts": {each.name: each.address for each in self._hosts if each.address},
             "token": self._token.reveal(),
             "variables": {"HETERO_JOB_ID": self._id},
         }
 
     def _follow(self) -> int:
         """Wait for the launchers of the trainers, and let the number of data hosts follow the demand."""
-        self._trainers = [name for name in self._hosts if self._role(name) is Role.TRAINER]
         self._ask_for_demand(0)
         stop_at_s: float | None = None
-        while not all(name in self._codes for name in self._trainers):
+        while any(host.exit_code is None for host in self._trainers):
             ready, _ = self._ray.wait(list(self._waiting), timeout=_POLL_S / 4)
             for reference in ready:
                 self._waiting.pop(reference)(reference)
@@ -282,37 +308,34 @@ class Job:
     @property
     def _is_ending(self) -> bool:
         """Whether the job ends. Its data hosts end with 0."""
-        ended = any(code == 0 or name in self._trainers for name, code in self._codes.items())
-        return bool(ended or self._num_signals)
+        has_trainer_ended = any(host.exit_code is not None for host in self._trainers)
+        return bool(has_trainer_ended or any(host.exit_code == 0 for host in self._hosts) or self._num_signals)
 
-    def _record_end(self, name: str, reference: Any) -> None:
+    def _record_end(self, host: _Host, reference: Any) -> None:
         try:
             code = self._ray.get(reference, timeout=_PATIENCE_S)
         except self._ray.exceptions.RayError as error:
-            self._record_loss(name, error)
+            self._record_loss(host, error)
         else:
-            say(f"the launcher of {name} ended with {code}")
-            self._codes[name] = code if code >= 0 else 128 - code
-            if code < 0:
-                self._silent.add(name)
-        if self._role(name) is Role.DATA:
-            self._retire(name)
+            say(f"the launcher of {host.name} ended with {code}")
+            host.exit_code = code if code >= 0 else 128 - code
+            host.is_silent = code < 0
+        if host.role is Role.DATA:
+            self._retire(host)
 
-    def _record_loss(self, name: str, error: Exception) -> None:
-        self._silent.add(name)
-        self._codes[name] = int(exit_code_of(error))
-        if name not in self._leaving:
-            say(f"host {name} was lost: {summary(error)}")
+    def _record_loss(self, host: _Host, error: Exception) -> None:
+        host.is_silent = True
+        host.exit_code = int(exit_code_of(error))
+        if not host.is_leaving:
+            say(f"host {host.name} was lost: {summary(error)}")
 
-    def _retire(self, name: str) -> None:
+    def _retire(self, host: _Host) -> None:
         """Give back the resources of a data host that has ended. Note whether it is to be replaced."""
-        group = self._group_of[name]
-        if name in self._bundles:
-            self._free_bundles[group.stated.name].append(self._bundles.pop(name))
-        self._waiting[self._hosts[name].close.remote(0.0)] = functools.partial(self._forget, name)
-        if self._is_ending or name in self._leaving:
+        host.bundle = None
+        self._waiting[host.actor.close.remote(0.0)] = functools.partial(self._forget, host)
+        if self._is_ending or host.is_leaving:
             return
-        lived_s = time.monotonic() - self._placed_s.get(name, time.monotonic())
+        lived_s = 0.0 if host.placed_s is None else time.monotonic() - host.placed_s
         self._num_short_lives = 0 if lived_s >= _SHORT_LIFE_S else self._num_short_lives + 1
         if self._num_short_lives >= _MAX_FAILURES:
             self._paused_until_s = time.monotonic() + _PAUSE_S
@@ -320,39 +343,42 @@ class Job:
                 f"{self._num_short_lives} data hosts in a row have ended shortly after their start; no data host is "
                 f"added for {_PAUSE_S:.0f} s"
             )
-        if name in self._silent or self._codes[name] in _TAKEN:
-            self._lost.append(group)
+        host.is_to_be_replaced = host.is_silent or host.exit_code in _TAKEN
 
     def _replace_lost(self) -> None:
         """Ask Ray for data hosts in place of those that were lost."""
-        while self._lost and self._may_add:
-            group = self._lost.pop(0)
-            if len(self._present(group)) < group.stated.count and not self._is_ending:
-                self._add(group, "in place of one that was lost")
+        for host in [host for host in self._hosts if host.is_to_be_replaced]:
+            if not self._may_add:
+                return
+            host.is_to_be_replaced = False
+            if len(self._present(host.group)) < host.group.stated.count and not self._is_ending:
+                self._add(host.group, "in place of one that was lost")
 
     @property
     def _may_add(self) -> bool:
         return time.monotonic() >= self._paused_until_s
 
-    def _forget(self, name: str, _: Any) -> None:
-        self._ray.kill(self._hosts.pop(name))
+    def _forget(self, host: _Host, _: Any) -> None:
+        self._ray.kill(host.actor)
+        host.actor = None
 
     def _exit_code(self) -> int:
         """Return the code of the first trainer host that failed. All launchers report the cause of the job's end.
 
         The loss of a host or of a launcher is the code only if no launcher has reported one.
         """
-        reported = [self._codes[name] for name in self._trainers if name not in self._silent]
-        return next(filter(None, reported), 0) if reported else self._codes[self._trainers[0]]
+        reported = [host.exit_code for host in self._trainers if not host.is_silent]
+        return next(filter(None, reported), 0) if reported else self._trainers[0].exit_code or 0
 
     def _tell_all_to_stop(self) -> None:
         say("asked to stop: asking every launcher to stop")
-        for name in self._started - self._codes.keys():
-            self._hosts[name].stop.remote()
+        for host in self._hosts:
+            if host.is_started and host.exit_code is None:
+                host.actor.stop.remote()
 
     def _ask_for_demand(self, after: int) -> None:
         if self._elastic is not None:
-            reference = self._hosts[self._trainers[0]].demand.remote(after)
+            reference = self._trainers[0].actor.demand.remote(after)
             self._waiting[reference] = functools.partial(self._follow_demand, self._elastic)
 
     def _follow_demand(self, group: ElasticGroup, reference: Any) -> None:
@@ -365,77 +391,69 @@ class Job:
             return
         present = self._present(group)
         # The estimate is for all data hosts of the job.
-        others = sum(len(self._present(other)) for other in self._groups if other is not group and self._is_data(other))
+        others = sum(host.is_present and host.role is Role.DATA and host.group is not group for host in self._hosts)
         low, high = (max(0, end - others) for end in (demand.low, demand.high))
         target = self._scaler.target(low=low, high=high, present=len(present))
         if target < len(present):
             # Ray keeps the CPUs of a bundle reserved, also without a host.
-            name = next((name for name in reversed(present) if name not in self._bundles), present[-1])
-            say(f"the job wants at most {demand.high} data hosts; {name} leaves")
-            self._let_leave(name)
+            host = next((host for host in reversed(present) if host.bundle is None), present[-1])
+            say(f"the job wants at most {demand.high} data hosts; {host.name} leaves")
+            self._let_leave(host)
         if self._may_add:
             for _ in range(target - len(present)):
                 self._add(group, "because the job could use it")
         self._ask_for_demand(demand.number)
 
-    def _let_leave(self, name: str) -> None:
-        self._leaving.add(name)
-        if name in self._placed_s:
-            self._hosts[name].stop.remote()
+    def _let_leave(self, host: _Host) -> None:
+        host.is_leaving = True
+        if host.placed_s is not None:
+            host.actor.stop.remote()
         else:
-            self._ray.kill(self._hosts[name])
+            self._ray.kill(host.actor)
 
     def _add(self, group: ElasticGroup, why: str) -> None:
-        """Ask Ray for another data host, in a free bundle if there is one, or else anywhere."""
-        name = f"{group.stated.name}-{sum(own is group for own in self._group_of.values())}"
-        say(f"asking Ray for {name}, {why}")
-        self._group_of[name] = group
-        if self._free_bundles[group.stated.name]:
-            self._bundles[name] = self._free_bundles[group.stated.name].pop(0)
-        self._hosts[name] = actor = self._actor(name)
-        self._waiting[actor.address.remote()] = functools.partial(self._record_placed, name)
-        address = f"{self._trainers[0]}:{self._port}"
+        """Ask Ray for another data host, and start its launcher, which joins the job."""
+        host = self._make_host(group)
+        say(f"asking Ray for {host.name}, {why}")
+        self._waiting[host.actor.address.remote()] = functools.partial(self._record_placed, host)
+        address = f"{self._trainers[0].name}:{self._port}"
         where = [f"--join={address}", f"--join-group={group.stated.name}", "--port={port}"]
-        self._start(name, self._order(name, where, {}))
+        self._start(host, self._order(host, where, {}))
 
-    def _record_placed(self, name: str, reference: Any) -> None:
+    def _record_placed(self, host: _Host, reference: Any) -> None:
         try:
             self._ray.get(reference, timeout=_PATIENCE_S)
         except self._ray.exceptions.RayError:
             return  # its loss is recorded with its end
-        self._placed_s[name] = time.monotonic()
+        host.placed_s = time.monotonic()
 
     def _bring_home(self) -> None:
         """Bring the results of the first trainer and the ledgers of all trainers to the output folder."""
         folder = self._options.output_dir or Path("runs") / self._id
         written: list[str] = []
-        for name in self._trainers:
-            patterns = RESULTS if name == self._trainers[0] else LEDGERS
-            if name in self._silent:
-                say(f"{name} was lost, and with it its {'report' if patterns is RESULTS else 'ledger'}")
+        for host in self._trainers:
+            patterns = RESULTS if host is self._trainers[0] else LEDGERS
+            if host.is_silent:
+                say(f"{host.name} was lost, and with it its {'report' if patterns is RESULTS else 'ledger'}")
                 continue
             try:
-                found: Results = self._ray.get(self._hosts[name].results.remote(patterns), timeout=_STOP_S)
+                found: Results = self._ray.get(host.actor.results.remote(patterns), timeout=_STOP_S)
                 written += _write(found.files, folder)
             except (OSError, self._ray.exceptions.RayError) as error:
-                say(f"the results of {name} could not be brought to {folder}: {error}")
+                say(f"the results of {host.name} could not be brought to {folder}: {error}")
             else:
                 for path in found.too_large:
-                    say(f"{path} of {name} is too large to be brought to {folder}, and is removed with the job")
+                    say(f"{path} of {host.name} is too large to be brought to {folder}, and is removed with the job")
         shown = next((name for name in ("report.md", "profile.md") if name in written), None)
         if shown is not None:
             say(f"report: {folder / shown}")
 
-    def _is_data(self, group: ElasticGroup) -> bool:
-        return self._roles[group.stated.name] is Role.DATA
+    @property
+    def _trainers(self) -> list[_Host]:
+        return [host for host in self._hosts if host.role is Role.TRAINER]
 
-    def _role(self, name: str) -> Role:
-        return self._roles[self._group_of[name].stated.name]
-
-    def _present(self, group: ElasticGroup) -> list[str]:
-        """Return the hosts of a group that have not ended and were not asked to leave."""
-        names = [name for name, own in self._group_of.items() if own is group]
-        return [name for name in names if name not in self._codes and name not in self._leaving]
+    def _present(self, group: ElasticGroup) -> list[_Host]:
+        return [host for host in self._hosts if host.group is group and host.is_present]
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._num_signals += 1

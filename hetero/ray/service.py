@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.config import LaunchOptions, to_flags
 from hetero.errors import CapacityError, ConfigError, DataPlaneError, HeteroError
+from hetero.ray.connection import ServiceGoneError
 from hetero.ray.scaling import Bounds
 
 if TYPE_CHECKING:
     from hetero.ray.actors import ServiceOrder
 
-__all__ = ["DataService", "ServiceGoneError"]
+__all__ = ["DataService"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +28,6 @@ _HUB_S = 150.0
 """Longest time until the coordinator's actor has started the hub, or says that it did not start."""
 _SHUTDOWN_S = 60.0
 _REFUSED = ("data_service", "tls_dir", "profile", "plan", "audit", "join", "join_group", "host", "port", "platform")
-
-
-class ServiceGoneError(DataPlaneError):
-    """The coordinator's actor has ended, or was shut down."""
 
 
 class DataService:
@@ -115,10 +112,20 @@ class DataService:
             raise HeteroError(f"the data service did not start: {reason}")
 
     def connect(self) -> None:
-        """Connect this worker to the service. See `hetero.ray.connect`."""
-        from hetero.ray.worker import connect
+        """Connect this worker of Ray Train to the service. `hetero.torch.DataLoader` then gets its batches from it.
 
-        connect(self)
+        Call it in ``train_loop_per_worker``, before the first loader is made. It imports the script of the service,
+        unless the script's data sets are registered already. If the service fails or is shut down, loaders raise
+        `DataPlaneError` within seconds. A second call does nothing.
+
+        Raises:
+            AuthenticationError: If the service refuses this worker.
+            ConfigError: If this process is no worker of Ray Train, or the script is missing or registers no data set.
+            DataPlaneError: If the service has ended or failed.
+        """
+        from hetero.ray.worker import connect  # imports the data plane, which the driver does not need
+
+        connect(self.order, self.call)
 
     def serving(self) -> list[str]:
         """Return the names of the data hosts that serve now. Blocks for one call of Ray.

@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetero.batches.structure.conversion import set_script_module
 from hetero.control.rank import session as sessions
@@ -17,13 +18,12 @@ from hetero.dataplane.endpoint.script import load_script
 from hetero.datasets import get_factory, registered
 from hetero.errors import ConfigError, DataPlaneError, HeteroError
 from hetero.loaders.remote import fleet_for
+from hetero.ray.connection import ServiceGoneError
 from hetero.ray.coordinator import MAX_RANKS
-from hetero.ray.service import ServiceGoneError
 from hetero.system import logs
 
 if TYPE_CHECKING:
     from hetero.ray.actors import Admission, ServiceOrder
-    from hetero.ray.service import DataService
 
 __all__ = ["connect"]
 
@@ -34,39 +34,30 @@ _lock = threading.Lock()
 _connected: tuple[str, RankSession] | None = None
 
 
-def connect(service: DataService) -> None:
-    """Connect this worker to the service. Afterwards `hetero.torch.DataLoader` gets its batches from it.
-
-    Call it in ``train_loop_per_worker``, before the first loader is made. It imports the script of the service, unless
-    the script's data sets are registered already. A second call does nothing.
-
-    If the service fails or is shut down, loaders of this worker raise `DataPlaneError` within a few seconds.
+def connect(order: ServiceOrder, call: Callable[[str], Any]) -> None:
+    """Connect this worker to a data service. See `hetero.ray.DataService.connect`.
 
     Args:
-        service: The service, which the driver has made.
-
-    Raises:
-        AuthenticationError: If the service refuses this worker.
-        ConfigError: If this process is no worker of Ray Train, or the script is missing or registers no data set.
-        DataPlaneError: If the service has ended or failed.
+        order: What the driver has asked for.
+        call: Calls the service's coordinator. Receives the name of a method.
     """
     global _connected
     rank, world_size = _rank_and_world_size()
     with _lock:
-        admission: Admission = service.call("admission")
-        if failure := service.call("failure"):
+        admission: Admission = call("admission")
+        if failure := call("failure"):
             raise DataPlaneError(f"the data service has failed: {failure}")
         if _connected is not None and _connected[0] == admission["job_id"] and sessions.current() is _connected[1]:
             return
         if os.environ.get(LAUNCHER_VARIABLE) or (sessions.current() is not None and _connected is None):
             raise ConfigError("hetero launch has started this process; expected a worker that Ray Train has started")
-        _register_datasets(service.order)
+        _register_datasets(order)
         logs.setup_logging_of_script()
         if _connected is not None:
             _connected[1].close()
         session = _open_session(admission, rank, world_size)
         _connected = admission["job_id"], session
-        watcher = threading.Thread(target=_watch, args=(service, session), name="hetero-ray-watch", daemon=True)
+        watcher = threading.Thread(target=_watch, args=(call, session), name="hetero-ray-watch", daemon=True)
         watcher.start()
 
 
@@ -79,7 +70,7 @@ def _rank_and_world_size() -> tuple[int, int]:
     except RuntimeError as error:
         raise ConfigError(
             "this process has no rank, because Ray Train has not started it\n"
-            "  to do: call hetero.ray.connect in train_loop_per_worker, not in the driver"
+            "  to do: call DataService.connect in train_loop_per_worker, not in the driver"
         ) from error
     if world_size > MAX_RANKS:
         raise ConfigError(f"the training has {world_size} workers; a DataService serves at most {MAX_RANKS}")
@@ -104,13 +95,13 @@ def _open_session(admission: Admission, rank: int, world_size: int) -> RankSessi
     return session
 
 
-def _watch(service: DataService, session: RankSession) -> None:
+def _watch(call: Callable[[str], Any], session: RankSession) -> None:
     """Make loaders raise if the service fails or ends. Without this they would wait for the data timeout."""
     closed = threading.Event()
     while not closed.wait(_CHECK_INTERVAL_S) and sessions.current() is session:
         error: HeteroError
         try:
-            failure = service.call("failure")
+            failure = call("failure")
             if not failure:
                 continue
             error = DataPlaneError(f"the data service has failed: {failure}")

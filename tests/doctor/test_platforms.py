@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from patients import here
 
-from hetero.doctor import Level, platforms
+from hetero.cluster.platforms import slurm
+from hetero.doctor import Level
+from hetero.doctor.cluster import examine_platform
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -28,7 +30,7 @@ POD = {
 
 
 def found(folder: Path, environ: dict[str, str]) -> list[tuple[Level, str]]:
-    return [(each.level, each.found) for each in platforms.examine(here(folder, environ))]
+    return [(each.level, each.found) for each in examine_platform(here(folder, environ))]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def found(folder: Path, environ: dict[str, str]) -> list[tuple[Level, str]]:
 def test_slurm_settings_that_harm_a_job_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, script: str, expected: list[str]
 ) -> None:
-    monkeypatch.setattr(platforms, "_output", lambda *command: config if "config" in command else script)
+    monkeypatch.setattr(slurm, "_output", lambda *command: config if "config" in command else script)
     first, *others = found(tmp_path, SLURM)
     assert first == (Level.OK, "slurm, which gives a job 30 s to stop")
     assert [level for level, _ in others] == [Level.WARNING] * len(expected)
@@ -56,9 +58,9 @@ def test_slurm_settings_that_harm_a_job_are_warned_of(
 
 
 def test_program_that_is_not_there_or_fails_says_nothing(tmp_path: Path) -> None:
-    assert platforms._output("no-such-program-here") == ""
-    assert platforms._output("false") == ""
-    assert platforms._output("sh", "-c", "echo x") == "x\n"
+    assert slurm._output("no-such-program-here") == ""
+    assert slurm._output("false") == ""
+    assert slurm._output("sh", "-c", "echo x") == "x\n"
 
 
 @pytest.mark.parametrize(
@@ -113,4 +115,4 @@ def test_main_node_of_aws_batch_knows_that_it_is_the_one(tmp_path: Path) -> None
 def test_wrong_environment_of_aws_batch_is_a_problem_of_the_description(tmp_path: Path) -> None:
     snapshot = here(tmp_path, BATCH | {"HETERO_GROUPS": "trainer=GPU:8:1"})
     assert "has 1 hosts, and the job has 3 nodes" in snapshot.cluster_problem
-    assert platforms.examine(snapshot)
+    assert examine_platform(snapshot)

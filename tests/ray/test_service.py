@@ -29,7 +29,7 @@ def test_token_is_in_no_argument_environment_or_pickle(service: DataService, clu
 
 def test_process_without_rank_cannot_connect(service: DataService) -> None:
     with pytest.raises(ConfigError, match="has no rank"):
-        hetero.ray.connect(service)
+        service.connect()
 
 
 def test_copy_cannot_shut_the_service_down(service: DataService, cluster: Any) -> None:

@@ -1,7 +1,7 @@
-"""Platforms: where a job runs, and what the platform tells a host about the job. One module for each platform.
+"""Platforms: where a job runs, what the platform tells a host about the job, and what starts a job. One module each.
 
-platform.py      the interface
-wrapper.py       what the last two share: another platform gives everything but the cluster
+platform.py      the interface, and what the last two share: another platform gives everything but the cluster
+pods.py          what the platforms of Kubernetes share
 sagemaker.py     SageMaker: ``/opt/ml`` and the ``SM_*`` variables
 trainjob.py      Kubeflow TrainJob, which makes a JobSet
 jobset.py        Kubernetes JobSet
@@ -13,28 +13,22 @@ cluster_file.py  any machines: ``--cluster-file`` lists the hosts, and another p
 joined.py        a job that this host has joined: a host of the job describes the cluster
 
 A platform reads only the environment and files, so tests can use recorded environments. No other folder reads the
-variables of a platform. To add a platform, write its module, list it in `PLATFORMS`, and add a test.
+variables of a platform. To add a platform, write its module with a subclass of `Platform`, name it in
+`hetero.system.extensions`, and add a test. A package of your own brings one by the entry point ``hetero.platforms``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
-from hetero.cluster.platforms.aws_batch import AwsBatch
 from hetero.cluster.platforms.cluster_file import ClusterFile
-from hetero.cluster.platforms.jobset import JobSet
 from hetero.cluster.platforms.platform import Folders, JobParameters, Platform
 from hetero.cluster.platforms.sagemaker import SageMaker
-from hetero.cluster.platforms.slurm import Slurm
-from hetero.cluster.platforms.trainjob import TrainJob
-from hetero.cluster.platforms.vertex import Vertex
-from hetero.cluster.platforms.volcano import Volcano
 from hetero.errors import ConfigError
+from hetero.system import extensions
 
-__all__ = ["Folders", "JobParameters", "Platform", "describes_a_job", "find_platform"]
-
-PLATFORMS: tuple[type[Platform], ...] = (SageMaker, TrainJob, JobSet, Volcano, Vertex, AwsBatch, Slurm)
-"""All platforms in the order of detection. If none is detected, the first one gives the folders and the error."""
+__all__ = ["Folders", "JobParameters", "Platform", "describes_a_job", "find_platform", "rendered_platforms"]
 
 
 def find_platform(environ: Mapping[str, str], *, cluster_file: str | None = None, name: str | None = None) -> Platform:
@@ -49,14 +43,29 @@ def find_platform(environ: Mapping[str, str], *, cluster_file: str | None = None
         ConfigError: If there is no platform of this name.
     """
     name = name or environ.get("HETERO_PLATFORM") or None
-    platforms = [kind(environ) for kind in PLATFORMS if name in (None, kind.name)]
-    if not platforms:
-        names = ", ".join(kind.name for kind in PLATFORMS)
-        raise ConfigError(f"platform {name!r:.60}: unknown name, expected one of {names}")
-    found = next((platform for platform in platforms if platform.is_here()), platforms[0])
+    if name is None:
+        found = next((platform for kind in _platforms() if (platform := kind(environ)).is_here()), None)
+        found = found or SageMaker(environ)  # its folders are the default, and its error the one for no platform
+    else:
+        kind = extensions.find(extensions.PLATFORMS, name)
+        if kind is None:
+            known = ", ".join([*extensions.names(extensions.PLATFORMS), *extensions.names(extensions.DRIVERS)])
+            raise ConfigError(f"platform {name!r:.60}: unknown name, expected one of {known}")
+        found = kind(environ)
     return found if cluster_file is None else ClusterFile(found, cluster_file)
+
+
+def rendered_platforms() -> list[type[Platform]]:
+    """Return the platforms whose jobs ``hetero render`` writes."""
+    return [kind for kind in _platforms() if kind.renders]
 
 
 def describes_a_job(variable: str) -> bool:
     """Return whether any platform uses a variable to describe its job. Simulated hosts must not inherit it."""
-    return any(variable.startswith(platform.variables) for platform in PLATFORMS)
+    return any(variable.startswith(platform.variables) for platform in _platforms())
+
+
+@functools.cache
+def _platforms() -> tuple[type[Platform], ...]:
+    """Return all platforms in the order of detection."""
+    return tuple(extensions.find(extensions.PLATFORMS, name) for name in extensions.names(extensions.PLATFORMS))

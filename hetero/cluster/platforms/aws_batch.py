@@ -11,9 +11,9 @@ Source: https://docs.aws.amazon.com/batch/latest/userguide/multi-node-parallel-j
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
-from hetero.cluster.platforms.jobset import pod_folders
 from hetero.cluster.platforms.platform import (
     ClusterDescription,
     Folders,
@@ -21,7 +21,9 @@ from hetero.cluster.platforms.platform import (
     Registration,
     environment_error,
 )
+from hetero.cluster.platforms.pods import pod_folders
 from hetero.errors import ClusterError
+from hetero.system.diagnosis import Diagnosis, ok
 
 __all__ = ["AwsBatch"]
 
@@ -88,6 +90,18 @@ class AwsBatch(Platform):
         job = self.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
         attempt = self.environ.get("AWS_BATCH_JOB_ATTEMPT", "")
         return "-".join(part for part in (job, attempt) if part) if job else ""
+
+    def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
+        """Yield where this node registers."""
+        try:
+            registration = self.registration()
+        except ClusterError:
+            return  # the description of the cluster is examined apart
+        if registration is None:
+            return
+        main = registration.main_address
+        where = f"with the main node {main}" if main else "with this node, the main node"
+        yield ok(f"a node of group {registration.group}; {registration.num_hosts} nodes register {where}")
 
     def _groups(self, number: int) -> list[StatedGroup]:
         groups = stated_groups(self.environ) or [StatedGroup(name=_ONLY_GROUP, instance_type="", count=number)]

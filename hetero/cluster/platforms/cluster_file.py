@@ -11,8 +11,7 @@ from pathlib import Path
 
 from hetero.cluster.description import host_names
 from hetero.cluster.document import load
-from hetero.cluster.platforms.platform import ClusterDescription, Platform
-from hetero.cluster.platforms.wrapper import PlatformWrapper
+from hetero.cluster.platforms.platform import ClusterDescription, Platform, PlatformWrapper
 
 __all__ = ["ClusterFile", "read_host_names"]
 

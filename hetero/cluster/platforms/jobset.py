@@ -8,19 +8,35 @@ the other groups have, so the manifest has the groups in ``HETERO_GROUPS``. The 
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 from hetero.cluster.document import close, listing
-from hetero.cluster.groups import GROUPS_VARIABLE, group_document, stated_groups
+from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
 from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
+from hetero.cluster.platforms.pods import examine_pod, grace_s, pod_folders
+from hetero.cluster.rendering.kubernetes import (
+    DATA_RESTARTS,
+    DOWNWARD,
+    POD_SETTINGS,
+    head,
+    indented,
+    pod,
+    text,
+    time_limit,
+)
+from hetero.cluster.rendering.request import RenderRequest
+from hetero.cluster.rendering.spot import check_data_groups
+from hetero.cluster.spec import Role
 from hetero.errors import ClusterError
+from hetero.system.diagnosis import Diagnosis
 
-__all__ = ["GRACE_VARIABLE", "JobSet", "pod_folders"]
+__all__ = ["JobSet", "replicated_job"]
 
-GRACE_VARIABLE = "HETERO_GRACE_S"
-"""Environment variable. Seconds from the request to stop until the platform kills the pod."""
-_DEFAULT_GRACE_S = 30.0  # terminationGracePeriodSeconds of Kubernetes
 _MAX_INDEX = 99_999
+_SPOT_FAILURES = [
+    "      podFailurePolicy:  # a pod that is moved from a spot node does not count; it needs restartPolicy Never",
+    '        rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget, status: "True"}]}]',
+]
 
 
 class JobSet(Platform):
@@ -28,12 +44,14 @@ class JobSet(Platform):
 
     name = "jobset"
     variables = ("JOBSET_", "REPLICATED_JOB_NAME", "JOB_INDEX", "JOB_COMPLETION_INDEX", "PET_")
+    renders = "a JobSet of Kubernetes"
+    settings = POD_SETTINGS
     _source = "JOBSET_*"
 
     @property
     def kill_after_s(self) -> float:  # type: ignore[override]
         """Seconds of grace that the manifest states, or Kubernetes' default."""
-        return grace_s(self.environ.get(GRACE_VARIABLE, ""))
+        return grace_s(self.environ)
 
     def is_here(self) -> bool:
         """Return whether this process runs in a pod of a JobSet whose manifest has the variables."""
@@ -103,28 +121,60 @@ class JobSet(Platform):
     def _error(self, found: str, expected: str, to_do: str) -> ClusterError:
         return environment_error(self._source, found, expected, to_do)
 
+    def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
+        """Yield what the manifest lacks."""
+        yield from examine_pod(self.environ, own_host)
 
-def grace_s(text: str) -> float:
-    """Return the seconds of grace in a text, or Kubernetes' default if it is no number above 0."""
-    try:
-        found = float(text)
-    except ValueError:
-        return _DEFAULT_GRACE_S
-    return found if 0 < found < 1e9 else _DEFAULT_GRACE_S
+    @staticmethod
+    def render(request: RenderRequest) -> str:
+        """Return the manifest.
+
+        Raises:
+            ConfigError: If there is no image, or a name cannot be that of a pod.
+        """
+        request.check_image()
+        request.check_dns_names("a JobSet or of its jobs")
+        check_data_groups(request)
+        trainers = [group.name for group in request.members(Role.TRAINER)]
+        lines = [
+            *head(request, "JobSet"),
+            "apiVersion: jobset.x-k8s.io/v1alpha2",
+            "kind: JobSet",
+            f"metadata: {{name: {text(request.name)}}}",
+            "spec:",
+            "  network: {enableDNSHostnames: true, publishNotReadyAddresses: true}",
+            "  # The job has ended when the trainers have, whatever the data hosts do.",
+            f"  successPolicy: {{operator: All, targetReplicatedJobs: {text(trainers)}}}",
+            "  # A restart of the whole job goes on from the last checkpoint. State how often.",
+            "  failurePolicy: {maxRestarts: 0}",
+            "  replicatedJobs:",
+        ]
+        for group, role in zip(request.groups, request.roles, strict=True):
+            lines += indented(replicated_job(request, group, role), 2)
+        return "\n".join(lines) + "\n"
 
 
-def pod_folders(workspace: str) -> Folders:
-    """Return the folders of a pod.
-
-    Args:
-        workspace: A volume, which the pods of a group may share.
-    """
-    root = Path(workspace)
-    return Folders(
-        root=root,
-        output=root / "output",
-        failure=Path("/dev/termination-log"),
-        model=root / "model",
-        checkpoints=root / "checkpoints",
-        code=root / "code",
-    )
+def replicated_job(request: RenderRequest, group: StatedGroup, role: Role) -> list[str]:
+    """Return the replicated job of a group, with one pod per host."""
+    is_data, is_spot = role is Role.DATA, request.is_spot(group)
+    return [
+        f"- name: {text(group.name)}  # {group.instance_type}",
+        "  replicas: 1",
+        "  template:",
+        "    spec:",
+        f"      parallelism: {group.count}",
+        f"      completions: {group.count}",
+        "      completionMode: Indexed",
+        *(
+            [f"      backoffLimit: {DATA_RESTARTS}  # a data host that restarts joins again, and the job goes on"]
+            if is_data
+            else ["      backoffLimit: 0  # a trainer that fails ends the job"]
+        ),
+        *(_SPOT_FAILURES if is_spot else []),
+        *indented(time_limit(request), 6),
+        "      template:",
+        "        spec:",
+        *indented(
+            pod(request, group, restart_policy="OnFailure" if is_data and not is_spot else "Never", labels=DOWNWARD), 10
+        ),
+    ]

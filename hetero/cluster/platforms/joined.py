@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetero.cluster.platforms.platform import ClusterDescription, Platform
-from hetero.cluster.platforms.wrapper import PlatformWrapper
+from hetero.cluster.platforms.platform import ClusterDescription, Platform, PlatformWrapper
 
 __all__ = ["Joined"]
 

@@ -1,4 +1,4 @@
-"""The interface of a platform."""
+"""The interface of a platform, and the base of those that take only the cluster from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import hashlib
 import json
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from hetero.cluster.description import host_names, parse_cluster
+from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.spec import ClusterSpec, Role, slug
 from hetero.errors import ClusterError
+from hetero.system.diagnosis import Diagnosis
 
-__all__ = ["ClusterDescription", "Folders", "JobParameters", "Platform", "Registration", "environment_error"]
+__all__ = [
+    "ClusterDescription",
+    "Folders",
+    "JobParameters",
+    "Platform",
+    "PlatformWrapper",
+    "Registration",
+    "environment_error",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +90,7 @@ class Registration:
 
 
 class Platform(ABC):
-    """A platform that runs jobs. It reads only the environment and files.
+    """A platform that runs jobs. It reads only the environment and files, except in `examine`.
 
     Args:
         environ: The process environment. It is copied, because a launcher changes its own.
@@ -89,6 +99,10 @@ class Platform(ABC):
     name: ClassVar[str]
     variables: ClassVar[tuple[str, ...]] = ()
     """Prefixes of the variables that describe a job."""
+    renders: ClassVar[str] = ""
+    """What `render` writes, for the help of ``hetero render``. Empty if it writes nothing."""
+    settings: ClassVar[Mapping[str, str]] = {}
+    """What only this platform knows of a job, for `render`: a description by the name of the setting."""
     stripped: tuple[str, ...] = ()
     """Prefixes of variables that ranks must not inherit, because a program in a rank would misread them."""
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
@@ -148,6 +162,24 @@ class Platform(ABC):
         """Return the variables that identify this host. mpirun, for example, may set those of another host."""
         return {}
 
+    def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
+        """Yield what ``hetero doctor`` reports of this platform: how it ends jobs, and what it may lose.
+
+        Args:
+            own_host: Name of this host in the cluster, None if it is not known.
+            port: Port of launchers.
+        """
+        yield from ()
+
+    @staticmethod
+    def render(request: RenderRequest) -> str:
+        """Return the script or manifest that starts a job. Only of platforms with `renders`.
+
+        Raises:
+            ConfigError: If the platform cannot run such a job.
+        """
+        raise NotImplementedError
+
     def read_cluster(self, *, host: str | None = None, roles: Sequence[str] = ()) -> ClusterSpec:
         """Return the hosts of the job with the role of each group, and which of them this host is.
 
@@ -192,6 +224,47 @@ class Platform(ABC):
         groups = [group for group in cluster.groups if group.role is Role.TRAINER]
         text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in groups])
         return "cluster-" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class PlatformWrapper(Platform):
+    """A platform that takes only the description of the cluster from somewhere else.
+
+    Args:
+        below: The platform that runs this process.
+        environ: Environment that replaces that of the platform below. None: the same.
+    """
+
+    def __init__(self, below: Platform, environ: Mapping[str, str] | None = None) -> None:
+        super().__init__(below.environ if environ is None else environ)
+        self._below = below
+        self.stripped = below.stripped
+        self.stop_signals = below.stop_signals
+        self.kill_after_s = below.kill_after_s
+
+    def is_here(self) -> bool:
+        """Return True, because the user or the job has named the description."""
+        return True
+
+    @property
+    def folders(self) -> Folders:
+        """The folders of the platform below."""
+        return self._below.folders
+
+    def job_name(self) -> str:
+        """Return the job's name on the platform below."""
+        return self._below.job_name()
+
+    def parameters(self) -> JobParameters | None:
+        """Return the parameters of the platform below."""
+        return self._below.parameters()
+
+    def num_gpus(self) -> int | None:
+        """Return the number of accelerators that the platform below states."""
+        return self._below.num_gpus()
+
+    def own_variables(self, cluster: ClusterSpec) -> dict[str, str]:
+        """Return the variables of the platform below."""
+        return self._below.own_variables(cluster)
 
 
 def environment_error(variables: str, found: str, expected: str, to_do: str = "") -> ClusterError:

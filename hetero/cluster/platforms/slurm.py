@@ -15,9 +15,13 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
+import shutil
 import signal
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from hetero.cluster.document import MAX_HOSTS, listing
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
@@ -28,7 +32,10 @@ from hetero.cluster.platforms.platform import (
     Platform,
     environment_error,
 )
-from hetero.errors import ClusterError
+from hetero.cluster.rendering.request import GRACE_S, RenderRequest, resources_of
+from hetero.cluster.rendering.spot import check_data_groups, notes
+from hetero.errors import ClusterError, ConfigError
+from hetero.system.diagnosis import Diagnosis, warning
 
 __all__ = ["Slurm", "node_names"]
 
@@ -40,6 +47,14 @@ jobs that run at the same time differ in the last four digits. Ports from 32768 
 _MAX_COMPONENTS = 64
 _MAX_LIST_CHARS = 200_000
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
+_EXIT_CODE = "$SLURM_SUBMIT_DIR/hetero-slurm-$SLURM_JOB_ID/exit-code"
+_TIMEOUT_S = 3.0
+"""Longest time that ``scontrol`` may take."""
+_GRACE_S = 50.0
+"""Seconds that ranks get to save a checkpoint where the platform gives enough."""
+_NO_KILL = re.compile(r"^#SBATCH\s.*(--no-kill|-k\b)", re.MULTILINE)
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
+_SCHEDULER = re.compile(r"^SchedulerParameters\s*=\s*(.*)$", re.MULTILINE)
 _COUNTS = re.compile(r"([0-9]{1,6})(?:\(x[0-9]{1,6}\))?(?:,|$)")
 
 
@@ -55,6 +70,12 @@ class Slurm(Platform):
     )
     stop_signals = (signal.SIGTERM,)
     kill_after_s = _KILL_WAIT_S
+    renders = "a batch script for sbatch"
+    settings: ClassVar[Mapping[str, str]] = {
+        "partition": "partition",
+        "account": "account",
+        "constraint": "features that the nodes must have",
+    }
 
     def is_here(self) -> bool:
         """Return whether this process belongs to a Slurm job."""
@@ -225,6 +246,62 @@ class Slurm(Platform):
     def _error(self, found: str, expected: str, to_do: str) -> ClusterError:
         return environment_error("SLURM_*", found, expected, to_do)
 
+    def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
+        """Yield what the configuration of this site and the batch script do to a job."""
+        config = _output("scontrol", "show", "config")
+        wait = _KILL_WAIT.search(config)
+        if wait is not None and float(wait[1]) / 2 < _GRACE_S:
+            yield warning(
+                f"KillWait of this site is {wait[1]} s, so after scancel ranks have {float(wait[1]) / 2:.0f} s to save",
+                "end jobs with scancel --signal=TERM first, or save checkpoints during the training",
+            )
+        parameters = _SCHEDULER.search(config)
+        is_heterogeneous = self.environ.get("SLURM_HET_SIZE", "1") != "1"
+        if is_heterogeneous and parameters is not None and "disable_hetero_steps" in parameters[1]:
+            yield warning(
+                "this site has disable_hetero_steps, so one srun cannot start several components",
+                "start one srun for each component: hetero render slurm --separate-steps",
+            )
+        script = _output("scontrol", "write", "batch_script", self.environ.get("SLURM_JOB_ID", ""), "-")
+        if script and _NO_KILL.search(script) is None:
+            yield warning(
+                "the batch script has no --no-kill, so the loss of a data node ends the whole job",
+                "add #SBATCH --no-kill to each component, as hetero render slurm does",
+            )
+
+    @staticmethod
+    def render(request: RenderRequest) -> str:
+        """Return the script for ``sbatch``. With several groups it is a heterogeneous job, with a component per group.
+
+        Raises:
+            ConfigError: If a group has a type that Slurm does not know.
+        """
+        lines = [
+            "#!/bin/bash",
+            f"# hetero render slurm: {len(request.groups)} groups. Submit it with: sbatch FILE",
+            "#",
+            "# The folder from which you submit must be on a file system that all nodes share.",
+            *notes(request),
+        ]
+        check_data_groups(request)
+        for number, group in enumerate(request.groups):
+            lines += [*(["#SBATCH hetjob"] if number else []), *_component(request, group)]
+        lines += [
+            "",
+            "set -euo pipefail",
+            "# The groups, in the order of the components above.",
+            f"export HETERO_GROUPS={shlex.quote(request.groups_text)}",
+            "export PYTHONUNBUFFERED=1",
+            "# Only processes that can read this file can join the job.",
+            'export HETERO_TOKEN_FILE="$SLURM_SUBMIT_DIR/.hetero-token-$SLURM_JOB_ID"',
+            """trap 'rm -f "$HETERO_TOKEN_FILE"' EXIT""",
+            """(umask 077; head -c 32 /dev/urandom | base64 | tr -d '=\\n' > "$HETERO_TOKEN_FILE")""",
+            "",
+            "# One launcher per node. A node that fails must not end the others: the job goes on without a data host.",
+            *_steps(request),
+        ]
+        return "\n".join(lines) + "\n"
+
 
 def node_names(text: str) -> list[str]:
     """Return the nodes of a node list such as ``nid[00001,00011-00012],gpu-[1-2]-[1-4]``, in its order.
@@ -280,3 +357,83 @@ def _numbers(text: str) -> list[str]:
         if len(found) > MAX_HOSTS:
             raise ValueError(f"there are more than {MAX_HOSTS} nodes")
     return found
+
+
+def _component(request: RenderRequest, group: StatedGroup) -> list[str]:
+    """Return the directives of a group."""
+    resources = resources_of(group)
+    partition, account, constraint = (request.setting(name, group) for name in ("partition", "account", "constraint"))
+    if not (resources.cpus or resources.gpus or partition or constraint):
+        raise ConfigError(
+            f"--group {group.text}: Slurm does not know the type {group.instance_type!r:.60}\n"
+            f"  to do: state what a node has, for example {group.name}=GPU:8:{group.count} or "
+            f"{group.name}=CPU:32:{group.count}, or give --partition {group.name}:PARTITION"
+        )
+    if request.is_spot(group) and not (partition or constraint):
+        raise ConfigError(
+            f"--spot {group.name}: Slurm has no common way to ask for spot nodes\n  to do: name the nodes that your "
+            f"site has for it, with --partition {group.name}:PARTITION or --constraint {group.name}:FEATURE"
+        )
+    found = {
+        "job-name": request.name,
+        "nodes": str(group.count),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(resources.cpus) if resources.cpus else "",
+        "gpus-per-node": str(resources.gpus) if resources.gpus else "",
+        "partition": partition,
+        "account": account,
+        "constraint": constraint,
+        "time": "" if request.hours is None else _time(request.hours),
+    }
+    lines = [f"# {group.name}: {group.instance_type}"]
+    lines += [f"#SBATCH --{name}={value}" for name, value in found.items() if value]
+    if resources.gpus:
+        lines.append("#SBATCH --exclusive  # all CPUs and all memory of the nodes with GPUs")
+    return [
+        *lines,
+        "#SBATCH --no-kill  # a lost node does not end the job",
+        f"#SBATCH --signal=TERM@{GRACE_S}  # time to save a checkpoint before the time limit",
+    ]
+
+
+def _time(hours: float) -> str:
+    minutes = max(1, round(60 * hours))
+    return f"{minutes // 60}:{minutes % 60:02d}:00"
+
+
+def _steps(request: RenderRequest) -> list[str]:
+    options = "--ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill"
+    command = request.shell_command
+    numbers = range(len(request.groups))
+    start = [f'exit_code="{_EXIT_CODE}"', 'rm -f "$exit_code"', "code=0"]
+    if len(numbers) == 1:
+        steps = [f"srun {options} {command} || code=$?"]
+    elif not request.separate_steps:
+        steps = [f"srun --het-group={','.join(map(str, numbers))} {options} {command} || code=$?"]
+    else:
+        steps = [
+            "steps=()",
+            *(f"srun --het-group={number} {options} {command} & steps+=($!)" for number in numbers),
+            'for step in "${steps[@]}"; do',
+            "    own=0",
+            '    wait "$step" || own=$?',
+            '    [ "$code" -ne 0 ] || code=$own',
+            "done",
+        ]
+    return [
+        *start,
+        *steps,
+        "# srun ends with the code of a lost data node too. The first trainer writes down how the job ended.",
+        'exit "$(cat "$exit_code" 2> /dev/null || echo "$code")"',
+    ]
+
+
+def _output(*command: str) -> str:
+    """Return what a program of Slurm writes. Empty if it is not there, fails or takes too long."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -3,6 +3,9 @@
 The pods that train have torchrun's defaults in ``PET_*``. With the runtime of `hetero render trainjob`, the pods also
 have the variables of a JobSet, and so have the data hosts, which have no ``PET_*``. With another runtime there are only
 the pods that train, and their names follow from ``PET_MASTER_ADDR``.
+
+A TrainJob makes a JobSet from its runtime. The rendered runtime has the group that trains as the job ``node``, and one
+job for each group of data hosts.
 """
 
 from __future__ import annotations
@@ -10,19 +13,27 @@ from __future__ import annotations
 import re
 
 from hetero.cluster.groups import group_document, stated_groups
-from hetero.cluster.platforms.jobset import JobSet
+from hetero.cluster.platforms.jobset import JobSet, replicated_job
 from hetero.cluster.platforms.platform import ClusterDescription
+from hetero.cluster.rendering.kubernetes import DOWNWARD, head, indented, pod, text, time_limit
+from hetero.cluster.rendering.request import RenderRequest
+from hetero.cluster.rendering.spot import check_data_groups
+from hetero.cluster.spec import Role
+from hetero.errors import ConfigError
 
 __all__ = ["TrainJob"]
 
 _MASTER = re.compile(r"([A-Za-z0-9-]{1,200})-0(\.[A-Za-z0-9.-]{1,200})?")
 _MAX_NODES = 4096
+_TRAINER = "node"
+"""The group that trains, as a job of the JobSet. Kubeflow's convention."""
 
 
 class TrainJob(JobSet):
     """A pod of a TrainJob."""
 
     name = "trainjob"
+    renders = "a TrainJob of Kubeflow, with its runtime"
     _source = "PET_*"
 
     def is_here(self) -> bool:
@@ -58,3 +69,65 @@ class TrainJob(JobSet):
     def _jobset(self) -> str:
         name = self.environ.get("JOBSET_NAME", "")
         return name or self.environ.get("PET_MASTER_ADDR", "").partition(".")[0].removesuffix("-node-0-0")
+
+    @staticmethod
+    def render(request: RenderRequest) -> str:
+        """Return the manifest of the runtime and of the job.
+
+        Raises:
+            ConfigError: If there is no image, a name cannot be that of a pod, or not exactly one group trains.
+        """
+        request.check_image()
+        request.check_dns_names("a TrainJob or of its jobs")
+        check_data_groups(request)
+        trainers = request.members(Role.TRAINER)
+        if len(trainers) != 1 or trainers[0].name != _TRAINER:
+            raise ConfigError(
+                f"the groups that train are {', '.join(group.name for group in trainers)}; a TrainJob has one, whose "
+                f"name is {_TRAINER}\n  to do: give --group {_TRAINER}={trainers[0].instance_type}:{trainers[0].count}"
+            )
+        (trainer,) = trainers
+        lines = [
+            *head(request, "TrainJob"),
+            "apiVersion: trainer.kubeflow.org/v1alpha1",
+            "kind: TrainingRuntime",
+            "metadata:",
+            f"  name: {text(request.name)}",
+            "  labels: {trainer.kubeflow.org/framework: torch}",
+            "spec:",
+            "  mlPolicy:",
+            f"    numNodes: {trainer.count}",
+            "    torch: {}",
+            "  template:",
+            "    spec:",
+            "      network: {enableDNSHostnames: true, publishNotReadyAddresses: true}",
+            "      # The job has ended when the trainers have, whatever the data hosts do.",
+            f"      successPolicy: {{operator: All, targetReplicatedJobs: [{_TRAINER}]}}",
+            "      replicatedJobs:",
+            f"      - name: {_TRAINER}  # {trainer.instance_type}",
+            "        replicas: 1",
+            "        template:",
+            "          metadata:",
+            "            labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}",
+            "          spec:",
+            "            backoffLimit: 0  # a trainer that fails ends the job",
+            *indented(time_limit(request), 12),
+            "            template:",
+            "              spec:",
+            *indented(pod(request, trainer, restart_policy="Never", labels=DOWNWARD, container=_TRAINER), 16),
+        ]
+        for group in request.members(Role.DATA):
+            lines += indented(replicated_job(request, group, Role.DATA), 6)
+        lines += [
+            "---",
+            "apiVersion: trainer.kubeflow.org/v1alpha1",
+            "kind: TrainJob",
+            f"metadata: {{name: {text(request.name)}}}",
+            "spec:",
+            "  runtimeRef:",
+            "    apiGroup: trainer.kubeflow.org",
+            "    kind: TrainingRuntime",
+            f"    name: {text(request.name)}",
+            f"  trainer: {{numNodes: {trainer.count}}}",
+        ]
+        return "\n".join(lines) + "\n"

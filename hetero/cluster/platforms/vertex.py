@@ -1,7 +1,8 @@
 """Vertex AI custom training, whose worker pools are the groups. `hetero render vertex` makes the job.
 
 ``CLUSTER_SPEC`` has the hosts of all pools, this host's pool and index, and the job as JSON inside of a string. Pool 0
-has one replica, and its end is the end of the job, so trainers are pools 0 and 1. Which ports are open between replicas
+has one replica, and its end is the end of the job. So the first host that trains is pool 0, the others are pool 1, and
+data hosts are pools 2 and 3. Which ports are open between replicas
 is not documented.
 """
 
@@ -9,20 +10,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hetero.cluster.document import decode
-from hetero.cluster.groups import group_document
+from hetero.cluster.groups import StatedGroup, group_document
 from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
-from hetero.errors import ClusterError
+from hetero.cluster.rendering.kubernetes import indented, text
+from hetero.cluster.rendering.request import RenderRequest, machine_of
+from hetero.cluster.rendering.spot import notes
+from hetero.cluster.spec import Role
+from hetero.errors import ClusterError, ConfigError
+from hetero.system.diagnosis import Diagnosis, warning
 
 __all__ = ["Vertex"]
 
 _SPEC = "CLUSTER_SPEC"
 _JOB_ID = "CLOUD_ML_JOB_ID"
 _POOL = re.compile(r"workerpool([0-9])")
+_MACHINE = re.compile(r"(?P<machine>[a-z0-9-]{3,60})(?:\+(?P<kind>[A-Z0-9_]{3,60}):(?P<count>[1-9][0-9]?))?")
+_MAX_DATA_POOLS = 2
+_ACCELERATORS: dict[tuple[str, float | None], str] = {
+    ("NVIDIA L4", None): "NVIDIA_L4",
+    ("NVIDIA A100", 40): "NVIDIA_TESLA_A100",
+    ("NVIDIA A100", 80): "NVIDIA_A100_80GB",
+    ("NVIDIA H100", 80): "NVIDIA_H100_80GB",
+}
+"""Vertex AI's names (AcceleratorType of its API) by name and memory in GB. Its configurations state the accelerators of
+a2, a3 and g2 too, although the machine type determines them."""
 
 
 class Vertex(Platform):
@@ -32,6 +49,8 @@ class Vertex(Platform):
     variables = ("CLUSTER_SPEC", "CLOUD_ML_", "AIP_", "TF_CONFIG")
     stripped = ("TF_CONFIG", "CLUSTER_SPEC")
     kill_after_s = 30.0
+    renders = "a custom job of Vertex AI"
+    settings: ClassVar[Mapping[str, str]] = {"token": "address gs://BUCKET/PATH of the file with the job's token"}
 
     def is_here(self) -> bool:
         """Return whether this process runs in a Vertex AI custom job."""
@@ -96,6 +115,54 @@ class Vertex(Platform):
     def _error(self, found: str, expected: str) -> ClusterError:
         return environment_error(_SPEC, found, expected)
 
+    def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
+        """Yield what is not known of the network of a job."""
+        yield warning(
+            f"Vertex AI does not document which ports are open between replicas; hetero needs {port}, and ports that "
+            "endpoints choose",
+            "see whether the ports below are reached; otherwise give the job a VPC network",
+        )
+
+    @staticmethod
+    def render(request: RenderRequest) -> str:
+        """Return the configuration for ``gcloud ai custom-jobs create --config``.
+
+        Raises:
+            ConfigError: If there is no image, a type is malformed, or the pools are not enough.
+        """
+        request.check_image()
+        trainers, data = request.members(Role.TRAINER), request.members(Role.DATA)
+        if len(trainers) != 1 or len(data) > _MAX_DATA_POOLS:
+            raise ConfigError(
+                f"there are {len(trainers)} groups that train and {len(data)} of data hosts; Vertex AI has pools for "
+                f"one and for at most {_MAX_DATA_POOLS}"
+            )
+        (trainer,) = trainers
+        if request.spot and (missing := [group.name for group in request.groups if not request.is_spot(group)]):
+            raise ConfigError(
+                f"--spot {request.spot[0]}: Vertex AI has spot capacity only for all pools of a job; --spot is missing "
+                f"for {', '.join(missing)}\n  to do: give --spot for every group, or for none"
+            )
+        token = request.settings.get("token", {}).get("", "")
+        if not token.startswith("gs://"):
+            raise ConfigError(
+                "--token gs://BUCKET/PATH: missing, expected a file in Cloud Storage with the job's token, which only "
+                "the job's service account can read\n  to do: openssl rand -hex 32 | gcloud storage cp - gs://BUCKET/PATH"
+            )
+        lines = [
+            *_head(request),
+            *_scheduling(request),
+            "workerPoolSpecs:",
+            *_pool(request, trainer, 1, token, "pool 0: the first host that trains. Its end is the end of the job"),
+        ]
+        if trainer.count > 1:
+            lines += _pool(request, trainer, trainer.count - 1, token, "pool 1: the other hosts that train")
+        elif data:
+            lines.append("- {}  # pool 1 is empty: one host trains")
+        for number, group in enumerate(data, start=2):
+            lines += _pool(request, group, group.count, token, f"pool {number}: {group.name}")
+        return "\n".join(lines) + "\n"
+
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
@@ -109,3 +176,63 @@ def _hosts(value: object) -> list[str]:
 def _mounted(uri: str) -> Path | None:
     """Return the folder of a ``gs://`` address below ``/gcs``, where Vertex AI mounts Cloud Storage."""
     return Path("/gcs", uri.removeprefix("gs://")) if uri.startswith("gs://") else None
+
+
+def _head(request: RenderRequest) -> list[str]:
+    return [
+        f"# hetero render vertex: {request.groups_text}",
+        "#",
+        "# Submit it:",
+        f"#   gcloud ai custom-jobs create --region=REGION --display-name={shlex.quote(request.name)} --config=FILE",
+        "#",
+        "# Vertex AI does not document which ports are open between replicas. hetero uses port 17170 on each of them,",
+        "# and ports that endpoints choose. If hosts do not reach each other, give the job a network (network: below).",
+    ]
+
+
+def _scheduling(request: RenderRequest) -> list[str]:
+    """Return the time limit and the provisioning strategy, which are those of all pools."""
+    values = [] if request.hours is None else [f"timeout: {round(3600 * request.hours)}s"]
+    if not request.spot:
+        return [f"scheduling: {{{', '.join(values)}}}"] if values else []
+    return [
+        "#",
+        "# Spot capacity for all pools. A trainer that is taken back ends this attempt of the job: save checkpoints in",
+        "# Cloud Storage. A data host that is taken back does not.",
+        *notes(request),
+        f"scheduling: {{{', '.join([*values, 'strategy: SPOT'])}}}",
+    ]
+
+
+def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, comment: str) -> list[str]:
+    found = _MACHINE.fullmatch(group.instance_type)
+    if found is None or found["kind"] == "GPU":
+        raise ConfigError(
+            f"--group {group.text}: expected a machine type such as n2-highcpu-32 or a2-highgpu-1g, or with "
+            "accelerators n1-standard-16+NVIDIA_TESLA_V100:4"
+        )
+    machine = [f"machineType: {text(found['machine'])}"]
+    known = machine_of(group)
+    kind, number = found["kind"], found["count"]
+    if not kind and known is not None and known.num_accelerators:
+        kind, number = _ACCELERATORS[known.accelerator or "", known.accelerator_memory_gib], known.num_accelerators
+    if kind:
+        machine += [f"acceleratorType: {kind}", f"acceleratorCount: {number}"]
+    mounted = "/gcs/" + token.removeprefix("gs://")
+    # Cloud Storage has no owners, and a token's file must be its owner's alone.
+    script = f"install -m 600 {shlex.quote(mounted)} /tmp/hetero-token && exec {request.shell_command}"
+    return [
+        f"- machineSpec: {{{', '.join(machine)}}}  # {comment}",
+        f"  replicaCount: {count}",
+        "  containerSpec:",
+        f"    imageUri: {text(request.image)}",
+        f"    command: {text(['/bin/sh', '-c', script])}",
+        "    env:",
+        *indented(
+            [
+                f"- {{name: {name}, value: {text(value)}}}"
+                for name, value in {"PYTHONUNBUFFERED": "1", "HETERO_TOKEN_FILE": "/tmp/hetero-token"}.items()
+            ],
+            4,
+        ),
+    ]

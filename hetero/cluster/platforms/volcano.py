@@ -7,13 +7,19 @@ The plugin svc gives every pod ``VC_<TASK>_HOSTS`` of all tasks, with ``-`` as `
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from hetero.cluster.document import MAX_FILE_BYTES, MAX_HOSTS, listing
-from hetero.cluster.groups import GROUPS_VARIABLE, group_document, stated_groups
-from hetero.cluster.platforms.jobset import GRACE_VARIABLE, grace_s, pod_folders
+from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
 from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
+from hetero.cluster.platforms.pods import examine_pod, grace_s, pod_folders
+from hetero.cluster.rendering.kubernetes import DATA_RESTARTS, POD_SETTINGS, head, indented, pod, text, time_limit
+from hetero.cluster.rendering.request import RenderRequest
+from hetero.cluster.rendering.spot import check_data_groups
+from hetero.cluster.spec import Role
+from hetero.system.diagnosis import Diagnosis
 
 __all__ = ["Volcano"]
 
@@ -26,13 +32,15 @@ class Volcano(Platform):
     name = "volcano"
     variables = ("VC_", "VK_TASK_INDEX")
     may_change = True
+    renders = "a job of Volcano"
+    settings: ClassVar[Mapping[str, str]] = {**POD_SETTINGS, "queue": "queue of the job"}
     hosts_folder: ClassVar[Path] = Path("/etc/volcano")
     """Folder where the plugin svc mounts the hosts of each task."""
 
     @property
     def kill_after_s(self) -> float:  # type: ignore[override]
         """Seconds of grace that the manifest states, or Kubernetes' default."""
-        return grace_s(self.environ.get(GRACE_VARIABLE, ""))
+        return grace_s(self.environ)
 
     def is_here(self) -> bool:
         """Return whether this process runs in a pod of a Volcano job with the plugin env."""
@@ -106,3 +114,60 @@ class Volcano(Platform):
                 "do not set hostname in the pod's template",
             )
         return own[0]
+
+    def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
+        """Yield what the manifest lacks."""
+        yield from examine_pod(self.environ, own_host)
+
+    @staticmethod
+    def render(request: RenderRequest) -> str:
+        """Return the manifest.
+
+        Raises:
+            ConfigError: If there is no image, or a name cannot be that of a pod.
+        """
+        request.check_image()
+        request.check_dns_names("a Volcano job or of its tasks")
+        check_data_groups(request)
+        queue = request.settings.get("queue", {}).get("", "")
+        total = sum(group.count for group in request.groups)
+        lines = [
+            *head(request, "Volcano"),
+            "apiVersion: batch.volcano.sh/v1alpha1",
+            "kind: Job",
+            f"metadata: {{name: {text(request.name)}}}",
+            "spec:",
+            "  schedulerName: volcano",
+            *([f"  queue: {text(queue)}"] if queue else []),
+            f"  minAvailable: {total}  # all hosts start together",
+            "  plugins:",
+            "    env: []  # the number of each pod in its task",
+            '    svc: ["--publish-not-ready-addresses=true"]  # the hosts of all tasks, and their names',
+            f"  maxRetry: {DATA_RESTARTS}",
+            "  tasks:",
+        ]
+        for group, role in zip(request.groups, request.roles, strict=True):
+            lines += indented(_task(request, group, role), 2)
+        return "\n".join(lines) + "\n"
+
+
+def _task(request: RenderRequest, group: StatedGroup, role: Role) -> list[str]:
+    is_data = role is Role.DATA
+    policies = (
+        ["  # A data host that restarts joins again, and the job goes on.", "  policies: []"]
+        if is_data
+        else [
+            "  policies:",
+            "  - {event: PodFailed, action: AbortJob}  # a trainer that fails ends the job",
+            "  - {event: TaskCompleted, action: CompleteJob}  # the end of the trainers is the end of the job",
+        ]
+    )
+    return [
+        f"- name: {text(group.name)}  # {group.instance_type}",
+        f"  replicas: {group.count}",
+        *policies,
+        "  template:",
+        "    spec:",
+        *indented(time_limit(request), 6),
+        *indented(pod(request, group, restart_policy="OnFailure" if is_data else "Never"), 6),
+    ]

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 
 from hetero.cluster.groups import StatedGroup
-from hetero.render.request import GRACE_S, PORT, RenderRequest, machine_of, resources_of
-from hetero.render.spot import node_label, notes, tolerations
+from hetero.cluster.rendering.request import GRACE_S, PORT, RenderRequest, machine_of, resources_of
+from hetero.cluster.rendering.spot import node_label, notes, tolerations
 
-__all__ = ["DOWNWARD", "head", "indented", "pod", "text"]
+__all__ = ["DATA_RESTARTS", "DOWNWARD", "POD_SETTINGS", "head", "indented", "pod", "text", "time_limit"]
 
 DOWNWARD = {
     "JOBSET_NAME": "jobset.sigs.k8s.io/jobset-name",
@@ -18,6 +18,13 @@ DOWNWARD = {
     "JOBSET_RESTART_ATTEMPT": "jobset.sigs.k8s.io/restart-attempt",
 }
 """Variables of a pod of a JobSet, and the labels that they come from."""
+POD_SETTINGS = {
+    "volume-claim": "claim of the volume for results and checkpoints. Default: a folder of each pod",
+    "node-selector": "label LABEL=VALUE of the nodes",
+}
+"""See `Platform.settings`."""
+DATA_RESTARTS = 100
+"""Restarts of data pods until the job fails. A data host that restarts joins the job again."""
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # a well-known label, which the cloud gives to its nodes
 _TOKEN = "/run/hetero/token"
 _WORKSPACE = "/workspace"
@@ -115,6 +122,11 @@ def pod(
         "- {name: shm, emptyDir: {medium: Memory}}  # torch's workers and NCCL need more than a container's 64 MiB",
         f"- {{name: workspace, {workspace}}}{'  # ReadWriteMany, if its pods are on several nodes' if claim else ''}",
     ]
+
+
+def time_limit(request: RenderRequest) -> list[str]:
+    """Return the time limit of a job or pod of Kubernetes. Empty if the request has none."""
+    return [] if request.hours is None else [f"activeDeadlineSeconds: {max(1, round(3600 * request.hours))}"]
 
 
 def _environment(request: RenderRequest, labels: Mapping[str, str]) -> list[str]:

@@ -6,13 +6,16 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup
 from hetero.cluster.roles import assign_roles
 from hetero.cluster.spec import Role
 from hetero.errors import ConfigError
-from hetero.pricing import Catalogue, InstanceTypeInfo, stated_resources
 from hetero.system.scripts import script_words
+
+if TYPE_CHECKING:
+    from hetero.pricing import InstanceTypeInfo
 
 __all__ = ["GRACE_S", "PORT", "RenderRequest", "Resources", "machine_of", "make_request", "resources_of"]
 
@@ -54,6 +57,8 @@ class RenderRequest:
     """Names of the groups on capacity that the platform may take back."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What only one platform knows, by the name of the setting and of the group: ``{"partition": {"data": "cpu"}}``."""
+    separate_steps: bool = False
+    """Whether each component of a Slurm job has an ``srun`` of its own. Sites with ``disable_hetero_steps`` need it."""
 
     @property
     def command(self) -> list[str]:
@@ -143,6 +148,8 @@ def make_request(groups: Sequence[StatedGroup], roles: Sequence[str], **values: 
 
 def resources_of(group: StatedGroup) -> Resources:
     """Return what each host of a group has, as ``CPU:16`` or ``GPU:8`` states it. Nothing is known of other types."""
+    from hetero.pricing import stated_resources  # not above, because ranks import the platforms, and this takes 0.1 s
+
     stated = stated_resources(group.instance_type)
     return Resources() if stated is None else Resources(cpus=stated.vcpus or 0, gpus=stated.num_accelerators or 0)
 
@@ -152,5 +159,7 @@ def machine_of(group: StatedGroup) -> InstanceTypeInfo | None:
 
     Types of SageMaker are left out, because no other platform has them.
     """
+    from hetero.pricing import Catalogue, stated_resources  # as above
+
     is_other = stated_resources(group.instance_type) is not None or group.instance_type.startswith("ml.")
     return None if is_other else Catalogue.load().find(group.instance_type)

@@ -9,9 +9,9 @@ Kubernetes has no label of its own for spot nodes. The managed services have one
 from __future__ import annotations
 
 from hetero.cluster.groups import StatedGroup
+from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.spec import Role
 from hetero.errors import ConfigError
-from hetero.render.request import RenderRequest
 
 __all__ = ["check_data_groups", "node_label", "notes", "tolerations"]
 
