@@ -60,6 +60,7 @@ def test_work_below_the_noise_is_refused() -> None:
 
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 200), marks=pytest.mark.long)])
 def test_constant_memory_is_forecast_as_a_constant(seeds: range) -> None:
+    num_grown = 0  # by chance: a growth counts from a p-value of 0.003, so one of 200 seeds may show one
     for seed in seeds:
         random = np.random.default_rng(seed)
 
@@ -70,7 +71,9 @@ def test_constant_memory_is_forecast_as_a_constant(seeds: range) -> None:
         peak = found.figure("memory peak")
         assert peak is not None
         assert not found.refused("memory peak")
-        assert peak.value == pytest.approx(119.15e6, rel=0.01)
+        assert peak.low <= 119.15e6 <= peak.high
+        num_grown += peak.value != pytest.approx(119.15e6, rel=0.01)
+    assert num_grown <= len(seeds) // 100
 
 
 def test_growth_of_four_standard_errors_is_not_called_too_small_to_measure() -> None:
