@@ -6,10 +6,16 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from hetero import __version__
-from hetero.doctor import disk, leftovers, memory, signals, token, versions
+from hetero.doctor import leftovers, signals, token, versions
 from hetero.doctor.cluster import examine_description, examine_names, examine_platform
 from hetero.doctor.connections import examine_ports, examine_proxies
-from hetero.doctor.limits import examine_cpus, examine_descriptors, examine_shared_memory
+from hetero.doctor.limits import (
+    examine_cpus,
+    examine_descriptors,
+    examine_disk,
+    examine_memory,
+    examine_shared_memory,
+)
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
 from hetero.metrics.excess import MAX_EXCESS
@@ -31,8 +37,8 @@ SUBJECTS: Mapping[str, Callable[[Snapshot], list[Diagnosis]]] = {
     "cpus": examine_cpus,
     "descriptors": examine_descriptors,
     "shared memory": examine_shared_memory,
-    "memory": memory.examine,
-    "disk": disk.examine,
+    "memory": examine_memory,
+    "disk": examine_disk,
     "leftovers": leftovers.examine,
 }
 """Subjects of the examination by name, in the order of the output."""

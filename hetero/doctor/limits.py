@@ -1,21 +1,33 @@
-"""Limits of this host: CPUs, open files, and the shared memory of torch's loader workers and NCCL."""
+"""Limits of this host: CPUs, open files, shared memory, the memory of endpoints, and folders that a job writes to."""
 
 from __future__ import annotations
 
 import os
 import resource
+import tempfile
+from collections import defaultdict
+from pathlib import Path
 
+from hetero.cache.folders import kept_in_memory
+from hetero.doctor.leftovers import find_processes
 from hetero.doctor.snapshot import Snapshot
+from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 from hetero.system.cgroups import cpu_quota, usable_cpus
 from hetero.system.diagnosis import Diagnosis, error, ok, warning
+from hetero.system.memory import ProcessMemory, process_memory
+from hetero.system.quantities import bytes_text
+from hetero.system.workdir import private_folder
 
-__all__ = ["SHARED_MEMORY", "examine_cpus", "examine_descriptors", "examine_shared_memory"]
+__all__ = ["examine_cpus", "examine_descriptors", "examine_disk", "examine_memory", "examine_shared_memory"]
 
 SHARED_MEMORY = "/dev/shm"
 _SCARCE_SHARED_BYTES = 512 * 2**20
 """Shared memory counts as scarce below this size, which is enough for eight workers with two batches of 32 MiB each."""
 _COMFORTABLE = 4096
+_LEAST_BYTES = 64 * 2**20
+_SCARCE_BYTES = 2**30
+_SCARCE_INODES = 1000
 
 
 def examine_cpus(snapshot: Snapshot) -> list[Diagnosis]:
@@ -89,3 +101,83 @@ def examine_shared_memory(snapshot: Snapshot) -> list[Diagnosis]:
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.0f} MiB"
+
+
+def examine_memory(_snapshot: Snapshot) -> list[Diagnosis]:
+    """Report the memory of the endpoints of each job, and of caches of samples in ``/dev/shm``."""
+    by_job: dict[str, list[ProcessMemory]] = defaultdict(list)
+    for process in find_processes():
+        if process.kind == "endpoint" and (memory := process_memory(Path(f"/proc/{process.pid}"))) is not None:
+            by_job[process.job_id].append(memory)
+    diagnoses = []
+    for job, memories in sorted(by_job.items()):
+        private, shared = sum(each.private_bytes for each in memories), max(each.shared_bytes for each in memories)
+        most = max(each.private_bytes for each in memories)
+        found = (
+            f"endpoints{f' of the job {job}' if job else ''}: {len(memories)} processes have {bytes_text(private)} of "
+            f"private memory, at most {bytes_text(most)} in one of them, and share {bytes_text(shared)}"
+        )
+        diagnoses.append(ok(found, private_bytes=private, largest_private_bytes=most, shared_bytes=shared))
+    if kept := kept_in_memory():
+        diagnoses.append(ok(f"samples that data sets have kept in memory take {bytes_text(kept)}", kept_bytes=kept))
+    return diagnoses or [ok("no endpoint runs here")]
+
+
+def examine_disk(snapshot: Snapshot) -> list[Diagnosis]:
+    """Write to the folder for temporary files and to the platform's folders, and check their free space."""
+    diagnoses = _temporary()
+    for folder, what in _folders(snapshot).items():
+        if folder.is_dir():
+            diagnoses.append(_look(folder, what, is_writable=_is_writable(folder)))
+    return diagnoses
+
+
+def _folders(snapshot: Snapshot) -> dict[Path, str]:
+    folders, output = snapshot.platform.folders, snapshot.options.output_dir
+    found = {
+        folders.failure.parent: "the failure file and the report",
+        folders.model: "the model",
+        folders.checkpoints: "checkpoints",
+    }
+    if output is not None:
+        found[output.absolute()] = "the report (--output-dir)"
+    return found
+
+
+def _temporary() -> list[Diagnosis]:
+    """Make a folder as a launcher does, because some file systems cannot make a folder private to one user."""
+    to_do = "set TMPDIR to a folder of this user on a local disk with free space"
+    try:
+        with private_folder("hetero-doctor-") as folder:
+            (folder / "file").write_bytes(b"\0" * 4096)
+    except (ConfigError, OSError) as problem:
+        return [error(f"cannot make a private folder in {tempfile.gettempdir()}: {problem}", to_do)]
+    return [_look(Path(tempfile.gettempdir()), "temporary files", is_writable=True)]
+
+
+def _look(folder: Path, what: str, *, is_writable: bool) -> Diagnosis:
+    facts = os.statvfs(folder)
+    free, inodes = facts.f_bavail * facts.f_frsize, facts.f_favail
+    found = f"{folder} ({what}) has {free / 2**30:,.1f} GiB free"
+    details = {"folder": str(folder), "free_bytes": free, "free_inodes": inodes if facts.f_files else None}
+    to_do = f"free space on the file system of {folder}, or give the host a larger volume"
+    if not is_writable:
+        return error(
+            f"{folder} ({what}) cannot be written to", f"give this user the right to write to {folder}", **details
+        )
+    if free < _LEAST_BYTES:
+        return error(f"{found}: a job would end with HET-24, or lose its checkpoint", to_do, **details)
+    if free < _SCARCE_BYTES:
+        return warning(f"{found}: too little for a checkpoint", to_do, **details)
+    if facts.f_files and inodes < _SCARCE_INODES:
+        return warning(f"{found}, but only {inodes} more files fit", to_do, **details)
+    return ok(found, **details)
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+    except OSError:
+        return False
+    return True

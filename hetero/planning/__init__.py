@@ -8,7 +8,6 @@ profile.py       the measured figures of a job (`Profile`), and the reader and w
 parts.py         what each rank and host contributes to a profile
 assembly.py      makes a profile from these parts
 profile_text.py  shows a profile as Markdown
-schema.py        the JSON schema of ``profile.json``. A copy is in data/
 figure_checks.py rejects impossible figures of a profile
 options.py       what the user asks of a plan (`PlanOptions`)
 machines.py      the machines of a menu (`Machine`), from the catalogue of instance types

@@ -11,7 +11,6 @@ verdict.py    the verdict of a comparison in words
 markdown.py   shows a report or a comparison as Markdown
 page.py       shows them as an HTML page, with the plots of charts.py
 commands.py   reads and writes the files
-schema.py     the JSON schema of ``report.json``. A copy is in data/
 """
 
 from __future__ import annotations

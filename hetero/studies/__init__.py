@@ -18,7 +18,6 @@ executors.py    executes runs as child processes: ``hetero simulate``, ``hetero 
 child_job.py    the processes of one run, and their output
 matching.py     searches the output of a run for metrics, in a process of its own
 conduct.py      executes the runs that are left, within the budget
-estimates.py    expected durations, from runs that finished
 ledger.py       ``runs.jsonl``, which lets a killed study go on
 statistics.py   intervals, time to quality, quality after time, Pareto fronts
 table.py        results as rows, CSV and Parquet

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from patients import here, levels, run_doctor, worst, write_cluster
 
-from hetero.doctor import Level, disk, limits
+from hetero.doctor import Level, limits
 from hetero.launch.placement import needed_descriptors
 
 
@@ -55,7 +55,7 @@ def test_folder_for_temporary_files_that_keeps_nothing_private_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    (diagnosis,) = disk.examine(here(tmp_path))
+    (diagnosis,) = limits.examine_disk(here(tmp_path))
     assert diagnosis.level is Level.ERROR
     assert "cannot make a private folder" in diagnosis.found
 

@@ -11,7 +11,7 @@ import pytest
 from patients import here
 
 from hetero.cache import folders
-from hetero.doctor.memory import examine
+from hetero.doctor.limits import examine_memory
 
 FAKE = "import sys; data = bytearray(50_000_000); print('up', flush=True); sys.stdin.read()"
 
@@ -27,7 +27,7 @@ def test_processes_of_endpoints_are_added_up_for_each_job(tmp_path: Path, monkey
         for process in processes:
             assert process.stdout is not None
             process.stdout.readline()
-        (found,) = [each for each in examine(here(tmp_path)) if "doctor-memory-test" in each.found]
+        (found,) = [each for each in examine_memory(here(tmp_path)) if "doctor-memory-test" in each.found]
     finally:
         for process in processes:
             process.communicate()
@@ -41,6 +41,6 @@ def test_kept_samples_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(folders, "MEMORY", tmp_path)
     folder = folders.SharedFolder(tmp_path, "photos", "key")
     (folder.path / "data-0").write_bytes(bytes(20_000_000))
-    texts = [each.found for each in examine(here(tmp_path))]
+    texts = [each.found for each in examine_memory(here(tmp_path))]
     assert "samples that data sets have kept in memory take 20 MB" in texts
     folder.close()

@@ -18,8 +18,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision
-from hetero.launch.auto_endpoints.phases import Phase
+from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision, Phase
 from hetero.launch.auto_endpoints.windows import StepTime, Verdict, Window, compare
 from hetero.system.text import counted
 

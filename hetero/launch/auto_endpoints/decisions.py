@@ -1,11 +1,11 @@
-"""The inputs of the controller beside the steps, and its decisions."""
+"""The phases of the controller, its inputs beside the steps, and its decisions."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Action", "Conditions", "Decision"]
+__all__ = ["Action", "Conditions", "Decision", "Phase"]
 
 
 class Action(enum.Enum):
@@ -50,3 +50,40 @@ class Conditions:
     """Batches that all endpoints of the job, on all hosts, compute at the same time."""
     pressure: float | None = None
     """CPU pressure of this host in [0, 1], see `hetero.system.cpu_pressure`. None if it is not known."""
+
+
+class Phase(enum.Enum):
+    """What the controller is doing.
+
+    Transitions::
+
+        WARMUP    --some steps--> BASELINE
+        BASELINE  --steps do not wait for data--> SETTLED
+        BASELINE  --steps wait--> STARTING, adds an endpoint
+        STARTING  --ranks use the added endpoints--> TRIAL
+        STARTING  --no rank uses them--> SETTLED, removes them
+        TRIAL     --steps are longer--> RECHECK, removes the added endpoints
+        TRIAL     --steps still wait, and more endpoints are possible--> STARTING, adds endpoints
+        TRIAL     --otherwise, or steps are not shorter and CPUs are short--> CHECK
+        RECHECK   --more endpoints are possible--> STARTING, adds endpoints
+        RECHECK   --otherwise--> CHECK, or SETTLED without endpoints
+        CHECK     --steps are shorter than in BASELINE, but still wait--> STARTING, adds endpoints
+        CHECK     --steps are shorter, and more endpoints are not possible or not needed--> SETTLED
+        CHECK     --steps are not surely shorter, and still wait--> SETTLED, which checks again later
+        CHECK     --otherwise--> REVIEW, removes all endpoints
+        STARTING  --this host has no memory for any of the added endpoints--> CHECK, or SETTLED without endpoints
+        REVIEW    --steps are longer without them--> SETTLED, adds them again
+        REVIEW    --otherwise--> SETTLED
+        SETTLED   --the later check finds that steps are not shorter--> SETTLED, removes all endpoints
+        SETTLED   --the step time has changed much--> WARMUP, removes all endpoints
+        any       --steps of another loader are observed--> WARMUP, removes all endpoints
+    """
+
+    WARMUP = "warm-up"
+    BASELINE = "baseline"
+    STARTING = "starting"
+    TRIAL = "trial"
+    RECHECK = "recheck"
+    CHECK = "check"
+    REVIEW = "review"
+    SETTLED = "settled"

@@ -12,8 +12,8 @@ from hetero.control.membership import Membership
 from hetero.control.status import HostStatus, RankReport
 from hetero.launch.auto_endpoints.controller import Controller
 from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision
-from hetero.launch.auto_endpoints.joined_steps import JoinedSteps
 from hetero.launch.auto_endpoints.memory import HostMemory, MemoryLimit
+from hetero.launch.auto_endpoints.windows import JoinedSteps
 
 __all__ = ["ResizablePool", "TrainerEndpoints"]
 

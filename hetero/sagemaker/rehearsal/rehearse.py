@@ -8,12 +8,15 @@ send and the code that it would upload. ``hetero simulate --request`` then runs 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,17 +28,18 @@ from hetero.launch.failure import MAX_FAILURE_CHARS
 from hetero.report import Report, load_report
 from hetero.sagemaker.checks.check import unprepared
 from hetero.sagemaker.recording import Recording, record
-from hetero.sagemaker.rehearsal.archive import unpack
 from hetero.sagemaker.rehearsal.containers import python_path
 from hetero.sagemaker.rehearsal.local_job import check_rehearsal
 from hetero.simulate.simulate import locked_folder
 from hetero.system.process import start_child
 from hetero.system.workdir import private_folder
 
-__all__ = ["Rehearsal", "rehearse"]
-
+__all__ = ["MAX_BYTES", "Rehearsal", "rehearse", "unpack"]
 
 logger = logging.getLogger(__name__)
+MAX_BYTES = 1 << 30
+"""Maximum size of all unpacked files together."""
+_MAX_MEMBERS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,3 +231,52 @@ def _failure(output_dir: Path) -> str:
     files = _failure_files(output_dir)
     texts = [path.read_text(encoding="utf-8", errors="replace")[:MAX_FAILURE_CHARS] for path in files]
     return next((text for text in texts if text.startswith("HET-")), texts[0] if texts else "")
+
+
+def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    """Unpack the regular files and folders of a ``.tar.gz``.
+
+    Args:
+        content: The archive.
+        folder: Target folder, which must exist.
+        max_bytes: Maximum size of all files together.
+
+    Raises:
+        ConfigError: If the content is not such an archive, exceeds ``max_bytes`` or 100,000 members, or contains a
+            link, a device or a path outside the folder.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r|gz") as archive:
+            _unpack(archive, folder, max_bytes)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ConfigError(f"the source archive cannot be unpacked: {str(error)[:200]}; expected a .tar.gz") from error
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
+    left = max_bytes
+    for number, member in enumerate(archive):
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ConfigError(
+                f"the source archive has the path {member.name!r:.100}; expected relative paths without '..'"
+            )
+        if number >= _MAX_MEMBERS or member.size > left:
+            raise ConfigError(
+                f"the source archive unpacks to more than {max_bytes} bytes or {_MAX_MEMBERS} files; "
+                "expected a source_dir without data"
+            )
+        target = folder / path
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        source = archive.extractfile(member) if member.isreg() else None
+        if source is None:
+            raise ConfigError(
+                f"the source archive has {member.name!r:.100}, which is a link or a device; "
+                "expected files and folders: put a copy into the source_dir"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+        target.chmod(member.mode & 0o755 | 0o600)  # keeps private files private, as the toolkit does
+        left -= member.size

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hetero.control.status import RankReport, StepTimes
-from hetero.launch.auto_endpoints.joined_steps import JoinedSteps
-from hetero.launch.auto_endpoints.windows import StepTime
+from hetero.launch.auto_endpoints.windows import JoinedSteps, StepTime
 
 
 def report(rank: int, first: int, *waits_s: float, loader: str = "train") -> RankReport:

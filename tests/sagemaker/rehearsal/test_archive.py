@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.sagemaker.rehearsal.archive import unpack
+from hetero.sagemaker.rehearsal.rehearse import unpack
 
 
 def archive(*members: tuple[str, bytes, bytes]) -> bytes:

@@ -1,15 +1,29 @@
-"""The JSON schema of a file that `hetero.system.records` reads, derived from the dataclasses."""
+"""The JSON schemas of ``report.json`` and ``profile.json``, derived from the dataclasses of these files.
+
+The package contains the schemas for readers in other languages. ``python tests/report/json_schemas.py`` renews them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
+import hetero
+from hetero.planning.profile import SCHEMA_VERSION as PROFILE_VERSION
+from hetero.planning.profile import Profile
+from hetero.report.model import SCHEMA_VERSION as REPORT_VERSION
+from hetero.report.model import Report
 from hetero.system.records import limits
 
-__all__ = ["json_schema"]
+PACKAGE = Path(hetero.__file__).parent
+SCHEMAS = {
+    "planning/data/profile.schema.json": (Profile, f"hetero profile, version {PROFILE_VERSION}"),
+    "report/data/report.schema.json": (Report, f"hetero report, version {REPORT_VERSION}"),
+}
 
 
 def json_schema(cls: type[Any], title: str) -> dict[str, Any]:
@@ -66,3 +80,8 @@ def _schema(hint: Any, bounds: typing.Mapping[str, Any], definitions: dict[str, 
         return {"type": "boolean"}
     kind = "integer" if hint is int else "number"
     return {"type": kind, "minimum": bounds["minimum"], "maximum": bounds["maximum"]}
+
+
+if __name__ == "__main__":
+    for path, (kind, name) in SCHEMAS.items():
+        (PACKAGE / path).write_text(json.dumps(json_schema(kind, name), indent=2) + "\n", encoding="utf-8")
