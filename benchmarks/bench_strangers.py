@@ -1,8 +1,8 @@
 """What do 500 connections of strangers cost a reader?
 
 Question: which share of its throughput does a legitimate loader keep while 500 other connections to its endpoint are
-open? Some are silent, send half a greeting or HTTP/2 preface, make no calls, make calls that are refused, or leave the
-answers to health checks unread. A few dozen are readers of the same job that requested a batch and do not read it.
+open? Some are silent, send half a greeting or HTTP/2 preface, make no calls, or make calls that are refused. A few
+dozen are readers of the same job that requested a batch and do not read it.
 
 Method: an endpoint and a reader, in two processes, once undisturbed and once with the strangers. The strangers are
 another process, which counts as supply. Batches of 1 MB are drawn at random to give the endpoint work. All strangers

@@ -27,7 +27,6 @@ status.py           the records that hosts and ranks send, and their messages (p
 metric_series.py    the part of these messages with the values that ranks have logged
 directory.py        the current endpoints, which launchers publish and readers follow
 security.py         the job's token, and the interceptor that checks every call. Endpoints use it too
-health.py           the standard health service of launchers and endpoints
 
 Threads of a launcher: The main thread updates the status and waits for changes. ``peer-HOST`` sends heartbeats to one
 other host. ``control_N`` serves RPCs. ``hetero-ranks`` and ``hetero-rank`` serve the socket. All of them use the

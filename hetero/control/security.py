@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 from hetero.errors import AuthenticationError
 from hetero.wire import channels  # noqa: F401  (before grpc, because channels sets grpc's environment)
@@ -35,7 +35,6 @@ __all__ = [
     "call_metadata",
     "is_of_other_job",
     "load_token",
-    "serve_on",
     "token_from_environment",
     "token_memfd",
     "write_token",
@@ -58,7 +57,6 @@ _SECRET_OF_A_POD = (0, 0o440)
 the mode, because the volume is read-only."""
 _TOKEN_PATTERN = re.compile(r"[A-Za-z0-9._~+/=-]+", re.ASCII)
 
-_Behaviour = TypeVar("_Behaviour", bound=Callable[..., Any])
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 logger = logging.getLogger(__name__)
@@ -232,8 +230,6 @@ class Policy(enum.Enum):
     """Callers that have the job's token and name the job's id."""
     NEWCOMER = "newcomer"
     """Callers that have the job's token. They do not know the job's id yet."""
-    OPEN = "open"
-    """All callers. Used for the health check only, which returns nothing but its status."""
 
 
 class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
@@ -288,8 +284,6 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
     ) -> _Handler | None:
         """Return the real handler, or one that rejects the call."""
         policy = self._policies.get(handler_call_details.method)
-        if policy is Policy.OPEN:
-            return continuation(handler_call_details)
         metadata = list(handler_call_details.invocation_metadata or ())
         if policy is None or not self._is_authentic(_values(metadata, _AUTHORIZATION)):
             self.count_failure()
@@ -332,12 +326,6 @@ def _values(metadata: list[Any], key: str) -> list[bytes]:
     return [value if isinstance(value, bytes) else value.encode("utf-8") for value in found]
 
 
-def serve_on(threads: ThreadPoolExecutor, behaviour: _Behaviour) -> _Behaviour:
-    """Let gRPC call a handler on the given threads instead of the server's. Return the handler."""
-    behaviour.experimental_thread_pool = threads  # type: ignore[attr-defined]
-    return behaviour
-
-
 def _refusal(
     code: grpc.StatusCode, details: str, threads: ThreadPoolExecutor, trailers: tuple[tuple[str, str], ...] = ()
 ) -> _Handler:
@@ -345,5 +333,7 @@ def _refusal(
         context.set_trailing_metadata(trailers)
         context.abort(code, details)
 
+    # gRPC then calls the handler on these threads instead of the server's.
+    refuse.experimental_thread_pool = threads  # type: ignore[attr-defined]
     # A handler with streams on both sides can reject unary and streaming calls, without waiting for a first message.
-    return grpc.stream_stream_rpc_method_handler(serve_on(threads, refuse))
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -4,7 +4,7 @@ limits.py        the protocol's constants, and bounds of the memory that a peer 
 framing.py       a nested batch <-> an answer, which is a message and the payload after it
 trees.py         the structure of a batch <-> its message
 compression.py   payload <-> smaller blocks
-transports/      connections that carry requests and batches, over TCP, TLS and inside one process
+transports/      connections that carry requests and batches, over TCP and TLS
 tls.py           this host's certificate, and TLS sessions
 certificates.py  makes the certificates of a job
 faults.py        why a call to an endpoint fails, and what the reader does

@@ -13,7 +13,7 @@ import pytest
 
 from hetero.cluster import Role
 from hetero.config import Timings
-from hetero.control import health, security
+from hetero.control import security
 from hetero.control.hub import CONTROL_POLICIES, Hub
 from hetero.control.joined import JoinedHost
 from hetero.control.membership import Member, Membership
@@ -30,8 +30,7 @@ import grpc  # isort: skip
 
 JOB = "job-of-servers"
 ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-ENDPOINT_POLICIES = {**DATA_POLICIES, **health.HEALTH_POLICIES}
-POLICIES = {"endpoint": ENDPOINT_POLICIES, "launcher": CONTROL_POLICIES, "registrar": REGISTRAR_POLICIES}
+POLICIES = {"endpoint": DATA_POLICIES, "launcher": CONTROL_POLICIES, "registrar": REGISTRAR_POLICIES}
 
 
 @dataclass

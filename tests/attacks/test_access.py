@@ -23,8 +23,6 @@ from hetero.wire.proto import control_pb2, data_pb2
 
 import grpc  # isort: skip
 
-DEMANDING = (Policy.TOKEN, Policy.NEWCOMER)
-"""Policies that demand the token."""
 PACKAGE = Path(hetero.__file__).parent
 PROTOS: tuple[FileDescriptor, ...] = (control_pb2.DESCRIPTOR, data_pb2.DESCRIPTOR)
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, "authentication failed")
@@ -34,7 +32,7 @@ FOREIGN = (
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     "/grpc.channelz.v1.Channelz/GetServers",
-    "/grpc.health.v1.Health/List",
+    "/grpc.health.v1.Health/Check",
     "/",
 )
 BAD_TOKENS: dict[str, list[tuple[str, str | bytes]]] = {
@@ -110,8 +108,7 @@ def test_every_method_of_the_protocol_demands_the_token() -> None:
         for service in proto.services_by_name.values()
         for method in service.methods
     }
-    demanded = {method for table in POLICIES.values() for method, policy in table.items() if policy in DEMANDING}
-    assert demanded == declared
+    assert {method for table in POLICIES.values() for method in table} == declared
 
 
 @pytest.mark.attack("A1")
@@ -136,9 +133,8 @@ def test_call_with_a_bad_token_is_refused_alike_whatever_it_calls(
 ) -> None:
     server = running[name]
     metadata = tokens(server, form)
-    demanding = [method for method, policy in POLICIES[name].items() if policy in DEMANDING]
     before = server.access.auth_failures
-    calls = list(itertools.product((*demanding, *FOREIGN), ARITIES))
+    calls = list(itertools.product((*POLICIES[name], *FOREIGN), ARITIES))
     with caplog.at_level(logging.DEBUG):
         assert {server.refusal(method, metadata, arity=arity) for method, arity in calls} == {REFUSED}
     assert server.access.auth_failures == before + len(calls)
@@ -241,11 +237,8 @@ def test_header_of_a_megabyte_is_refused(running: dict[str, Server], name: str) 
 @pytest.mark.parametrize("name", POLICIES)
 def test_request_of_two_megabytes_exhausts_nothing(running: dict[str, Server], name: str) -> None:
     server = running[name]
-    demanding = [method for method, policy in POLICIES[name].items() if policy in DEMANDING]
-    for method in (
-        *demanding,
-        *demanding[:1] * 70,
-    ):  # more than a launcher takes at once
+    methods = list(POLICIES[name])
+    for method in (*methods, *methods[:1] * 70):  # more than a launcher takes at once
         code, _ = server.refusal(method, server.metadata, request=bytes(2**21))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert is_served(server)
@@ -291,12 +284,3 @@ def test_forged_heartbeat_changes_nothing(running: dict[str, Server], form: str)
         assert membership.own.decided is None
         assert membership.own.failure is None
         assert [status.host for status in membership.statuses()] == ["algo-1"]
-
-
-@pytest.mark.attack("A2")
-def test_health_says_nothing_but_serving(running: dict[str, Server]) -> None:
-    server = running["endpoint"]
-    assert server.call("/grpc.health.v1.Health/Check", ()) == b"\x08\x01"
-    for request in (b"\x0a\x05other", b"\xff" * 100, b"\x0a" + b"x" * 1000):
-        code, details = server.refusal("/grpc.health.v1.Health/Check", (), request=request)
-        assert (code, details) == (grpc.StatusCode.NOT_FOUND, "unknown service")

@@ -75,7 +75,7 @@ def test_idle_connections_are_closed_and_readers_served_meanwhile(endpoint: Serv
         # Ours are among them: each connection has an end here, too.
         assert num_descriptors() - before <= 2 * NUM + 64
         assert len(endpoint.running._service.delivery._peers) <= delivery_module._MAX_PEERS
-        # Few threads refuse and tell unauthenticated peers how the server is; no connection has one of its own.
+        # Few threads refuse calls; no connection has one of its own.
         assert threading.active_count() - threads <= 16
         # Those who answer gRPC's pings have no calls: they are closed for that. The others answer none.
         wait_for(lambda: not peers.living(), 60.0)
@@ -127,20 +127,6 @@ def test_channel_that_was_idle_and_closed_is_made_anew_by_the_next_call(endpoint
     wait_for(lambda: states[-1] is grpc.ChannelConnectivity.IDLE)
     ask()
     endpoint._channel.unsubscribe(states.append)
-
-
-def test_health_that_is_watched_by_many_has_few_threads(endpoint: Server) -> None:
-    watching = http2.call("/grpc.health.v1.Health/Watch", []) + http2.frame(http2.DATA, 1, 1, b"\0\0\0\0\0")
-    threads = threading.active_count()
-    connections = [http2.opened(endpoint.place, watching) for _ in range(100)]
-    try:
-        for connection in connections[4:]:
-            http2.answer(connection, (b"too many watchers",), timeout_s=20.0)
-        assert threading.active_count() - threads <= 16
-        assert is_served(endpoint)
-    finally:
-        for connection in connections:
-            connection.close()
 
 
 def test_session_token_holders_that_never_read_are_bounded_and_others_are_told_to_come_back(endpoint: Server) -> None:

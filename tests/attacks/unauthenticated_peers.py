@@ -21,7 +21,6 @@ KINDS = (
     "half a preface",
     "HTTP/2 without a call",
     "HTTP/2 with calls that are refused, unread",
-    "HTTP/2 with health checks, unread",
     "batches that are asked for and never read",
 )
 _CALLS = 20
@@ -33,15 +32,6 @@ def _refused(place: Place) -> socket.socket:
         for number in range(_CALLS)
     )
     return http2.opened(place, calls)
-
-
-def _health(place: Place) -> socket.socket:
-    streams = range(1, 2 * _CALLS, 2)
-    calls = (
-        http2.call("/grpc.health.v1.Health/Check", [], stream=stream) + http2.frame(http2.DATA, 1, stream, bytes(5))
-        for stream in streams
-    )
-    return http2.opened(place, b"".join(calls))
 
 
 def _said(place: Place, data: bytes) -> socket.socket:
@@ -88,7 +78,6 @@ class UnauthenticatedPeers:
             lambda: _said(self._calls, http2.PREFACE[:9]),
             lambda: http2.opened(self._calls),
             lambda: _refused(self._calls),
-            lambda: _health(self._calls),
             self._greedy if self._asking else lambda: _said(self._batches, b""),
         )
         for number in range(self._number):

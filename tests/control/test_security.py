@@ -47,10 +47,9 @@ def server(token: Token) -> Iterator[Server]:
     handlers = {}
     for arity in ARITIES:
         make = getattr(grpc, f"{arity}_rpc_method_handler")
-        for name in ("allowed", "open", "forgotten"):
+        for name in ("allowed", "forgotten"):
             handlers[f"{name}_{arity}"] = make(many if arity.endswith("stream") else one)
     policies = {f"/test.T/allowed_{arity}": Policy.TOKEN for arity in ARITIES}
-    policies |= {f"/test.T/open_{arity}": Policy.OPEN for arity in ARITIES}
     interceptor = ServerInterceptor(token, job_id=JOB, policies=policies)
     real = grpc.server(
         ThreadPoolExecutor(4),
@@ -83,7 +82,6 @@ def refused(server: Server, method: str, metadata: tuple[tuple[str, str], ...]) 
 @pytest.mark.parametrize("arity", ARITIES)
 def test_call_with_token_and_job_is_served(server: Server, token: Token, arity: str) -> None:
     assert call(server, f"allowed_{arity}", security.call_metadata(token, JOB)) == b"yes"
-    assert call(server, f"open_{arity}", ()) == b"yes"
 
 
 @pytest.mark.attack("A1")

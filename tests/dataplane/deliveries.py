@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from in_process import InProcess
 
 from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.dataplane.endpoint.replies import Reply
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import GREETING, Limits
-from hetero.wire.transports.in_process import InProcess
 from hetero.wire.transports.interface import Connection
 from hetero.wire.transports.tcp import TcpTransport
 

@@ -136,6 +136,5 @@ def seeds() -> list[bytes]:
         [status_to_proto(_STATUS).SerializeToString()],
         [report_to_proto(_REPORT).SerializeToString()],
         [bytes([kind]) + message.SerializeToString() for kind, message in enumerate(messages)],
-        [b"", b"\x0a\x0bhetero.data"],
     ]
     return [bytes([target]) + data for target, given in enumerate(inputs) for data in given]

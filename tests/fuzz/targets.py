@@ -16,7 +16,6 @@ from unittest import mock
 import xxhash
 
 from hetero.batches.structure.leaves import UnknownTypeError
-from hetero.control.health import _service_name
 from hetero.control.status import report_from_proto, status_from_proto
 from hetero.errors import DatasetError, ProtocolError
 from hetero.wire import framing
@@ -126,7 +125,6 @@ TARGETS: tuple[Callable[[bytes], object], ...] = (
     lambda data: status_from_proto(parse(control_pb2.HostStatus, data)),
     lambda data: report_from_proto(parse(control_pb2.RankReport, data)),
     _link,
-    _service_name,
 )
 
 

@@ -7,9 +7,9 @@ import select
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from in_process import InProcess
 from job_certificates import opener, tls
 
-from hetero.wire.transports.in_process import InProcess
 from hetero.wire.transports.interface import Connection, Listener, Transport
 from hetero.wire.transports.tcp import TcpTransport
 from hetero.wire.transports.tls import TlsTransport

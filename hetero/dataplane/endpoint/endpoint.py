@@ -28,7 +28,6 @@ from hetero.batches.request import Helper
 from hetero.cache.loads import COUNTS
 from hetero.cache.tiers import close_tiers
 from hetero.control.directory import EndpointRecord
-from hetero.control.health import HEALTH_POLICIES, Health
 from hetero.control.security import ServerInterceptor, call_metadata, token_from_environment
 from hetero.dataplane.endpoint.compute import Compute
 from hetero.dataplane.endpoint.options import EndpointOptions
@@ -149,16 +148,15 @@ class Endpoint:
         self._shared_builds = shared_builds
         self._memory: ProcessMemory | None = None
         self._memory_due_s = time.monotonic() + _REPORT_INTERVAL_S
-        self._health = Health(["hetero.data"])
         self._access = ServerInterceptor(
             token,
             job_id=options.job_id,
-            policies={**DATA_POLICIES, **HEALTH_POLICIES},
+            policies=DATA_POLICIES,
             incarnation=options.incarnation,
         )
         self._server = grpc.server(
             ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="call"),
-            handlers=[self._service.handler(), self._health.handler()],
+            handlers=[self._service.handler()],
             interceptors=[self._access],
             options=channels.server_options(max_streams=_MAX_CALLS),
             maximum_concurrent_rpcs=_MAX_CALLS,
@@ -189,14 +187,12 @@ class Endpoint:
 
     def stop(self, grace_s: float) -> None:
         """Accept no new requests, give those in progress ``grace_s`` seconds, and end. Idempotent."""
-        self._health.set_serving(False)
         self._service.delivery.stop(grace_s)
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
 
     def give_way(self) -> None:
         """Tell the readers that wait for a data set to connect again. Then end, which frees the port."""
-        self._health.set_serving(False)
         self._service.wait_answered(_ANSWER_S)
         ended = self._server.stop(_ANSWER_S)  # closes the port at once
         self._service.delivery.stop(0.0)

@@ -4,7 +4,6 @@ interface.py    what a transport is, and messages between the two ends of a conn
 sockets.py      the parts that all transports over stream sockets share
 tcp.py          TCP
 tls.py          TCP under TLS
-in_process.py   both ends in one process, for tests
 
 A reader connects to an endpoint that listens. The endpoint admits the peer after it has shown a session token.
 

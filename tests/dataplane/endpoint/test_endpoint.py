@@ -221,26 +221,6 @@ def test_end_of_attendance_ends_its_connections(job: Any, address: str) -> None:
     stream.close()
 
 
-@pytest.mark.attack("A2")
-def test_health_is_open_and_says_serving(address: str) -> None:
-    def named(name: bytes) -> bytes:
-        return b"\x0a" + bytes([len(name)]) + name
-
-    assert call(address, "/grpc.health.v1.Health/Check", b"") == b"\x08\x01"
-    assert call(address, "/grpc.health.v1.Health/Check", named(b"hetero.data")) == b"\x08\x01"
-    found, _ = status(address, "/grpc.health.v1.Health/Check", named(b"other"), ())
-    assert found is grpc.StatusCode.NOT_FOUND
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)
-        watches = [watch(b"", timeout=20) for _ in range(4)]
-        assert [next(answers) for answers in watches] == [b"\x08\x01"] * 4
-        with pytest.raises(grpc.RpcError) as caught:
-            next(watch(b"", timeout=20))
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        for answers in watches:
-            answers.cancel()
-
-
 def test_torch_data_sets_travel_as_tensors(job: Any, tools: Any) -> None:
     torch = pytest.importorskip("torch")
     script = job.path / "with_torch.py"

@@ -16,11 +16,11 @@ import pytest
 from ends import KINDS, connect, listen, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import InProcess
 from listening import full_listener
 
 from hetero.errors import PortError, ProtocolError
 from hetero.wire.transports import sockets
-from hetero.wire.transports.in_process import InProcess
 from hetero.wire.transports.interface import Connection, DeadlineError
 from hetero.wire.transports.tcp import TcpTransport
 
