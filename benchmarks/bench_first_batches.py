@@ -1,18 +1,14 @@
-"""When do the first batches of a pass arrive if one batch takes seconds, and do the later ones come as fast as before?
+"""When do the first batches of a pass arrive if one batch takes seconds?
 
-Question: other endpoints compute parts of a batch while they have none of their own. What does that gain at the start
-of a pass, and what does it cost the later batches?
+Question: one endpoint computes a whole batch. When do the first ones of a pass arrive, and the later ones?
 
 Method: eight endpoints, each presented as a host of its own. A batch has 128 samples of 30 ms, which wait instead of
 computing: 3.8 s on one endpoint. Each run begins a long pass of a data set that the endpoints have built, and ends when
 32 batches have arrived. The later batches are those from the 17th to the 32nd. Their mean time of arrival counts,
-because undivided batches arrive eight at a time. One loop takes batches as fast as they come. The other one needs 0.6 s
-per batch, a little more than the endpoints.
+because batches arrive eight at a time. One loop takes batches as fast as they come. The other one needs 0.6 s per
+batch, a little more than the endpoints.
 
-    divided       as users have it
-    undivided     the reader names no helpers
-
-    python benchmarks/bench_first_batches.py --only divided
+    python benchmarks/bench_first_batches.py
 """
 
 from __future__ import annotations
@@ -32,14 +28,12 @@ from harness import Column, Competitor, Trial
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.reader.reader import Reader
-from hetero.dataplane.reader.routing import Router
 
 NUM_ENDPOINTS = 8
 BATCH_SIZE = 128
 SAMPLE_S = 0.03
 NUM_BATCHES, NUM_EARLY = 32, 16
 STEPS_S = {"as fast as they come": 0.0, "0.6 s per batch": 0.6}
-FIRST_BOUND, LATER_BOUND = 0.3, 1.03
 
 COLUMNS = harness.columns(
     Column(title="first batch s", metric="first_s", form="{:.2f}"),
@@ -105,16 +99,7 @@ class Endpoints(Competitor):
             yield from reader
 
 
-class Undivided(Endpoints):
-    """The same without helpers."""
-
-    def start(self) -> None:
-        """Leave all endpoints to their own batches."""
-        Router.choose_helpers = lambda *_, **__: ()  # type: ignore[method-assign]  # this process runs nothing else
-        super().start()
-
-
-COMPETITORS = {"divided": Endpoints, "undivided": Undivided}
+COMPETITORS = {"hetero": Endpoints}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,17 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     rows = plan.compare(__file__, trials, warmup_batches=4, min_batches=4)
     title = "The first batches of a pass"
-    plan.write(rows, harness.report(title, rows, COLUMNS, figures, ratio_metric="later_s"))
+    plan.write(rows, harness.report(title, rows, COLUMNS, ratio_metric="later_s"))
     return 0
-
-
-def figures(rows: Sequence[harness.Row]) -> list[str]:
-    """Compare with batches that one endpoint computes."""
-    pairs = {"first_s": ("first batch x undivided", FIRST_BOUND), "later_s": ("later batches x undivided", LATER_BOUND)}
-    return [
-        harness.target(title, harness.ratio(rows, "divided", "undivided", metric), bound, at_most=True)
-        for metric, (title, bound) in pairs.items()
-    ]
 
 
 if __name__ == "__main__":

@@ -54,7 +54,6 @@ class BuiltDataset:
         dataset: The user's object. For a Keras data set that changes between epochs, its copy for the current epoch.
             For a data set with a cache, its `SplitDataset`.
         split: That `SplitDataset`. None for data sets without a cache.
-        is_loading_anew: Whether `split` takes no sample from a cache now.
         makes_batches: Whether each item is a batch. True for a Keras data set that a factory built.
         collate_fn: The factory's function, or else the attribute ``collate_fn`` of the data set that it built. None for
             torch's ``default_collate``.
@@ -89,7 +88,6 @@ class BuiltDataset:
         self._info_seed = info_seed
         self._may_grow = may_grow
         self.split: SplitDataset | None = None
-        self.is_loading_anew = False
         self.makes_batches = not may_grow and is_keras_dataset(dataset)
         self._epochs = EpochCopies(dataset) if self.makes_batches and overridden_hooks(dataset) else None
         self._info: Any = None  # torch's record of this worker, made at the first use
@@ -334,11 +332,11 @@ class BuiltDataset:
             yield
             return
         load, begin = self.split.load, self.split.begin
-        self.split.load, self.split.begin, self.is_loading_anew = self.split.load_anew, begin_nothing, True
+        self.split.load, self.split.begin = self.split.load_anew, begin_nothing
         try:
             yield
         finally:
-            self.split.load, self.split.begin, self.is_loading_anew = load, begin, False
+            self.split.load, self.split.begin = load, begin
 
     def worker_info(self) -> AbstractContextManager[None]:
         """Return a context that makes ``torch.utils.data.get_worker_info()`` work as in torch's own workers.

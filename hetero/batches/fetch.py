@@ -8,7 +8,7 @@ import platform
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -144,9 +144,8 @@ def fetch_part(
     """
     if built.collate_fn is None:
         _default_function(request)  # as for the whole batch, this may import torch
-    with built.loading_anew() if request.is_anew else nullcontext():
-        compute = partial(request.work.compute, built, request, host=host, cancelled=cancelled)
-        return list(_with_torch_seeded(compute))
+    compute = partial(request.work.compute, built, request, host=host, cancelled=cancelled)
+    return list(_with_torch_seeded(compute))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +165,6 @@ class Description:
     """Digests of the script's globals that the data set's code reads, by name."""
     warnings: tuple[str, ...] = ()
     """Facts about the data set that the user should know, one sentence each."""
-    is_divisible: bool = False
-    """Whether this host computes parts of batches for other hosts."""
     keeps_samples: bool = False
     """Whether this host keeps samples in a cache, and computes them for other hosts."""
 

@@ -142,14 +142,12 @@ class BatchRequest:
     compression: str | None = None
     """Compression for sending the payload, see `hetero.wire.compression`. It does not affect the batch."""
     helpers: tuple[Helper, ...] = ()
-    """Endpoints that may compute parts of the batch. They do not affect the batch."""
+    """One endpoint of each other host that keeps samples of the batch. They do not affect the batch."""
     homes: npt.NDArray[np.uint8] | None = None
     """For each sample, the helper whose host keeps it: its number in ``helpers``, from 1. 0 stands for the host of the
-    endpoint that has the request. None: the helpers have nothing else to do, and help if the batch takes long."""
+    endpoint that has the request. None without helpers."""
     is_part: bool = False
     """Whether this asks for a part of a batch: a list of samples, without collation."""
-    is_anew: bool = False
-    """Whether the samples of a part may not be taken from a cache."""
 
     def __post_init__(self) -> None:
         if not self.collate and self.work.num_samples != 1:

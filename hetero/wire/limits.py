@@ -21,7 +21,7 @@ __all__ = [
     "Limits",
 ]
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Version of the data plane's messages. Both sides must have the same version."""
 SERVICE = "hetero.v1.Data"
 """Name of the data plane's gRPC service."""
@@ -44,7 +44,7 @@ MAX_EXPECTED = 8
 MAX_EXPECTED_BYTES = 4096
 """Largest size of the arguments of such a data set."""
 MAX_HELPERS = 63
-"""Largest number of endpoints that may help another one with its batch."""
+"""Largest number of hosts that may give samples for one batch of another host."""
 MAX_SKIPS_BYTES = 96 * 2**10
 """Largest list of a batch's skipped samples: 100 entries of 64 + 160 characters, each of up to 4 bytes."""
 

@@ -101,18 +101,16 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
             collate=request.collate,
             as_is=request.as_is,
             contiguous=request.contiguous,
+            is_part=request.is_part,
             step=request.step,
             verify=request.verify,
             max_batch_bytes=limits.max_batch_bytes,
             compression=compression_to_proto(request.compression),
             on_sample_error=pb.SKIP if request.on_sample_error == "skip" else pb.RAISE,
         )
-        if request.helpers:
-            message.helpers.items.extend(pb.Helper(**dataclasses.asdict(each)) for each in request.helpers)
         if request.homes is not None:
+            message.helpers.items.extend(pb.Helper(**dataclasses.asdict(each)) for each in request.helpers)
             message.helpers.homes = request.homes.tobytes()
-        if request.is_part:
-            message.part.anew = request.is_anew
         _KINDS[type(request.work)].write(message, request.work, limits)
     except ValueError as exc:  # protobuf raises it for a number out of range or text that is not UTF-8
         raise ConfigError(f"a batch request cannot be sent: {exc}") from exc
@@ -229,8 +227,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
     helpers, homes = (
         _helpers_from_proto(message.helpers, work.num_samples) if message.HasField("helpers") else ((), None)
     )
-    is_part = message.HasField("part")
-    if is_part and (helpers or message.verify or message.on_sample_error == pb.SKIP):
+    if message.is_part and (helpers or message.verify or message.on_sample_error == pb.SKIP):
         raise ProtocolError("a request for a part of a batch has options that are for whole batches")
     return BatchRequest(
         spec=spec_from_proto(message.dataset),
@@ -247,14 +244,11 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         on_sample_error="skip" if message.on_sample_error == pb.SKIP else "raise",
         helpers=helpers,
         homes=homes,
-        is_part=is_part,
-        is_anew=is_part and message.part.anew,
+        is_part=message.is_part,
     )
 
 
-def _helpers_from_proto(
-    message: pb.Helpers, num_samples: int
-) -> tuple[tuple[Helper, ...], npt.NDArray[np.uint8] | None]:
+def _helpers_from_proto(message: pb.Helpers, num_samples: int) -> tuple[tuple[Helper, ...], npt.NDArray[np.uint8]]:
     """Return the helpers in a request, and the homes of its samples.
 
     Raises:
@@ -271,13 +265,12 @@ def _helpers_from_proto(
         Helper(**{field.name: getattr(each, field.name) for field in dataclasses.fields(Helper)})
         for each in message.items
     )
-    if not message.homes:
-        return helpers, None
     homes = np.frombuffer(message.homes, np.uint8)
-    if len(homes) != num_samples or homes.max() > len(helpers):
+    largest = int(homes.max(initial=0))
+    if len(homes) != num_samples or largest > len(helpers):
         raise ProtocolError(
             f"a request for {num_samples} samples names {len(helpers)} helpers, and {len(homes)} homes up to number "
-            f"{homes.max()}"
+            f"{largest}"
         )
     return helpers, homes
 

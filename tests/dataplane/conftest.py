@@ -102,34 +102,6 @@ SCRIPT = '''
     def unsendable():
         return Numbers(10, -1, -1, "", 0.0, 1)
 
-    class Whereabouts:
-        def __init__(self, sample_s):
-            self.sample_s = sample_s
-
-        def __len__(self):
-            return 100
-
-        def __getitem__(self, index):
-            time.sleep(self.sample_s)
-            return {"index": np.int64(index), "endpoint": np.int64(os.getpid())}
-
-    @hetero.dataset(collate_fn=together, fingerprint="whereabouts")
-    def whereabouts(sample_s=0.0):
-        return Whereabouts(sample_s)
-
-    class Index:
-        def __init__(self, index):
-            self.index = index
-
-    class Objects(Whereabouts):
-        def __getitem__(self, index):
-            time.sleep(self.sample_s)
-            return Index(index)
-
-    @hetero.dataset(collate_fn=lambda samples: {"index": np.array([each.index for each in samples])}, fingerprint="o")
-    def objects(sample_s=0.0):
-        return Objects(sample_s)
-
     class Kept:
         def __init__(self, folder, load_s, raise_at, kill_at):
             self.folder, self.load_s, self.raise_at, self.kill_at = folder, load_s, raise_at, kill_at

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-from hetero.batches.fetch import Description
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.reader.connection import EndpointConnection
 from hetero.dataplane.reader.routing import ConnectionTable, Router
@@ -40,25 +38,3 @@ class Routed:
 
     def count_free(self) -> None:
         self.num_free += 1
-
-
-class Divisible(Routed):
-    """A router whose endpoints compute parts of batches."""
-
-    def __init__(self, num_endpoints: int, spec: DatasetSpec, **options: Any) -> None:
-        super().__init__([f"algo-{number}" for number in range(num_endpoints)], spec=spec, **options)
-        for connection in self.table:
-            connection.descriptions[spec] = Description(
-                num_samples=9, fingerprint="", environment={}, is_divisible=True
-            )
-        self.spec = spec
-
-    def divide(self, sequence: int) -> int | None:
-        """Choose an endpoint and helpers. Return the number of parts, None if there is no endpoint now."""
-        lead = self.router.choose(self.spec)
-        if lead is None:
-            return None
-        helpers = self.router.choose_helpers(self.spec, lead, sequence=sequence)
-        assert lead not in helpers
-        self.latest = lead, helpers
-        return 1 + len(helpers)

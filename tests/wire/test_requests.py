@@ -87,7 +87,6 @@ def test_request_round_trip_is_the_same(
         verify=collate,
         compression=data.draw(st.sampled_from((None, "lz4", "zstd"))),
         on_sample_error=data.draw(st.sampled_from(("raise", "skip"))) if collate else "raise",
-        helpers=data.draw(st.sampled_from(((), (HELPER,), (HELPER, HELPER_6)))),
     )
     got = from_proto(pb.FetchRequest.FromString(to_proto(sent).SerializeToString()))
     for name in (
@@ -102,7 +101,6 @@ def test_request_round_trip_is_the_same(
         "verify",
         "compression",
         "on_sample_error",
-        "helpers",
         "is_part",
     ):
         assert getattr(got, name) == getattr(sent, name)
@@ -114,17 +112,15 @@ def test_request_round_trip_is_the_same(
         assert got.work.indices.dtype == np.int64
 
 
-@pytest.mark.parametrize("is_anew", [False, True])
-def test_request_for_a_part_round_trip_is_the_same(is_anew: bool) -> None:
-    got = from_proto(to_proto(request(is_part=True, is_anew=is_anew)))
-    assert (got.is_part, got.is_anew) == (True, is_anew)
+def test_request_for_a_part_round_trip_is_the_same() -> None:
+    assert from_proto(to_proto(request(is_part=True))).is_part
 
 
 def test_request_with_homes_round_trip_is_the_same() -> None:
     homes = np.array([0, 2, 1], np.uint8)
     got = from_proto(to_proto(request(indices=range(3), helpers=(HELPER, HELPER_6), homes=homes)))
     assert got.homes is not None
-    assert got.homes.tolist() == [0, 2, 1]
+    assert (got.homes.tolist(), got.helpers) == ([0, 2, 1], (HELPER, HELPER_6))
 
 
 def test_request_with_a_million_indices_may_name_helpers() -> None:
@@ -176,7 +172,7 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"protocol": 9}, f"has protocol 9, this endpoint has protocol {PROTOCOL}"),
+        ({"protocol": 99}, f"has protocol 99, this endpoint has protocol {PROTOCOL}"),
         ({"protocol": 0}, "has protocol 0"),
         ({"dataset": None}, "has no valid data set"),
         ({"dataset": pb.DatasetSpec(name="../etc")}, "has no valid data set"),
@@ -210,9 +206,13 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"helpers": helper("[::1]:65536")}, "address is not ip:port"),
         ({"helpers": pb.Helpers(items=[HELPER_MESSAGE], homes=b"\1\2")}, "2 homes up to number 2"),
         ({"helpers": pb.Helpers(homes=b"\0\1")}, "names 0 helpers, and 2 homes"),
-        ({"part": pb.Part(), "verify": True}, "options that are for whole batches"),
-        ({"part": pb.Part(), "on_sample_error": 1}, "options that are for whole batches"),
-        ({"part": pb.Part(), "helpers": pb.Helpers(items=[HELPER_MESSAGE])}, "options that are for whole batches"),
+        ({"helpers": pb.Helpers(items=[HELPER_MESSAGE])}, "1 helpers, and 0 homes"),
+        ({"is_part": True, "verify": True}, "options that are for whole batches"),
+        ({"is_part": True, "on_sample_error": 1}, "options that are for whole batches"),
+        (
+            {"is_part": True, "helpers": pb.Helpers(items=[HELPER_MESSAGE], homes=b"\1")},
+            "options that are for whole batches",
+        ),
     ],
 )
 def test_from_proto_malformed_request_is_a_protocol_error(fields: dict[str, Any], text: str) -> None:

@@ -16,7 +16,6 @@ service.py       the endpoint's answers to readers
 delivery.py      the connections over which the endpoint delivers batches
 replies.py       the answer to one request, and which thread sends it
 batches.py       what one request asks for, a batch or a part of one
-division.py      how idle endpoints help with a batch that takes long
 gathering.py     how a batch gets the samples that other hosts keep
 parts.py         asks other endpoints for parts of a batch
 failures.py      what readers get for an exception

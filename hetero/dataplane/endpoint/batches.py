@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ from hetero.batches.skips import Skips
 from hetero.batches.structure.conversion import check_stacked
 from hetero.batches.structure.plain import is_plain
 from hetero.dataplane.endpoint.compute import Compute, Task
-from hetero.dataplane.endpoint.division import Division
 from hetero.dataplane.endpoint.gathering import Gathering
 from hetero.dataplane.endpoint.parts import Links
 from hetero.dataplane.endpoint.replies import AT_ONCE_BYTES
@@ -77,7 +75,7 @@ class RequestedBatch:
         limits: Bounds of the batch.
         name: Name of this endpoint, for the user's errors.
         load: The compute threads, whose queue is this endpoint's load.
-        links: Links to the endpoints that help with the batch. None: no endpoint helps.
+        links: Links to the endpoints of other hosts that keep samples. None: this endpoint computes all samples.
     """
 
     request: BatchRequest
@@ -92,7 +90,9 @@ class RequestedBatch:
     def gathering(self) -> Gathering | None:
         """Return how other hosts give the samples that they keep. None: this endpoint computes all samples."""
         request = self.request
-        if request.homes is None or request.verify or self.links is None or not self._may_be_divided:
+        if request.homes is None or request.verify or request.on_sample_error == "skip" or self.links is None:
+            return None
+        if not (self.experience.is_plain and self.built.is_divisible):
             return None
         return Gathering(
             request,
@@ -101,11 +101,6 @@ class RequestedBatch:
             on_refused=self._note_refused,
             sample_s=self.experience.sample_s,
         )
-
-    @property
-    def _may_be_divided(self) -> bool:
-        is_sent_well = self.experience.is_plain and self.request.on_sample_error == "raise"
-        return bool(self.request.helpers) and self.built.is_divisible and is_sent_well
 
     def compute(self, task: Task, gathering: Gathering | None = None) -> EncodedBatch | tuple[Any, Skips | None, int]:
         """Compute the batch or the part. Runs on a compute thread.
@@ -162,17 +157,16 @@ class RequestedBatch:
         num_samples, on_first = request.work.num_samples, None
         if num_samples > self.experience.num_checked and built.makes_new_memory(collate=request.collate):
             on_first = partial(self._check_first, num_samples)
-        with self._division(task) if gathering is None else nullcontext(gathering) as division:
-            batch = fetch(
-                built,
-                request,
-                host=self.name,
-                cancelled=task.is_cancelled,
-                on_skips=skipped.append,
-                on_first=on_first,
-                positions=None if division is None else partial(division.positions, is_cancelled=task.is_cancelled),
-            )
-            num_parts = 1 if division is None else division.num_parts
+        batch = fetch(
+            built,
+            request,
+            host=self.name,
+            cancelled=task.is_cancelled,
+            on_skips=skipped.append,
+            on_first=on_first,
+            positions=None if gathering is None else gathering.positions,
+        )
+        num_parts = 1 if gathering is None else gathering.num_parts
         self.experience.num_checked = max(self.experience.num_checked, num_samples)
         skips = skipped[0] if skipped else None
         # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise it
@@ -181,18 +175,6 @@ class RequestedBatch:
         encoded = None if is_new else self._encode(batch, skips, num_parts, copy=True)
         self.experience.latest_s = time.monotonic() - begin_s
         return encoded or (batch, skips, num_parts)
-
-    def _division(self, task: Task) -> AbstractContextManager[Division | None]:
-        """Return how other endpoints help with the batch, None if none does."""
-        if self.request.homes is not None or self.links is None or not self._may_be_divided:
-            return nullcontext()
-        return Division(
-            self.request,
-            self.built,
-            limits=self.limits,
-            links=self.links,
-            on_refused=self._note_refused,
-        )
 
     def _note_refused(self) -> None:
         self.experience.is_plain = False

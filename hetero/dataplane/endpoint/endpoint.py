@@ -168,7 +168,7 @@ class Endpoint:
         return self._shared_builds.ask(spec, self.port)
 
     def _connect(self, helper: Helper) -> EndpointLink:
-        """Return a link to an endpoint that helps with a batch."""
+        """Return a link to an endpoint that keeps samples of a batch."""
         record = EndpointRecord(**dataclasses.asdict(helper))
         metadata = call_metadata(self._token, self._options.job_id, incarnation=helper.incarnation)
         return EndpointLink(record, metadata, Limits(max_batch_bytes=self._options.max_batch_bytes), self._tls)

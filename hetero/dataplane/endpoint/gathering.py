@@ -77,7 +77,7 @@ class Gathering:
     def __enter__(self) -> Gathering:
         for number, helper in enumerate(self._helpers, 1):
             if not self._links.is_avoided(helper):
-                self._parts.ask(helper, np.flatnonzero(self._homes == number).tolist(), is_anew=False)
+                self._parts.ask(helper, np.flatnonzero(self._homes == number).tolist())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,7 +89,7 @@ class Gathering:
         Args:
             is_busy: Whether this endpoint has something else to do.
         """
-        if self._parts.wait(_POLL_S, for_all=True):
+        if self._parts.wait(_POLL_S):
             return True
         now_s = self._clock()
         if is_busy:
@@ -103,20 +103,20 @@ class Gathering:
             self._links.avoid(helper)
         return is_over
 
-    def positions(self, samples: list[Any], *, is_cancelled: Callable[[], bool]) -> Iterator[int]:
+    def positions(self, samples: list[Any]) -> Iterator[int]:
         """See `hetero.batches.request.ChoosePositions`. A second call computes all samples here.
 
         Args:
             samples: The samples of the batch.
-            is_cancelled: Whether the batch is no longer wanted.
         """
         if self._is_used:
+            # fetch() computes a batch twice if its first sample imported torch, which was not seeded until then.
             self._parts.begin_again()
             yield from range(len(samples))
             return
         self._is_used = True
         yield from self._own
-        yield from self._parts.rest(samples, patience_s=0.0, clock=self._clock, is_cancelled=is_cancelled)
+        yield from self._parts.rest(samples)
 
     @property
     def _own(self) -> list[int]:

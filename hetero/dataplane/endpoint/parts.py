@@ -26,7 +26,6 @@ from hetero.wire.limits import Limits
 __all__ = ["Links", "Part", "Parts"]
 
 _FETCH_TIMEOUT_S = 600.0
-_POLL_S = 0.1
 _SPARE_BYTES = 2**20
 _SMALL_PART = 128
 """Samples of one part. The answer to a request has at most 1,024 arrays."""
@@ -207,10 +206,6 @@ class Parts:
         self.num_taken = 0
         """Parts whose samples are in the batch."""
 
-    def __bool__(self) -> bool:
-        """Return whether an endpoint was asked."""
-        return bool(self._parts)
-
     @property
     def all(self) -> tuple[Part, ...]:
         """The parts that were asked for."""
@@ -221,61 +216,45 @@ class Parts:
         """The parts whose samples are not in the batch yet."""
         return [part for part in self._parts if part.missing]
 
-    def ask(self, helper: Helper, positions: Sequence[int], *, is_anew: bool) -> None:
+    def ask(self, helper: Helper, positions: Sequence[int]) -> None:
         """Ask an endpoint for the samples at some positions, in one or several parts. Does not block.
 
         Args:
             helper: The endpoint.
             positions: The positions, which no other part has.
-            is_anew: Whether no sample may be taken from a cache.
         """
         size = max(_SMALL_PART, -(-len(positions) // _MAX_PER_HELPER))
         for begin in range(0, len(positions), size):
             part = Part(helper, positions[begin : begin + size])
             self._parts.append(part)
-            thread = threading.Thread(
-                target=self._fetch, args=(part, is_anew), name=f"part-{helper.endpoint_id}", daemon=True
-            )
+            thread = threading.Thread(target=self._fetch, args=(part,), name=f"part-{helper.endpoint_id}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # the host runs out of threads
                 part.conclude(str(error))
 
-    def wait(self, timeout_s: float, *, for_all: bool = False) -> bool:
-        """Block until one of the missing parts has ended, or all. Return False if the time was over first."""
-        enough = all if for_all else any
+    def wait(self, timeout_s: float) -> bool:
+        """Block until all parts have ended. Return False if the time was over first."""
         with self._changed:
-            return self._changed.wait_for(lambda: enough(part.has_ended for part in self.missing), timeout_s)
+            return self._changed.wait_for(lambda: all(part.has_ended for part in self.missing), timeout_s)
 
-    def take(self, samples: list[Any]) -> None:
-        """Put the samples of the parts that have arrived into the list of the batch's samples."""
-        for part in self.missing:
-            if part.has_ended and not part.is_failed:
-                self._take(part, samples)
+    def rest(self, samples: list[Any]) -> Iterator[int]:
+        """Put the parts that have arrived into the list, and yield the positions of the other samples.
 
-    def rest(
-        self, samples: list[Any], *, patience_s: float, clock: Callable[[], float], is_cancelled: Callable[[], bool]
-    ) -> Iterator[int]:
-        """Put the parts that arrive into the list, and yield the positions of those that do not come soon.
+        A part may arrive while its samples are computed here. It saves the rest of them.
 
         Args:
             samples: The samples of the batch.
-            patience_s: How long to wait for the parts, in seconds.
-            clock: Returns monotonic seconds.
-            is_cancelled: Whether the batch is no longer wanted.
         """
-        patient_until_s = clock() + patience_s
         while True:
-            self.take(samples)
+            for part in self.missing:
+                if part.has_ended and not part.is_failed:
+                    self._take(part, samples)
             missing = self.missing
             if not missing:
                 return
-            failed = next((part for part in missing if part.is_failed), None)
-            remaining_s = patient_until_s - clock()
-            if failed is None and remaining_s > 0 and not is_cancelled():
-                self.wait(min(_POLL_S, remaining_s))
-                continue
-            part = failed or missing[-1]
+            # Begin with a part that has failed, because the others may still arrive.
+            part = next((part for part in missing if part.is_failed), missing[-1])
             yield part.missing.pop()
             if not part.missing:
                 part.cancel()
@@ -312,7 +291,7 @@ class Parts:
             samples[position] = by_position[position]
         part.missing.clear()
 
-    def _fetch(self, part: Part, is_anew: bool) -> None:
+    def _fetch(self, part: Part) -> None:
         """Ask a helper for its part, and wait for it. Runs in a thread of the part."""
         problem = ""
         try:
@@ -326,7 +305,6 @@ class Parts:
                     helpers=(),
                     homes=None,
                     is_part=True,
-                    is_anew=is_anew,
                 ),
                 limits,
             )

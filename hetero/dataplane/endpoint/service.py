@@ -96,7 +96,7 @@ class DataServicer:
         prebuilt: Data sets that were built before this process was forked.
         ask: Asks for a data set that is built for all endpoints, see `SharedBuilds.ask`. None: this process builds it.
         announce: Tells before which data set ``ask`` will ask for.
-        connect: Opens a link to another endpoint, which helps with a batch. None: no endpoint helps.
+        connect: Opens a link to an endpoint of a host that keeps samples. None: this endpoint asks no other one.
 
     Raises:
         PortError, OSError: As for `Delivery`.
@@ -295,7 +295,6 @@ class DataServicer:
             environment=description.environment,
             globals=served.globals,
             warnings=description.warnings,
-            divisible=self._links is not None and built.is_divisible,
             keeps_samples=self._links is not None and built.is_divisible and _has_homes(request.dataset.name),
         ).SerializeToString()
 

@@ -185,7 +185,7 @@ class Attempt:
     is_given_up: bool = False
     """Whether the other attempt has settled the batch. Then the outcome of this one does not matter."""
     helpers: tuple[EndpointConnection, ...] = ()
-    """Endpoints that may compute parts of the batch."""
+    """One endpoint of each other host that keeps samples of the batch."""
     homes: npt.NDArray[np.uint8] | None = None
     """See `BatchRequest.homes`."""
     call: Any = None
@@ -199,7 +199,7 @@ class Attempt:
 
     @property
     def request(self) -> BatchRequest:
-        """The request to send, which names the helpers."""
+        """The request to send, which names the endpoints that keep samples."""
         if not self.helpers:
             return self.batch.request
         records = [connection.record for connection in self.helpers]
@@ -213,11 +213,6 @@ class Attempt:
             for record in records
         ]
         return dataclasses.replace(self.batch.request, helpers=tuple(named), homes=self.homes)
-
-    @property
-    def occupied(self) -> tuple[EndpointConnection, ...]:
-        """The helpers that get no other request meanwhile. Endpoints of homes have batches of their own."""
-        return self.helpers if self.homes is None else ()
 
     @property
     def since_s(self) -> float:

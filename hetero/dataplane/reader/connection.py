@@ -128,10 +128,6 @@ class EndpointConnection:
         self.load = 0
         """The load that the endpoint last reported, at ``load_at_s``."""
         self.load_at_s = 0.0
-        self.num_divided = 0
-        """How many of these requests this endpoint computes together with others, perhaps."""
-        self.withheld_until_s = 0.0
-        """Until then the endpoint gets no other requests while ``num_divided`` is positive."""
         self.chosen_at = 0
         """Number of the router's last choice that chose this endpoint."""
         self.busy_until_s = 0.0
@@ -311,7 +307,6 @@ class EndpointConnection:
             environment=dict(reply.environment),
             globals=dict(reply.globals),
             warnings=tuple(printable(text[:1000]) for text in reply.warnings[:100]),
-            is_divisible=reply.divisible,
             keeps_samples=reply.keeps_samples,
         )
 

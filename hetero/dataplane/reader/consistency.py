@@ -21,8 +21,7 @@ from hetero.spec import DatasetSpec
 __all__ = ["ServedDataset"]
 
 _NUM_SIZES = 128
-_MAX_UNDIVIDED = 3
-_QUICK_S = 0.25
+_MAX_UNGATHERED = 3
 _MIN_UNGATHERED_S, _MAX_UNGATHERED_S = 10.0, 300.0
 
 logger = logging.getLogger(__name__)
@@ -50,10 +49,7 @@ class ServedDataset:
         """Whether a caller has already waited for the other endpoints. Later callers need not wait again."""
         self.descriptions: dict[str, Description] = {}
         """Descriptions by the endpoint's id."""
-        self.first_epoch: int | None = None
-        """The epoch that this process first requested. In a later one, a cache probably has the samples."""
-        self._num_undivided = 0  # successive batches that one endpoint has computed although helpers were named
-        self._num_ungathered = 0  # the same for homes
+        self._num_ungathered = 0  # successive batches that one endpoint has computed although homes were named
         self._gathered_again_s = 0.0
         self._ungathered_s = _MIN_UNGATHERED_S
         self.build_s = 0.0
@@ -61,22 +57,6 @@ class ServedDataset:
         self._reference_name = ""
         self._initial: set[tuple[str, str]] = set()
         self._has_warned = False
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether helpers should be named for its first batches.
-
-        Not after one batch that came undivided and quickly, and not after three others that came undivided. Their
-        samples cannot be sent, or the endpoints do not reach each other.
-        """
-        return self._num_undivided < _MAX_UNDIVIDED
-
-    def observe_helped(self, *, num_parts: int, took_s: float) -> None:
-        """Record how many endpoints have computed a batch for which helpers were named, and how long it took."""
-        if num_parts > 1:
-            self._num_undivided = 0
-        else:
-            self._num_undivided += _MAX_UNDIVIDED if took_s < _QUICK_S else 1
 
     def is_gathered(self, now_s: float) -> bool:
         """Return whether the homes of its samples should be named.
@@ -92,7 +72,7 @@ class ServedDataset:
             self._num_ungathered, self._ungathered_s = 0, _MIN_UNGATHERED_S
             return
         self._num_ungathered += 1
-        if self._num_ungathered >= _MAX_UNDIVIDED:
+        if self._num_ungathered >= _MAX_UNGATHERED:
             self._num_ungathered = 0
             self._gathered_again_s = now_s + self._ungathered_s
             self._ungathered_s = min(2 * self._ungathered_s, _MAX_UNGATHERED_S)

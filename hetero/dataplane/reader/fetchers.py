@@ -134,8 +134,6 @@ class Fetchers:
             The attempt of a missing batch whose request the consumer has to `send` itself, or None.
         """
         self._hedging.budget.earn()  # once per request, however often it is sent
-        if dataset.first_epoch is None:
-            dataset.first_epoch = request.epoch
         self._window.add(request, dataset)
         attempt = self._start_own()
         if self._window.missing:
@@ -161,26 +159,17 @@ class Fetchers:
         return attempt
 
     def _start(self, batch: PendingBatch, connection: EndpointConnection) -> Attempt:
-        """Start an attempt for a missing batch.
-
-        Endpoints of the hosts that keep its samples help with it, or, if it is one of the first, idle endpoints.
-        """
+        """Start an attempt for a missing batch. It names endpoints of the hosts that keep the samples."""
         attempt = self._window.start(batch, connection, self._fleet.clock())
         request = batch.request
         if (
-            request.work.num_samples > 1
-            and request.on_sample_error == "raise"  # with one sample that raises, a part would be of no use
+            request.on_sample_error == "raise"  # with one sample that raises, a part would be of no use
             and not batch.poison.num_calls  # it may kill endpoints, and one at a time is enough
             and not batch.doubted
+            and not request.verify
+            and batch.dataset.is_gathered(self._fleet.clock())
         ):
-            has_homes = not request.verify and batch.dataset.is_gathered(self._fleet.clock())
-            # In the first epoch little is kept, and for the first batch of a pass all endpoints are free.
-            if has_homes and (batch.sequence or request.epoch != batch.dataset.first_epoch):
-                attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
-            if attempt.homes is None and batch.dataset.is_divided:
-                attempt.helpers = self._router.choose_helpers(request.spec, connection, sequence=batch.sequence)
-            if has_homes and not attempt.helpers:
-                attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
+            attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
         return attempt
 
     def send(self, attempt: Attempt) -> None:
@@ -255,7 +244,7 @@ class Fetchers:
             return remaining_s
         if not self._hedging.budget.allows or self._window.is_over_bound(batch.dataset):
             return math.inf
-        other = self._router.choose_other(batch.request.spec, attempt.connection, helpers=attempt.occupied)
+        other = self._router.choose_other(batch.request.spec, attempt.connection)
         if other is None:
             self._needs_endpoint = True
             return math.inf

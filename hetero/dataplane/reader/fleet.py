@@ -66,8 +66,6 @@ class FleetStatistics:
     """Times that the reader lost an endpoint that it was using."""
     hedges: int = 0
     """Second attempts, made because the first one was overdue but still in progress."""
-    divided: int = 0
-    """Batches that idle endpoints have helped to compute."""
     gathered: int = 0
     """Batches for which other hosts have computed the samples that they keep."""
     hedges_won: int = 0
@@ -266,12 +264,10 @@ class Fleet:
         The caller must hold the lock.
         """
         for connection in self._table.all():
-            connection.num_outstanding = connection.num_divided = 0
+            connection.num_outstanding = 0
         for listener in self._listeners:
             for attempt in listener.attempts:
-                for connection in (attempt.connection, *attempt.occupied):
-                    connection.num_outstanding += 1
-                    connection.num_divided += bool(attempt.occupied)
+                attempt.connection.num_outstanding += 1
 
     def raise_failure(self, dataset: ServedDataset) -> None:
         """Raise the failure that makes waiting pointless, if there is one. The caller must hold the lock."""

@@ -101,7 +101,6 @@ class Outcomes:
             return
         self._window.end(attempt)
         self._router.release(attempt.connection, alone_for=attempt.batch if attempt.is_alone else None)
-        self._router.release_helpers(attempt.occupied, attempt.connection)
 
     def deliver(self, batch: PendingBatch, outcome: Arrived | BaseException) -> None:
         """Put the outcome of a batch into the window."""
@@ -112,15 +111,10 @@ class Outcomes:
         request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
         answered_s = now_s if answered_s is None else min(answered_s, now_s)
         took_s = max(0.0, answered_s - attempt.since_s)
-        is_gathered = attempt.homes is not None
-        if fetched.num_parts <= 1 or is_gathered:  # otherwise the time says little about other batches
-            self._hedging.observe(request, took_s)
-        if is_gathered:
+        self._hedging.observe(request, took_s)
+        if attempt.homes is not None:
             attempt.batch.dataset.observe_gathered(num_parts=fetched.num_parts, now_s=now_s)
-        elif attempt.helpers:
-            attempt.batch.dataset.observe_helped(num_parts=fetched.num_parts, took_s=took_s)
-        stats.gathered += fetched.num_parts > 1 and is_gathered
-        stats.divided += fetched.num_parts > 1 and not is_gathered
+        stats.gathered += fetched.num_parts > 1
         self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes
         stats.saved_bytes += fetched.saved_bytes

@@ -26,9 +26,6 @@ __all__ = ["ConnectionTable", "Router", "Stragglers", "subset", "unprepared"]
 
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
-_WITHHELD_S = 10.0
-_MAX_DIVIDED = 16
-"""Largest number of endpoints that compute one batch together."""
 _MAX_GATHERED = 2**16
 """Largest number of samples for which homes are looked up. They take a millisecond per host."""
 _MIN_PER_HOME = 2
@@ -198,9 +195,6 @@ class Router:
                 then reserved and gets no other new requests. While it has outstanding requests, this returns None, and
                 the caller asks again.
             is_optional_allowed: Whether endpoints may be chosen that the job added while it ran.
-
-        If the endpoint with the fewest requests computes a batch together with others, this returns None too, for at
-        most 10 s. It might begin with the new request first, and the other batch is wanted earlier.
         """
         now_s = self._clock()
         avoided = self._stragglers.avoided(now_s)
@@ -227,50 +221,7 @@ class Router:
             chosen.reserved_by = alone_for
             if chosen.num_outstanding:
                 return None
-        if chosen is not None and chosen.num_divided and now_s < chosen.withheld_until_s:
-            return None
         return self._occupy(chosen)
-
-    def choose_helpers(
-        self, spec: DatasetSpec, lead: EndpointConnection, *, sequence: int
-    ) -> tuple[EndpointConnection, ...]:
-        """Return idle endpoints that may compute parts of a batch. `release_helpers` gives them back.
-
-        Only the first batches of a pass are divided: later each endpoint has a batch of its own, and throughput would
-        not rise. This rank may use its share of the endpoints, less those that have its other requests. The first batch
-        of a pass gets all of them, if nothing else is in progress. Any other batch gets half of them, because further
-        requests follow. Helpers have the versions and the CPU of ``lead``, because the bytes of a sample may depend on
-        them.
-
-        Args:
-            spec: The request's data set.
-            lead: The endpoint that `choose` returned for the request.
-            sequence: Number of the batch in its pass, from 0.
-        """
-        share = self._table.num_slots // self._world_size
-        if sequence >= share:
-            return ()
-        description = lead.descriptions.get(spec)
-        if description is None or not description.is_divisible:
-            return ()
-        now_s = self._clock()
-        num_others = sum(connection.num_outstanding for connection in self._table) - 1
-        idle = [
-            connection
-            for connection in self._available(spec, now_s, besides=lead)
-            if connection.descriptions[spec].is_divisible
-            and connection.descriptions[spec].environment == description.environment
-            and _burden(connection, now_s)[:2] == (0, 0)
-        ]
-        num_free = min(1 + len(idle), share - num_others)
-        num_parts = num_free if not sequence and not num_others else (num_free + 1) // 2
-        helpers = tuple(idle[: min(max(0, num_parts - 1), _MAX_DIVIDED - 1)])
-        for helper in helpers:
-            self._occupy(helper)
-        for connection in (lead, *helpers) if helpers else ():
-            connection.num_divided += 1
-            connection.withheld_until_s = now_s + _WITHHELD_S
-        return helpers
 
     def choose_homes(
         self, request: BatchRequest, lead: EndpointConnection
@@ -324,19 +275,7 @@ class Router:
                 numbers[number] = len(helpers)
         return (tuple(helpers), numbers[homes]) if helpers else ((), None)
 
-    def release_helpers(self, helpers: Sequence[EndpointConnection], lead: EndpointConnection) -> None:
-        """Give back the endpoints that `choose_helpers` returned for ``lead``."""
-        if not helpers:
-            return
-        lead.num_divided -= 1
-        for helper in helpers:
-            helper.num_outstanding -= 1
-            helper.num_divided -= 1
-        self._on_free()
-
-    def choose_other(
-        self, spec: DatasetSpec, overdue_on: EndpointConnection, *, helpers: Container[EndpointConnection] = ()
-    ) -> EndpointConnection | None:
+    def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
         """Return the endpoint for a second attempt, None if none would help now. `release` gives it back.
 
         The endpoint is ready, not reserved, and no straggler. It has fewer of this process's requests per slot than the
@@ -345,14 +284,13 @@ class Router:
         Args:
             spec: The request's data set.
             overdue_on: The endpoint of the first attempt.
-            helpers: Its helpers, for which this attempt does not count.
         """
         now_s = self._clock()
         load = overdue_on.num_outstanding / overdue_on.record.num_slots
         ready = [
             connection
             for connection in self._available(spec, now_s, besides=overdue_on)
-            if (connection.num_outstanding - (connection in helpers)) / connection.record.num_slots < load
+            if connection.num_outstanding / connection.record.num_slots < load
         ]
         chosen = min(
             ready,
@@ -379,16 +317,11 @@ class Router:
     def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
         """Give back an endpoint that `choose` or `choose_other` returned."""
         connection.num_outstanding -= 1
-        is_idle, is_awaited = not connection.num_outstanding, connection.reserved_by is not None or self._withholds
+        is_idle, is_awaited = not connection.num_outstanding, connection.reserved_by is not None
         if alone_for is not None and connection.reserved_by is alone_for:
             connection.reserved_by = None
         if alone_for is not None or (is_idle and (is_awaited or connection.is_retired)):
             self._on_free()
-
-    @property
-    def _withholds(self) -> bool:
-        """Whether requests may wait because endpoints compute batches together."""
-        return any(connection.num_divided for connection in self.used)
 
     def unreserve(self, owners: Container[object]) -> None:
         """Release the endpoints that are reserved for these requests."""

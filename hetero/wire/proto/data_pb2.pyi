@@ -119,7 +119,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings", "divisible", "keeps_samples")
+    __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings", "keeps_samples")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,7 +140,6 @@ class DescribeReply(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     GLOBALS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
-    DIVISIBLE_FIELD_NUMBER: _ClassVar[int]
     KEEPS_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     failure: Failure
     num_samples: int
@@ -148,9 +147,8 @@ class DescribeReply(_message.Message):
     environment: _containers.ScalarMap[str, str]
     globals: _containers.ScalarMap[str, str]
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    divisible: bool
     keeps_samples: bool
-    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., divisible: bool = ..., keeps_samples: bool = ...) -> None: ...
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., keeps_samples: bool = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("integer", "text", "integers", "real", "binary", "boolean", "none", "tuple", "list", "big_integer")
@@ -189,7 +187,7 @@ class IntegerTuple(_message.Message):
     def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous", "helpers", "part")
+    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous", "helpers", "is_part")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -207,7 +205,7 @@ class FetchRequest(_message.Message):
     AS_IS_FIELD_NUMBER: _ClassVar[int]
     CONTIGUOUS_FIELD_NUMBER: _ClassVar[int]
     HELPERS_FIELD_NUMBER: _ClassVar[int]
-    PART_FIELD_NUMBER: _ClassVar[int]
+    IS_PART_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dataset: DatasetSpec
     indices: _containers.RepeatedScalarFieldContainer[int]
@@ -225,8 +223,8 @@ class FetchRequest(_message.Message):
     as_is: bool
     contiguous: bool
     helpers: Helpers
-    part: Part
-    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., helpers: _Optional[_Union[Helpers, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
+    is_part: bool
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., helpers: _Optional[_Union[Helpers, _Mapping]] = ..., is_part: bool = ...) -> None: ...
 
 class Helpers(_message.Message):
     __slots__ = ("items", "homes")
@@ -247,12 +245,6 @@ class Helper(_message.Message):
     address: str
     incarnation: str
     def __init__(self, endpoint_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
-
-class Part(_message.Message):
-    __slots__ = ("anew",)
-    ANEW_FIELD_NUMBER: _ClassVar[int]
-    anew: bool
-    def __init__(self, anew: bool = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("protocol",)

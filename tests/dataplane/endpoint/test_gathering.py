@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from parts_links import HELPERS, Link, Slow
 
 from hetero.batches.build import BuiltDataset
+from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import fetch
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest, Cancelled, Helper
@@ -65,8 +67,7 @@ class Gathered:
         def is_cancelled() -> bool:
             return self.is_cancelled
 
-        positions = functools.partial(gathering.positions, is_cancelled=is_cancelled)
-        return fetch(self.built, self.request, cancelled=is_cancelled, positions=positions)
+        return fetch(self.built, self.request, cancelled=is_cancelled, positions=gathering.positions)
 
     def run(self, tools: Any) -> Any:
         with self.gathering() as gathering:
@@ -264,3 +265,81 @@ def test_link_that_ended_while_it_was_idle_is_opened_anew() -> None:
     gathered.opened[0].has_ended = True
     ask(gathered.links, helper)
     assert [link.is_closed for link in gathered.opened] == [True, False]
+
+
+@pytest.mark.parametrize("found", [[0], "text"], ids=["too few", "no list"])
+def test_answer_that_is_no_part_is_computed_here(found: Any, tools: Any) -> None:
+    gathered = Gathered(lambda link, indices: found)
+    gathered.check(gathered.run(tools))
+    assert sorted(gathered.data.computed) == list(range(8))
+    assert gathered.num_refused == 0
+
+
+def test_home_whose_samples_cannot_be_sent_is_reported(tools: Any) -> None:
+    error = dataset_error("no", dataset="slow", host="algo-2/0", stage="encode")
+
+    def answer(_link: Link, indices: list[int]) -> Any:
+        raise error
+
+    gathered = Gathered(answer)
+    gathered.check(gathered.run(tools))
+    assert gathered.num_refused == 2
+
+
+def test_thread_that_does_not_start_costs_only_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    gathered = Gathered()
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with gathered.gathering() as gathering:
+        assert gathering.wait(is_busy=True)
+        gathered.check(gathered.compute(gathering))
+        assert gathering.num_parts == 1
+
+
+def test_part_that_comes_late_saves_what_is_missing(tools: Any) -> None:
+    """The part of the second home comes when some of its samples are computed here."""
+    arrives = Silent()
+    gathered = Gathered(arrives, homes=np.array([0, *[1] * 20], np.uint8))
+    taken = threading.Event()
+
+    def load(index: int) -> Any:
+        sample = Slow.__getitem__(gathered.data, index)
+        if len(gathered.data.computed) == 5:
+            arrives.may_answer.set()
+            tools.wait_for(lambda: all(part.has_ended for part in gathering._parts.all))
+            taken.set()
+        return sample
+
+    gathered.data.__class__ = type("Loaded", (Slow,), {"__getitem__": lambda self, index: load(index)})
+    with gathered.gathering() as gathering:
+        gathered.now_s = 100.0
+        assert gathering.wait(is_busy=False)
+        gathered.check(gathered.compute(gathering))
+    assert taken.is_set()
+    assert gathered.data.computed == [0, 20, 19, 18, 17]
+
+
+def test_failed_part_keeps_no_sample_in_memory(tools: Any) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def answer(_link: Link, indices: list[int]) -> Any:
+        raise OSError("gone")
+
+    def sample(index: int) -> Any:
+        value = np.full(3, index)
+        made.append(weakref.ref(value))
+        return {"value": value, "text": str(index)}
+
+    gathered = Gathered(answer)
+    gathered.data.sample = sample  # type: ignore[method-assign]
+    gc.collect()
+    gc.disable()
+    try:
+        gathered.check(gathered.run(tools))
+        tools.wait_for(lambda: not any(thread.name.startswith("part-") for thread in threading.enumerate()))
+        assert made
+        assert [each() for each in made] == [None] * len(made)
+    finally:
+        gc.enable()

@@ -191,7 +191,6 @@ def test_homes_are_not_named_for_ten_seconds_after_three_batches_that_nobody_hel
     dataset.observe_gathered(num_parts=1, now_s=100.0)
     assert not dataset.is_gathered(109.9)
     assert dataset.is_gathered(110.0)
-    assert dataset.is_divided
 
 
 def test_homes_are_not_named_for_longer_the_more_often_nobody_helps() -> None:

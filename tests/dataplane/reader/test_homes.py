@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from routed import Divisible
+from routed import Routed
 
+from hetero.batches.fetch import Description
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.reader.connection import ConnectionState
@@ -41,16 +42,16 @@ def test_host_that_leaves_moves_only_its_own_samples() -> None:
     assert len({*after[before == 4].tolist()}) == 4
 
 
-class Kept(Divisible):
+class Kept(Routed):
     """A router with endpoints on three hosts, two on each, that keep samples."""
 
     def __init__(self, spec: DatasetSpec, num_hosts: int = 3) -> None:
-        super().__init__(2 * num_hosts, spec=spec)
-        self.change(lambda connection: True, keeps_samples=True)
-        for number, connection in enumerate(self.table):
-            host = f"algo-{number // 2}"
-            record = dataclasses.replace(connection.record, host=host, endpoint_id=f"{host}/{number % 2}")
-            connection.record = record  # type: ignore[misc]
+        super().__init__([f"algo-{number // 2}" for number in range(2 * num_hosts)], spec=spec)
+        self.spec = spec
+        for connection in self.table:
+            connection.descriptions[spec] = Description(
+                num_samples=9, fingerprint="", environment={}, keeps_samples=True
+            )
         self.lead = next(iter(self.table))
 
     def change(self, which: Any, **changes: Any) -> None:

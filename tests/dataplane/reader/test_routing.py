@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
-from routed import Divisible, Routed
+from routed import Routed
 
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
 from hetero.dataplane.reader.routing import Stragglers, subset
@@ -143,84 +142,3 @@ def test_second_attempt_goes_to_a_ready_endpoint_with_less_to_do(
             setattr(connections[expected], spoil, before)
         router.avoid(connections[expected], kept_s=1.0)
         assert other() is not connections[expected]
-
-
-@pytest.mark.parametrize(
-    ("num_endpoints", "world_size", "begin", "parts"),
-    [
-        (8, 1, 0, [8, None]),
-        (8, 1, 1, [4, 2, 1, 1, None]),
-        (8, 1, 6, [4, 2, 1]),
-        (8, 1, 7, [4, 1]),
-        (8, 1, 8, [1, 1]),
-        (8, 2, 0, [4, 1, 1, 1, 1]),
-        (8, 2, 1, [2, 1, 1, 1]),
-        (2, 1, 0, [2, None]),
-        (2, 1, 1, [1, 1]),
-        (1, 1, 0, [1, 1]),
-        (4, 8, 0, [1, 1]),
-        (40, 1, 0, [16, 12, 6, 3, 2, 1, None]),
-    ],
-)
-def test_first_batches_are_divided_among_the_ranks_share_of_idle_endpoints(
-    tools: Any, num_endpoints: int, world_size: int, begin: int, parts: list[int | None]
-) -> None:
-    routed = Divisible(num_endpoints, tools.spec(), world_size=world_size)
-    assert [routed.divide(begin + number) for number in range(len(parts))] == parts
-
-
-def test_helpers_are_given_back(tools: Any) -> None:
-    routed = Divisible(4, tools.spec())
-    assert [routed.divide(0), routed.divide(1)] == [4, None]
-    lead, helpers = routed.latest
-    routed.router.release(lead)
-    routed.router.release_helpers(helpers, lead)
-    assert routed.num_free
-    assert [(each.num_outstanding, each.num_divided) for each in routed.table] == [(0, 0)] * 4
-    assert routed.divide(0) == 4
-
-
-def test_endpoints_of_a_batch_that_hangs_are_withheld_for_a_time(tools: Any) -> None:
-    routed = Divisible(2, tools.spec())
-    assert [routed.divide(0), routed.divide(1)] == [2, None]
-    routed.now_s = 11.0
-    assert routed.divide(1) == 1
-
-
-def test_helper_makes_the_second_attempt_of_the_batch_that_it_helps(tools: Any) -> None:
-    routed = Divisible(2, spec := tools.spec())
-    assert routed.divide(0) == 2
-    lead, helpers = routed.latest
-    assert routed.router.choose_other(spec, lead) is None
-    assert routed.router.choose_other(spec, lead, helpers=helpers) is helpers[0]
-
-
-def test_endpoint_that_becomes_idle_is_reported_while_requests_wait_for_others(tools: Any) -> None:
-    routed = Divisible(8, tools.spec())
-    assert [routed.divide(sequence) for sequence in (1, 2, 3)] == [4, 2, 1]
-    undivided, _ = routed.latest
-    assert not routed.num_free
-    routed.router.release(undivided)
-    assert routed.num_free == 1
-
-
-def test_endpoint_that_is_not_idle_does_not_help(tools: Any) -> None:
-    spec = tools.spec()
-    for spoil in ("busy_until_s", "reserved_by", "load", "num_outstanding"):
-        routed = Divisible(2, spec)
-        _, second = routed.table
-        setattr(second, spoil, 5)
-        assert routed.divide(0) == 1, spoil
-    routed = Divisible(2, spec)
-    _, second = routed.table
-    routed.router.avoid(second, kept_s=1.0)
-    assert routed.divide(0) == 1
-
-
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("changed", [{"is_divisible": False}, {"environment": {"numpy": "1.26"}}])
-def test_endpoints_that_differ_do_not_share_a_batch(tools: Any, number: int, changed: dict[str, Any]) -> None:
-    routed = Divisible(2, spec := tools.spec())
-    descriptions = tuple(routed.table)[number].descriptions
-    descriptions[spec] = dataclasses.replace(descriptions[spec], **changed)
-    assert routed.divide(0) == 1
