@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from hetero.errors import ConfigError
 from hetero.spec import Cache, DatasetFactory, DatasetSpec, Seeding, set_builder
+from hetero.system.scripts import is_in_main_block
 
 if TYPE_CHECKING:
     from hetero.batches.build import BuiltDataset
@@ -151,6 +152,8 @@ def _register(
     fork_built: bool = True,
 ) -> DatasetFactory:
     """Check the function and add it to the registry."""
+    from hetero.batches.purity.globals import note_globals  # imports NumPy, which launchers do not need
+
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"@hetero.dataset decorates a function that returns the data set, not {function!r:.80}\n"
@@ -188,6 +191,7 @@ def _register(
                 "  Give one of them another name: @hetero.dataset(name=...)."
             )
         _factories[factory.name] = factory
+    note_globals(factory)
     if factory.cache is not None and factory.cache.memory:
         _sweep_memory_at_exit()
     if function.__module__ == "__main__":
@@ -202,8 +206,6 @@ def _warn_if_main_registers(name: str) -> None:
         frame = frame.f_back
     if frame is None:
         return
-    from hetero.batches.purity.writes import is_in_main_block
-
     if is_in_main_block(frame.f_code.co_filename, frame.f_lineno):
         logger.warning(
             'data set %r is registered by line %d, under if __name__ == "__main__". Data hosts do not run that block. '

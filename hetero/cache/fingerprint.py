@@ -206,7 +206,7 @@ def _globals_digest(found: Reach) -> str:
     hasher = blake2b(digest_size=16)
     for place in sorted(found.places.values(), key=lambda place: place.label):
         is_augment = place.name == "augment" and isinstance(place.owner, type)
-        if place.key not in found.stored and not is_augment:
+        if place.label not in found.stored and not is_augment:
             with contextlib.suppress(KeyError):
                 _add_part(hasher, place.label, value_digest(place.value()))
     return hasher.hexdigest()

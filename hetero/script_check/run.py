@@ -27,6 +27,7 @@ from hetero.script_check.findings import Finding
 from hetero.script_check.session import CheckSession
 from hetero.script_check.source import (
     call_line,
+    change_line,
     impure_lines,
     is_user_file,
     method_line,
@@ -38,6 +39,7 @@ from hetero.system.scripts import find_script
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)|line (\d+) of (\S+)|in (\S+\.py):(\d+)')
 _SAMPLER = re.compile(r"sampler (\w+) ")
+_CHANGED = re.compile(r"(?:global )?(\S+) has another value on ")
 _PURE = (
     "A sample may depend on its index and on the global generators of random, NumPy and torch, which hetero seeds for "
     "each sample. Seed a generator of the data set's own in a method on_seed(self, key). Compute what changes from "
@@ -107,6 +109,8 @@ class _Found:
             if causes:
                 return
             place, rest = method_line("__getitem__", self.folder), rest or _PURE
+        elif changed := _CHANGED.match(first):
+            place = change_line(changed[1], self.folder)
         elif "registers no data set" in first or "no data set named" in first:
             place = nested_factory(self.script, self.folder)
             rest += "\nMove the function with @hetero.dataset to the top level of the script." if place else ""
@@ -127,8 +131,11 @@ class _Warnings(logging.Handler):
             return
         text = record.getMessage()
         first, _, rest = text.partition(". ")
-        sampler = _SAMPLER.match(text)
-        place = None if sampler is None else call_line(sampler[1], self._found.folder)
+        place: tuple[str, int] | None = None
+        if sampler := _SAMPLER.match(text):
+            place = call_line(sampler[1], self._found.folder)
+        elif changed := _CHANGED.match(text):
+            place = change_line(changed[1], self._found.folder)
         self._found.add(Finding(*(place or next(self._found.at(text, traceback.extract_stack()))), first, rest))
 
 

@@ -11,11 +11,19 @@ from typing import Any
 
 from hetero.batches.imported import imported
 from hetero.batches.purity.reach import Reach, reach, user_modules
-from hetero.batches.purity.writes import writes_in
 from hetero.datasets import get_factory, registered
 from hetero.script_check.findings import Finding
+from hetero.system.scripts import main_blocks
 
-__all__ = ["call_line", "impure_lines", "is_user_file", "method_line", "nested_factory", "static_findings"]
+__all__ = [
+    "call_line",
+    "change_line",
+    "impure_lines",
+    "is_user_file",
+    "method_line",
+    "nested_factory",
+    "static_findings",
+]
 
 _OWN_GENERATORS = frozenset({"default_rng", "RandomState", "Random", "SystemRandom", "Generator"})
 _SETS_SEED = frozenset({"manual_seed", "seed", "on_seed"})
@@ -26,6 +34,13 @@ _OUTSIDE = frozenset(
     }
 )
 """Functions of the standard library whose results no seed decides."""
+_MUTATORS = frozenset(
+    {
+        *("add", "append", "appendleft", "clear", "discard", "extend", "fill", "insert", "pop", "popitem", "remove"),
+        *("reverse", "setdefault", "sort", "update", "merge_from_dict", "merge_from_file", "merge_from_list"),
+    }
+)
+"""Methods that change a container. The last three are those of yacs and similar libraries."""
 
 
 def static_findings(folder: str) -> list[Finding]:
@@ -44,14 +59,11 @@ def impure_lines(folder: str) -> list[tuple[tuple[str, int], str]]:
     used = _used()
     calls = [(file, node) for file, node in _calls(used, folder) if _is_impure(node)]
     found = [((file, node.lineno), f"{_name(node)}()") for file, node in calls if not node.args]
-    for file in {file for file, _ in used.codes if is_user_file(file, folder)}:
-        for write in writes_in(file):
-            is_reached = (file, write.first_line) in used.codes and write.function.rpartition(".")[2] not in (
-                "__init__",
-                "on_seed",
-            )
-            if is_reached and len(write.path) > 1 and write.path[0] == "":
-                found.append(((file, write.line), f"self.{write.path[1]}, which {write.function}() changes"))
+    for file, function in _functions(used, folder):
+        if function.name not in ("__init__", "on_seed"):
+            for names, line in _changes(function):
+                if len(names) > 1 and not _is_global(names[0], function):
+                    found.append(((file, line), f"self.{names[1]}, which {function.name}() changes"))
     # A generator with a seed is only a cause if it lives longer than a sample.
     found = found or [((file, node.lineno), f"{_name(node)}()") for file, node in calls]
     return list(dict.fromkeys(found))
@@ -61,6 +73,26 @@ def method_line(name: str, folder: str) -> tuple[str, int] | None:
     """Return file and line of a method or function of the data sets' code."""
     codes = [code for code in _used().functions if code.co_name == name and is_user_file(code.co_filename, folder)]
     return (os.path.realpath(codes[0].co_filename), codes[0].co_firstlineno) if codes else None
+
+
+def change_line(label: str, folder: str) -> tuple[str, int] | None:
+    """Return file and line of the code that changes a global, an attribute or an option after the import.
+
+    This is a function, or a block of ``if __name__ == "__main__":``, that assigns a name or changes what it holds. Only
+    names are compared, because it is known that the value has changed.
+
+    Args:
+        label: Label of the global as in `hetero.batches.purity.reach.Place`.
+        folder: Folder of the script.
+    """
+    name = label.rpartition(".")[2]
+    for file in _user_files(folder):
+        for block in _blocks_of_main(_tree(file)):
+            for names, line in _changes(block):
+                is_outside = not isinstance(block, ast.FunctionDef) or _is_global(names[0], block)
+                if name in names[1:] or (name == names[0] and is_outside):
+                    return file, line
+    return None
 
 
 def call_line(name: str, folder: str) -> tuple[str, int] | None:
@@ -109,12 +141,56 @@ def _tree(file: str) -> ast.Module:
         return ast.Module([], [])
 
 
+def _functions(used: Reach, folder: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield the functions that the data sets use, with their files. Functions inside others are a part of them."""
+    places = {(os.path.realpath(code.co_filename), code.co_firstlineno) for code in used.functions}
+    for file in sorted({file for file, _ in places if is_user_file(file, folder)}):
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.FunctionDef) and (file, _first_line(node)) in places:
+                yield file, node
+
+
 def _calls(used: Reach, folder: str) -> Iterator[tuple[str, ast.Call]]:
     """Yield the calls in the functions that the data sets use."""
-    for file in sorted({file for file, _ in used.codes if is_user_file(file, folder)}):
-        for node in ast.walk(_tree(file)):
-            if isinstance(node, ast.FunctionDef) and (file, _first_line(node)) in used.codes:
-                yield from ((file, each) for each in ast.walk(node) if isinstance(each, ast.Call))
+    for file, function in _functions(used, folder):
+        yield from ((file, each) for each in ast.walk(function) if isinstance(each, ast.Call))
+
+
+def _changes(block: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield what code assigns or changes, and the lines. ``a.b[0] = 1`` and ``a.b.append(1)`` yield ``("a", "b")``."""
+    for node in ast.walk(block):
+        names: tuple[str, ...] = ()
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            names = _path(node)
+        elif isinstance(node, ast.Call):
+            function = node.func
+            filled = [each.value for each in node.keywords if each.arg == "namespace"]  # argparse fills this object
+            if isinstance(function, ast.Attribute) and function.attr in _MUTATORS:
+                names = _path(function.value)
+            elif _name(node) == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
+                names = (*_path(node.args[0]), str(node.args[1].value))
+            elif filled:
+                names = _path(filled[0])
+        if names:
+            yield names, node.lineno  # type: ignore[attr-defined]
+
+
+def _path(node: ast.expr) -> tuple[str, ...]:
+    """Return the names in an expression of names, attributes and subscripts, the first one first. Else nothing."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute) and (path := _path(node.value)):
+        return (*path, node.attr)
+    return _path(node.value) if isinstance(node, ast.Subscript) else ()
+
+
+def _is_global(name: str, function: ast.FunctionDef) -> bool:
+    """Return whether a name in a function is a global, and not an argument or a local variable."""
+    nodes = list(ast.walk(function))
+    if any(isinstance(node, ast.Global) and name in node.names for node in nodes):
+        return True
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return name not in stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
 def _first_line(node: ast.FunctionDef) -> int:
@@ -133,7 +209,7 @@ def _is_impure(call: ast.Call) -> bool:
 def _unseeded_generators(used: Reach, folder: str) -> Iterator[Finding]:
     for file, call in _calls(used, folder):
         if _name(call).rpartition(".")[2] in _OWN_GENERATORS and not call.args and not call.keywords:
-            if _SETS_SEED & (used.attributes | {code.co_name for code in used.functions}):
+            if _SETS_SEED & (used.names | {code.co_name for code in used.functions}):
                 continue
             yield Finding(
                 file,
@@ -146,11 +222,8 @@ def _unseeded_generators(used: Reach, folder: str) -> Iterator[Finding]:
 
 def _environment(used: Reach, folder: str) -> Iterator[Finding]:
     """Yield variables of the environment that the script sets after its import and that the data sets' code reads."""
-    read: set[str] = set()
-    for file in {file for file, _ in used.codes if is_user_file(file, folder)}:
-        for node in ast.walk(_tree(file)):
-            if isinstance(node, ast.FunctionDef) and (file, _first_line(node)) in used.codes:
-                read.update(name for name, _ in _variables(node, is_write=False))
+    functions = (function for _, function in _functions(used, folder))
+    read = {name for function in functions for name, _ in _variables(function, is_write=False)}
     for file in _user_files(folder):
         for node in _blocks_of_main(_tree(file)):
             for name, line in _variables(node, is_write=True):
@@ -169,7 +242,7 @@ def _blocks_of_main(tree: ast.Module) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             yield node
-    yield from (node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
+    yield from main_blocks(tree)
 
 
 def _variables(tree: ast.AST, *, is_write: bool) -> Iterator[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 
-__all__ = ["SCRIPT_MODULE", "find_script", "script_label", "script_words"]
+__all__ = ["SCRIPT_MODULE", "find_script", "is_in_main_block", "main_blocks", "script_label", "script_words"]
 
 SCRIPT_MODULE = "__hetero_script__"
 """Name of the script's module on endpoints. The script's ``if __name__ == "__main__"`` block must not run there, so the
@@ -51,6 +52,20 @@ def script_words(script: str, *, is_module: bool) -> list[str]:
 def script_label(script: str, *, is_module: bool) -> str:
     """Return a short name for folders and jobs: ``train`` for ``src/train.py`` and for ``package.train``."""
     return script.rpartition(".")[2] if is_module else Path(script).stem
+
+
+def main_blocks(tree: ast.Module) -> list[ast.If]:
+    """Return the blocks of ``if __name__ == "__main__":`` in a module. Data hosts do not run them."""
+    return [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+
+
+def is_in_main_block(file: str, line: int) -> bool:
+    """Return whether a line of a source file is in a block of ``if __name__ == "__main__":``."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False
+    return any(node.lineno <= line <= (node.body[-1].end_lineno or 0) for node in main_blocks(tree))
 
 
 def _find_module(name: str, base: Path, place: str) -> Path:

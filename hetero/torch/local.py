@@ -201,18 +201,19 @@ class LocalFetcher:
 
     def _loader(self, sampler: _RequestSampler, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
-        is_kept = persistent or isinstance(self._dataset.subject, DatasetSpec)
-        if options.num_workers and _compares_globals() and is_kept:
-            digests = self._dataset.digests()
-            if digests != self._digests:
-                self._persistent = None  # its workers are older than the change
-            self._digests = digests
         if options.num_workers and _forks(options):
             if self._dataset.may_be_shared:
                 _ = self._dataset.built  # built once, and shared with the forked workers
             self._warn_of_connections()
         elif options.num_workers and _compares_globals():
             self._dataset.globals = self._dataset.globals_reader().read()
+        # After the build, because the data set's code may change its own globals. Workers have what it made of them.
+        is_kept = persistent or isinstance(self._dataset.subject, DatasetSpec)
+        if options.num_workers and _compares_globals() and is_kept:
+            digests = self._dataset.digests()
+            if digests != self._digests:
+                self._persistent = None  # its workers are older than the change
+            self._digests = digests
         return torch.utils.data.DataLoader(
             self._dataset,  # type: ignore[arg-type]
             batch_size=None,

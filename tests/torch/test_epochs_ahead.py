@@ -221,6 +221,16 @@ def test_persistent_workers_are_started_anew_when_the_script_has_changed_the_obj
     assert pids[0] == pids[1] != pids[2]
 
 
+def test_persistent_workers_are_started_anew_when_the_object_has_another_transform() -> None:
+    dataset = Curriculum()
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, persistent_workers=True)
+    pids = []
+    for transform in (abs, abs, hex):
+        dataset.transform = transform  # type: ignore[attr-defined]
+        pids += [batch.tolist()[0] for batch in loader]
+    assert pids[0] == pids[1] != pids[2]
+
+
 def test_workers_of_torch_end_with_the_pass_where_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetero.torch.local.is_roomy", lambda num_bytes: num_bytes < 4 * 2 * 2 * 8)
     loader = DataLoader(ahead_test_processes(), batch_size=2, num_workers=1)

@@ -2,7 +2,6 @@
 
 comparison.py  bit-exact comparison and digest of nested samples and batches
 reach.py       search for the code and the globals that a data set uses
-writes.py      search for source code that assigns or changes globals
 globals.py     comparison of these globals between processes
 overlaps.py    warnings about subsets of one data set that share samples
 """

@@ -10,22 +10,21 @@ from __future__ import annotations
 import dis
 import enum
 import functools
-import importlib.util
 import inspect
 import os
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 from hetero.spec import DatasetFactory
 from hetero.system.scripts import SCRIPT_MODULE
 
-__all__ = ["SCRIPT_NAMES", "Key", "Place", "Reach", "is_user_class", "owner_key", "reach", "user_modules"]
+__all__ = ["SCRIPT_NAMES", "Place", "Reach", "is_user_class", "module_places", "reach", "user_modules", "value_places"]
 
 SCRIPT_NAMES = ("__main__", "__mp_main__", SCRIPT_MODULE)
 """Names of the user's script in ranks, in torch's workers, and on endpoints (`hetero.dataplane.endpoint.script`)."""
@@ -35,13 +34,9 @@ _MAX_ITEMS = 1_000
 _MAX_MODULES = 2**16
 _MAX_DEPTH = 4
 _HETERO = str(Path(__file__).resolve().parents[2])
-_ABSENT = object()
 _TRANSPARENT = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME"})
 _GLOBAL_LOADS = frozenset({"LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
 _SCALARS = (bool, bytes, complex, float, int, str, type(None))
-
-Key: TypeAlias = tuple[object, str]
-"""Key of a global or class attribute: the `owner_key` of its module or class, and its name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,13 +54,8 @@ class Place:
     """Namespace of the module, the class or object, a dictionary of the values, or the cell of a variable."""
     name: str
     """Name of the global, attribute or value."""
-    codes: frozenset[tuple[str, int]] | None = None
-    """File and first line of each method that runs when the registered function does. None for other places."""
-
-    @property
-    def key(self) -> Key:
-        """Key that identifies the global or attribute in this process."""
-        return owner_key(self.owner), self.name
+    is_global: bool = True
+    """Whether it is a global or an attribute of a class, and not a value in a function."""
 
     def value(self) -> Any:
         """Return the current value of the global or attribute.
@@ -85,29 +75,18 @@ class Place:
 class Reach:
     """The code that a data set uses, and the names in this code."""
 
-    places: dict[Key, Place] = field(default_factory=dict)
-    """Globals and class attributes that the code reads."""
-    codes: set[tuple[str, int]] = field(default_factory=set)
-    """File and first line of every function in the code."""
+    places: dict[str, Place] = field(default_factory=dict)
+    """Globals and class attributes that the code reads, and values in registered functions, by label."""
     functions: list[CodeType] = field(default_factory=list)
-    """The compiled code of these functions, except of those inside others."""
-    namespaces: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Namespaces of the modules that contain these functions, by ``id``."""
-    attributes: set[str] = field(default_factory=set)
+    """Compiled code of the functions, except of those inside others."""
+    modules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Namespaces of the modules that contain these functions, by name of the module."""
+    names: set[str] = field(default_factory=set)
     """All names in the code, among them the names of all attributes that it reads."""
-    stored: set[Key] = field(default_factory=set)
-    """Globals that the code assigns."""
-
-
-def owner_key(owner: Any) -> object:
-    """Return an identifier of an object: its ``id``, or for a module's namespace the prefix of the module's labels.
-
-    All copies of a module's namespace have the same prefix. In torch's workers, the namespace of the script's functions
-    is a copy of the namespace in ``sys.modules``.
-    """
-    if isinstance(owner, dict) and isinstance(name := owner.get("__name__"), str):
-        return _prefix(name)
-    return id(owner)
+    stored: set[str] = field(default_factory=set)
+    """Labels of the globals that the code assigns."""
+    assigned: set[str] = field(default_factory=set)
+    """Labels of the class attributes, and of the values in functions, whose names the code assigns."""
 
 
 def reach(roots: Iterable[Any], *, without: Iterable[Any] = ()) -> Reach:
@@ -124,6 +103,21 @@ def reach(roots: Iterable[Any], *, without: Iterable[Any] = ()) -> Reach:
         walk.push(root, 0)
     walk.run()
     return walk.found
+
+
+def module_places(module: ModuleType) -> Iterator[Place]:
+    """Yield the globals of one of the user's modules, and the attributes of its classes."""
+    for name, value in list(vars(module).items()):
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            yield from _class_places(value)
+        elif not isinstance(value, ModuleType) and not name.startswith("__"):
+            yield Place(_prefix(module.__name__) + name, vars(module), name)
+
+
+def value_places(factory: DatasetFactory) -> Iterator[Place]:
+    """Yield the values in the functions that a factory registers."""
+    yield from _held_by("collate_fn", factory.collate_fn)
+    yield from _held_by("worker_init_fn", factory.worker_init_fn)
 
 
 def is_user_class(kind: type) -> bool:
@@ -143,6 +137,8 @@ class _Walk:
         self.found = Reach()
         self._queue: deque[tuple[Any, int]] = deque()
         self._seen: dict[int, Any] = {}  # keeps the visited objects alive, because a new object could reuse an id
+        self._assigned: set[str] = set()  # names of the attributes that the code assigns
+        self._user_modules = user_modules()
 
     def push(self, value: Any, depth: int) -> None:
         if isinstance(value, _SCALARS) or id(value) in self._seen or len(self._seen) >= _MAX_OBJECTS:
@@ -156,45 +152,32 @@ class _Walk:
     def run(self) -> None:
         while self._queue:
             self._visit(*self._queue.popleft())
+        # self.count += 1 may assign this attribute, because the class of self is not known.
+        for place in self.found.places.values():
+            if place.is_global and not isinstance(place.owner, dict) and place.name in self._assigned:
+                self.found.assigned.add(place.label)
 
     def _visit(self, value: Any, depth: int) -> None:
+        if isinstance(value, ModuleType):
+            return  # _scan visits the names of the module that the code reads
         if isinstance(value, FunctionType):
             self._visit_function(value)
         elif isinstance(value, type):
             self._visit_class(value)
-        elif isinstance(value, ModuleType):
-            return  # _scan visits the names of the module that the code reads
         elif isinstance(value, DatasetFactory):
             self._push_all((value.function, value.collate_fn, value.worker_init_fn, value.fingerprint), 0)
-            self._note_values("collate_fn", value.collate_fn)
-            self._note_values("worker_init_fn", value.worker_init_fn)
-        elif isinstance(value, MethodType):
-            self._push_all((value.__func__, value.__self__), depth)
-        elif isinstance(value, property):
-            self._push_all((value.fget, value.fset), depth)
-        elif isinstance(value, functools.partial):
-            self._push_all((value.func, value.args, value.keywords), depth)
+            for label, function in (("collate_fn", value.collate_fn), ("worker_init_fn", value.worker_init_fn)):
+                assigned = _assigned_by(function)
+                for place in _held_by(label, function):
+                    self._note(place)
+                    if place.name in assigned:
+                        self.found.assigned.add(place.label)
         elif depth < _MAX_DEPTH:
-            self._visit_object(value, depth + 1)
+            self._push_all(_parts(value), depth + 1)
 
     def _push_all(self, values: Iterable[Any], depth: int) -> None:
         for value in values:
             self.push(value, depth)
-
-    def _visit_object(self, value: Any, depth: int) -> None:
-        if isinstance(value, dict):
-            self._push_all(list(value.values())[:_MAX_ITEMS], depth)
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            self._push_all(list(value)[:_MAX_ITEMS], depth)
-        elif isinstance(value, staticmethod | classmethod):
-            self.push(value.__func__, depth)
-        else:
-            self.push(type(value), depth)
-            try:
-                attributes = list(vars(value).values())  # includes the function that a cached function wraps
-            except Exception:  # noqa: BLE001 - no attributes, or one of the user's objects that computes them
-                return
-            self._push_all(attributes[:_MAX_ITEMS], depth)
 
     def _visit_class(self, kind: type) -> None:
         """Visit a class's own and inherited attributes. Visit overridden ones only if the class uses ``super()``."""
@@ -203,15 +186,15 @@ class _Walk:
         for each in kind.__mro__:
             if not is_user_class(each):
                 continue
-            prefix = _prefix(each.__module__)
+            places = {place.name: place for place in _class_places(each)}
             for name, value in list(vars(each).items()):
                 if name in names and not uses_super:
                     continue
                 names.add(name)
                 self.push(value, 0)
                 uses_super = uses_super or _uses_super(value)
-                if not name.startswith(("__", "_abc_")) and not issubclass(each, enum.Enum):
-                    self._note(Place(f"{prefix}{each.__qualname__}.{name}", each, name))
+                if name in places:
+                    self._note(places[name])
 
     def _visit_function(self, function: FunctionType) -> None:
         self.push(vars(function).get("__wrapped__"), 0)
@@ -222,138 +205,130 @@ class _Walk:
                 self.push(cell.cell_contents, 0)
             except ValueError:  # the cell is still empty
                 continue
-        if _is_user(function.__globals__):
-            self.found.namespaces[id(function.__globals__)] = function.__globals__
+        namespace = function.__globals__
+        if _is_user(namespace):
+            self.found.modules[str(namespace.get("__name__"))] = namespace
             self.found.functions.append(function.__code__)
-            self._scan(function.__code__, function.__globals__, {})
+            self._scan(function.__code__, namespace, ())
 
-    def _note_values(self, label: str, function: Any) -> None:
-        """Record the values that a registered function holds."""
-        owners: list[tuple[Any, Iterable[str]]] = []
-        codes: frozenset[tuple[str, int]] = frozenset()
-        if isinstance(function, functools.partial):
-            self._note_values(label, function.func)
-            arguments = {str(number): each for number, each in enumerate(function.args)}
-            owners = [(each, each) for each in (function.keywords, arguments)]
-        elif isinstance(function, FunctionType):
-            parameters = inspect.signature(function).parameters.values()
-            defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-            cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-            owners = [(defaults, defaults), *((cell, (name,)) for name, cell in cells)]
-        else:
-            holder = getattr(function, "__self__", function)
-            codes = frozenset(_methods_of_call(type(holder), getattr(function, "__name__", "__call__")))
-            owners = [(holder, getattr(holder, "__dict__", ()))]
-        for owner, names in owners:
-            for name in names:
-                self._note(Place(f"{label}.{name}", owner, name, codes))
-
-    def _scan(self, code: CodeType, namespace: dict[str, Any], modules: Mapping[str, ModuleType]) -> None:
-        """Record the names that compiled code reads. ``modules`` are the imports of enclosing functions, by name."""
-        self.found.codes.add((os.path.realpath(code.co_filename), code.co_firstlineno))
-        self.found.attributes.update(code.co_names)
-        imports = _Imports(namespace, dict(modules))
-        value: Any = None  # value that the previous instruction left on the stack, if known
+    def _scan(self, code: CodeType, namespace: dict[str, Any], modules: Iterable[ModuleType]) -> None:
+        """Record the names that compiled code reads. ``modules`` are those that enclosing functions import."""
+        self.found.names.update(code.co_names)
+        modules = list(modules)
+        value: Any = None  # value that the previous instruction left on the stack, if it is a global
         for instruction in dis.get_instructions(code):
             operation, argument = instruction.opname, instruction.argval
             if operation in _TRANSPARENT:
                 continue
             if operation in _GLOBAL_LOADS:
                 value = self._read(namespace, argument)
-            elif operation in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
-                source = imports.source if operation == "IMPORT_FROM" else value
-                is_known = isinstance(source, ModuleType) and _is_user(vars(source))
-                value = self._read(vars(source), argument) if is_known else None
-                if operation == "IMPORT_FROM":
-                    imports.took(value)
+                continue
+            if operation in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(value, ModuleType):
+                value = self._read(vars(value), argument)
+                continue
+            value = None
+            if operation == "IMPORT_NAME":
+                modules.extend(self._imported(argument, namespace))
             elif operation in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                self.found.stored.add((owner_key(namespace), argument))
-                value = None
-            else:
-                value = imports.follow(operation, argument, value)
+                self.found.stored.add(_prefix(namespace.get("__name__", "")) + argument)
+            elif operation == "STORE_ATTR":
+                self._assigned.add(argument)
+        # A module that a function imports is a local variable there, so any name in the function may be one of it.
+        for module in modules:
+            found = [self._read(vars(module), name) for name in code.co_names]
+            modules.extend(each for each in found if isinstance(each, ModuleType) and each not in modules)
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
-                self._scan(constant, namespace, imports.known)
+                self._scan(constant, namespace, modules)
+
+    def _imported(self, name: str, namespace: Mapping[str, Any]) -> Iterator[ModuleType]:
+        """Yield the user's modules that an import statement may mean. The name may be relative to a package."""
+        names = (name or namespace.get("__package__"), name.partition(".")[0])
+        for module in self._user_modules:
+            if module.__name__ in names or module.__name__.endswith(f".{name}"):
+                yield module
 
     def _read(self, namespace: dict[str, Any], name: str) -> Any:
-        """Record that code reads a name of a namespace, and return its value."""
-        value = namespace.get(name, _ABSENT)
-        if value is _ABSENT:
+        """Record that code reads a name of a namespace, if it belongs to the user. Return its value, or None."""
+        if name not in namespace or name.startswith("__") or not _is_user(namespace):
             return None
-        if not isinstance(value, ModuleType) and not name.startswith("__"):
+        value = namespace[name]
+        if not isinstance(value, ModuleType):
             self._note(Place(_prefix(namespace.get("__name__", "")) + name, namespace, name))
             self.push(value, 0)
         return value
 
     def _note(self, place: Place) -> None:
         if len(self.found.places) < _MAX_ITEMS:
-            self.found.places.setdefault(place.key, place)
+            self.found.places.setdefault(place.label, place)
 
 
-class _Imports:
-    """The import statements of one function, and the local names of the imported modules."""
-
-    def __init__(self, namespace: Mapping[str, Any], known: dict[str, ModuleType]) -> None:
-        self.known = known
-        self.source: ModuleType | None = None
-        """Module of the current import statement."""
-        self._package: str = namespace.get("__package__") or ""
-        self._constants: list[Any] = []  # the last two constants: IMPORT_NAME's level and names
-        self._names_parts = False  # whether the statement is `from a import b`, and not `import a.b as c`
-
-    def follow(self, operation: str, argument: Any, value: Any) -> Any:
-        """Return the value on the stack after an instruction, if it is a module."""
-        if operation in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            self._constants = [*self._constants[-1:], argument]
-        elif operation == "IMPORT_NAME":
-            self._names_parts = bool(self._constants and self._constants[-1])
-            self.source = self._find(argument)
-            return self.source
-        elif operation in ("POP_TOP", "ROT_TWO", "SWAP"):
-            return value if isinstance(value, ModuleType) else None  # `import a.b as c` drops a before it stores b
-        elif operation in ("STORE_FAST", "STORE_DEREF"):
-            self._store(argument, value)
-        elif operation == "STORE_FAST_LOAD_FAST":
-            self._store(argument[0], value)
-            return self.known.get(argument[1])
-        elif operation.startswith(("LOAD_FAST", "LOAD_DEREF")) and isinstance(argument, str):
-            return self.known.get(argument)
-        return None
-
-    def took(self, value: Any) -> None:
-        """Record the value that IMPORT_FROM left on the stack."""
-        if not self._names_parts:
-            self.source = value if isinstance(value, ModuleType) else None
-
-    def _store(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType):
-            self.known[name] = value
-
-    def _find(self, name: str) -> ModuleType | None:
-        """Return the module that IMPORT_NAME leaves on the stack, if it is imported."""
-        level = self._constants[0] if len(self._constants) == 2 and type(self._constants[0]) is int else 0
-        if level:
-            try:
-                name = importlib.util.resolve_name("." * level + name, self._package)
-            except (ImportError, ValueError):
-                return None
-        elif not self._names_parts:
-            name = name.partition(".")[0]  # `import a.b` binds a
-        module = sys.modules.get(name)
-        return module if isinstance(module, ModuleType) else None
+def _parts(value: Any) -> list[Any]:
+    """Return the objects that an object holds and may call, and its class."""
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, staticmethod | classmethod):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [value.fget, value.fset]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, dict):
+        return list(value.values())[:_MAX_ITEMS]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return list(value)[:_MAX_ITEMS]
+    try:
+        attributes = list(vars(value).values())  # includes the function that a cached function wraps
+    except Exception:  # noqa: BLE001 - no attributes, or one of the user's objects that computes them
+        attributes = []
+    return [type(value), *attributes[:_MAX_ITEMS]]
 
 
-def _methods_of_call(kind: type, method: str) -> set[tuple[str, int]]:
-    """Return file and first line of a method, and of the methods whose names it contains."""
-    found: dict[str, tuple[str, int]] = {}
-    pending = [method]
+def _class_places(kind: type) -> Iterator[Place]:
+    """Yield the attributes that a class itself has. Those of an enumeration are constants."""
+    if not issubclass(kind, enum.Enum):
+        for name in list(vars(kind)):
+            if not name.startswith(("__", "_abc_")):
+                yield Place(f"{_prefix(kind.__module__)}{kind.__qualname__}.{name}", kind, name)
+
+
+def _held_by(label: str, function: Any) -> Iterator[Place]:
+    """Yield the values that a registered function holds."""
+    owners: list[tuple[Any, Iterable[str]]] = []
+    if isinstance(function, functools.partial):
+        yield from _held_by(label, function.func)
+        arguments = {str(number): each for number, each in enumerate(function.args)}
+        owners = [(each, each) for each in (function.keywords, arguments)]
+    elif isinstance(function, FunctionType):
+        parameters = inspect.signature(function).parameters.values()
+        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        owners = [(defaults, defaults), *((cell, (name,)) for name, cell in cells)]
+    else:
+        holder = getattr(function, "__self__", function)
+        owners = [(holder, getattr(holder, "__dict__", ()))]
+    for owner, names in owners:
+        for name in names:
+            yield Place(f"{label}.{name}", owner, name, is_global=False)
+
+
+def _assigned_by(function: Any) -> set[str]:
+    """Return the names of the attributes that an object with ``__call__``, or a bound method, assigns when it runs.
+
+    Other methods of the object do not count: the training loop may call them to change an option.
+    """
+    if isinstance(function, functools.partial):
+        return _assigned_by(function.func)
+    kind = type(getattr(function, "__self__", function))
+    pending, seen, assigned = [getattr(function, "__name__", "__call__")], set[str](), set[str]()
     while pending:
         name = pending.pop()
         code = getattr(getattr(kind, name, None), "__code__", None)
-        if code is not None and name not in found:
-            found[name] = os.path.realpath(code.co_filename), code.co_firstlineno
+        if code is not None and name not in seen:
+            seen.add(name)
             pending.extend(code.co_names)
-    return set(found.values())
+            assigned |= {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
+    return assigned
 
 
 def _uses_super(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import datetime as dt
 import decimal
@@ -86,10 +85,8 @@ DIFFERENT: list[Any] = [
     torch.zeros(3, dtype=torch.bfloat16),
     torch.zeros(300_000),
     torch.ones(3),
-    "x" * 2**21,
-    "x" * (2**21 + 1),
-    list(range(60_000)),
-    list(range(1, 60_001)),
+    list(range(40_000)),
+    list(range(1, 40_001)),
     argparse.Namespace(size=1),
     argparse.Namespace(size=2),
     SimpleNamespace(size=1),
@@ -105,10 +102,16 @@ def test_digest_of_values_that_differ_differs_and_of_equal_ones_is_the_same() ->
     assert None not in digests
     assert len(set(digests)) == len(DIFFERENT)
     assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
-    assert digest_of(collections.OrderedDict(a=1)) == digest_of({"a": 1})
-    assert digest_of(np.arange(6).reshape(2, 3).T) == digest_of(np.arange(6).reshape(2, 3).T.copy())
-    assert digest_of(torch.arange(6).reshape(2, 3).T) == digest_of(torch.arange(6).reshape(2, 3).T.contiguous())
-    assert digest_of(frozenset({1, 2})) == digest_of({2, 1})
+    assert digest_of({1, 2}) == digest_of({2, 1})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.zeros(2**20), torch.zeros(2**21), "x" * (2**22 + 1), list(range(60_000)), [[0] * 300] * 300],
+    ids=["array", "tensor", "text", "list", "nested"],
+)
+def test_digest_of_a_large_value_is_empty(value: Any) -> None:
+    assert digest_of(value) == ""
 
 
 class Hostile:
