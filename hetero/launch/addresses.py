@@ -9,13 +9,12 @@ from collections.abc import Callable
 from hetero.cluster import resolve_address
 from hetero.config import Timings
 from hetero.errors import ClusterError
+from hetero.system.waits import POLL_S
 from hetero.wire.channels import join_address
 
 __all__ = ["Addresses"]
 
 logger = logging.getLogger(__name__)
-
-_INTERVAL_S = 0.5
 
 
 class Addresses:
@@ -72,8 +71,8 @@ class Addresses:
                 now_s = time.monotonic()
                 if now_s - begin_s > timeout_s:
                     raise
-                if now_s - logged_s >= (self._timings.patience_s if logged_s > begin_s else _INTERVAL_S):
+                if now_s - logged_s >= (self._timings.patience_s if logged_s > begin_s else POLL_S):
                     logged_s = now_s
                     logger.info("waiting for the address of %s: %s", host, error)
             self._check_stop()
-            time.sleep(_INTERVAL_S)
+            time.sleep(POLL_S)

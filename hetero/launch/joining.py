@@ -21,6 +21,7 @@ from hetero.errors import ClusterError
 from hetero.launch.control_plane import script_digest, shared_options
 from hetero.launch.staged import staged_token
 from hetero.system import logs
+from hetero.system.waits import POLL_S
 from hetero.wire.channels import join_address
 from hetero.wire.tls import Tls
 
@@ -28,7 +29,6 @@ __all__ = ["join_job", "own_address", "register"]
 
 logger = logging.getLogger(__name__)
 
-_INTERVAL_S = 0.5
 _ANY_ADDRESS = "192.0.2.1"
 """An address for documentation, behind the default route of every host. Nothing is sent to it."""
 
@@ -170,7 +170,7 @@ class _Newcomer:
                     waited = f"{self.timings.start_timeout_s:.0f} s"
                     raise ClusterError(f"could not join the job at {peer} within {waited}: {error}") from error
                 self.show(f"the job at {join_address(peer, port)}: {error}")
-                time.sleep(_INTERVAL_S)
+                time.sleep(POLL_S)
 
     def show(self, what: str) -> None:
         """Log what this host waits for, about every ten seconds."""

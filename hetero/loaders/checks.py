@@ -15,6 +15,7 @@ from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
 from hetero.system.scripts import SCRIPT_MODULE
+from hetero.system.waits import SHORT_POLL_S
 from hetero.wire.compression import compression_to_proto, load_codec
 
 __all__ = [
@@ -28,9 +29,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-_INTERVAL_S = 0.1
-"""Seconds between two checks whether a new process has imported the script."""
 
 
 def check_not_importing() -> None:
@@ -81,7 +79,7 @@ def warn_in_process_of_rank() -> None:
 def _warn_if_of_mp_spawn() -> None:
     """Wait until this process has imported the script and knows its target. Warn if the target belongs to mp.spawn."""
     while multiprocessing.parent_process() is None:
-        time.sleep(_INTERVAL_S)
+        time.sleep(SHORT_POLL_S)
     process = multiprocessing.current_process()
     target = getattr(process, "_target", None)
     if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":

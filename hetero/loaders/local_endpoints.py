@@ -15,6 +15,7 @@ from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.errors import ConfigError, EndpointUnavailableError
+from hetero.system.waits import LOG_INTERVAL_S
 
 __all__ = ["LocalEndpoints", "local_endpoints", "script_path"]
 
@@ -22,7 +23,6 @@ _HOST = "local"
 _ADDRESS = "127.0.0.1"
 _START_TIMEOUT_S = 600.0
 """Seconds until all endpoints must be ready. Each imports the script, and all that it imports, such as TensorFlow."""
-_LOG_AFTER_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +73,10 @@ class LocalEndpoints:
         self._pool.start()
         atexit.register(self.close)
         try:
-            is_ready = self._pool.wait_ready(_LOG_AFTER_S)
+            is_ready = self._pool.wait_ready(LOG_INTERVAL_S)
             if not is_ready:
                 logger.warning("waiting for %d processes that import %s", num_endpoints, script)
-                is_ready = self._pool.wait_ready(_START_TIMEOUT_S - _LOG_AFTER_S)
+                is_ready = self._pool.wait_ready(_START_TIMEOUT_S - LOG_INTERVAL_S)
             if not is_ready:
                 raise EndpointUnavailableError(
                     f"{len(self._pool.records)} of {num_endpoints} processes that fetch batches were ready within "

@@ -12,13 +12,13 @@ from hetero.batches.skips import MAX_LISTED, Skips
 from hetero.epochs import epoch_text
 from hetero.errors import DatasetError, SampleFailure
 from hetero.system.records import encode, limits
+from hetero.system.waits import LOG_INTERVAL_S
 
 __all__ = ["DEFAULT_MAX_SKIPS", "Listing", "SkipLog", "SkippedSample"]
 
 DEFAULT_MAX_SKIPS = 100
 _MAX_REPORTED_BYTES = 16 * 1024  # limit per rank, because every heartbeat of its host carries the summaries
 _LOG_LINES = 10
-_LOG_INTERVAL_S = 10.0
 _MAX_NAMES_CHARS = 300
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class SkipLog:
         if now_s >= self._logging_until_s:
             if self._num_unlogged:
                 logger.warning("loader %s skipped %d more samples", self._loader, self._num_unlogged)
-            self._logging_until_s = now_s + _LOG_INTERVAL_S
+            self._logging_until_s = now_s + LOG_INTERVAL_S
             self._num_logged = self._num_unlogged = 0
         if self._num_logged == _LOG_LINES:
             self._num_unlogged += 1

@@ -30,6 +30,7 @@ from hetero.ray.scaling import Bounds, Scaler
 from hetero.system.logs import write_line
 from hetero.system.process import describe_exit_status
 from hetero.system.scripts import find_script, script_words
+from hetero.system.waits import POLL_S
 from hetero.wire.channels import join_address
 
 __all__ = ["Admission", "Coordinator", "DataHost", "ServiceOrder", "node_address", "script_folder"]
@@ -44,7 +45,6 @@ _END_S = 20.0
 _SHORT_LIFE_S = 30.0
 _PAUSE_S = 1.0
 """A launcher that ends within `_SHORT_LIFE_S` is started again after this pause, so it does not load the node."""
-_TICK_S = 0.5
 _INFO = "] INFO "
 """Mark of lines that do not explain why a process has ended."""
 _FINAL = (ExitCode.USAGE, ExitCode.DISAGREEMENT, ExitCode.AUTHENTICATION, ExitCode.SCRIPT_FAILED, ExitCode.INTERNAL)
@@ -176,7 +176,7 @@ class Coordinator:
         found = {"coordinator": _own_processes(self._child)}
         for number, host in list(self._hosts.items()):
             try:
-                found[str(number)] = ray.get(host.processes.remote(), timeout=_TICK_S)
+                found[str(number)] = ray.get(host.processes.remote(), timeout=POLL_S)
             except RayError:
                 continue  # it is pending, or starts again
         return found

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 
 from hetero.errors import ExitCode
+from hetero.system.waits import LOG_INTERVAL_S
 
 __all__ = ["RECONNECT_VARIABLE", "HeadWatch"]
 
 _CHECK_S = 2.0
 _CONNECT_S = 1.0
-_PATIENCE_S = 10.0
 RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Environment variable with the seconds after which Ray ends a process that the head does not answer."""
 _RECONNECT_S = 60.0
@@ -83,7 +83,7 @@ class HeadWatch:
         silent_s = now_s - self._silent_since_s
         if silent_s >= self._limit_s:
             return f"the head of the Ray cluster at {self._address} has not answered for {silent_s:.0f} s: {why}"
-        if silent_s >= min(_PATIENCE_S, self._limit_s / 2) and not self._is_reported:
+        if silent_s >= min(LOG_INTERVAL_S, self._limit_s / 2) and not self._is_reported:
             self._is_reported = True
             self._log_line(f"the head of the Ray cluster at {self._address} does not answer: {why}; waiting for it")
         return ""

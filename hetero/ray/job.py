@@ -30,11 +30,11 @@ from hetero.ray.groups import ElasticGroup, bundle_of, check_groups, parse_group
 from hetero.ray.job_host import ACTOR_VARIABLES, LEDGERS, RESULTS, Demand, JobHost, JobHostOrder, Results
 from hetero.ray.scaling import Bounds, Scaler
 from hetero.system.scripts import script_words
+from hetero.system.waits import CALL_TIMEOUT_S, LOG_INTERVAL_S
 
 __all__ = ["Job", "run"]
 
 _POLL_S = 2.0
-_PATIENCE_S = 10.0
 _STOP_S = 90.0
 """Longest time from a request to stop until the driver gives up the launchers."""
 _END_S = 10.0
@@ -205,7 +205,7 @@ class Job:
                     f"{', '.join(group.stated.text for group in self._groups)}\n"
                     f"  found: {nodes_of(self._ray)}"
                 )
-            if now_s - shown_s > _PATIENCE_S:
+            if now_s - shown_s > LOG_INTERVAL_S:
                 shown_s = now_s
                 say(f"waiting for Ray to place {len(bundles)} hosts on different nodes; found: {nodes_of(self._ray)}")
         for group in self._groups:
@@ -222,7 +222,7 @@ class Job:
             for reference in ready:
                 host = pending.pop(reference)
                 try:
-                    host.address = self._ray.get(reference, timeout=_PATIENCE_S)
+                    host.address = self._ray.get(reference, timeout=CALL_TIMEOUT_S)
                     host.placed_s = time.monotonic()
                 except self._ray.exceptions.RayError as error:
                     self._record_loss(host, error)
@@ -313,7 +313,7 @@ class Job:
 
     def _record_end(self, host: _Host, reference: Any) -> None:
         try:
-            code = self._ray.get(reference, timeout=_PATIENCE_S)
+            code = self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError as error:
             self._record_loss(host, error)
         else:
@@ -384,7 +384,7 @@ class Job:
     def _follow_demand(self, group: ElasticGroup, reference: Any) -> None:
         """Add data hosts, or let one leave, after an estimate. Ask for the next estimate."""
         try:
-            demand: Demand = self._ray.get(reference, timeout=_PATIENCE_S)
+            demand: Demand = self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError:
             return  # the end of the host is recorded elsewhere
         if self._is_ending:
@@ -422,7 +422,7 @@ class Job:
 
     def _record_placed(self, host: _Host, reference: Any) -> None:
         try:
-            self._ray.get(reference, timeout=_PATIENCE_S)
+            self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError:
             return  # its loss is recorded with its end
         host.placed_s = time.monotonic()

@@ -14,6 +14,7 @@ from hetero.config import LaunchOptions, to_flags
 from hetero.errors import CapacityError, ConfigError, DataPlaneError, HeteroError
 from hetero.ray.connection import ServiceGoneError
 from hetero.ray.scaling import Bounds
+from hetero.system.waits import LOG_INTERVAL_S
 
 if TYPE_CHECKING:
     from hetero.ray.actors import ServiceOrder
@@ -22,7 +23,6 @@ __all__ = ["DataService"]
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 10.0
 _CALL_S = 30.0
 _HUB_S = 150.0
 """Longest time until the coordinator's actor has started the hub, or says that it did not start."""
@@ -327,7 +327,7 @@ def _wait_placed(ray: Any, placement: Any, order: ServiceOrder, timeout_s: float
                 f"  found: {free:g} free CPUs in the whole cluster\n"
                 "  to do: ask for fewer hosts or CPUs, or add nodes"
             )
-        if now_s - shown_s > _PATIENCE_S:
+        if now_s - shown_s > LOG_INTERVAL_S:
             shown_s = now_s
             logger.warning("waiting for Ray to place %s; %g CPUs are free", needed, free)
 

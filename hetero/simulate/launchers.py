@@ -28,13 +28,13 @@ from hetero.system import logs
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted, start_child
 from hetero.system.text import escape_line
+from hetero.system.waits import END_TIMEOUT_S
 
 __all__ = ["HostCommand", "Launchers", "SimulatedHost"]
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2
-_KILL_TIMEOUT_S = 10.0
 _ANY_FAILURE = 1
 """Exit status of SageMaker's toolkit for any failure of its program. The failure file has the job's exit code."""
 _METRIC_START = f"INFO {METRIC_MARK} "
@@ -179,7 +179,7 @@ class Launchers:
         for name in running:
             self._killed.add(name)
             self._processes[name].kill()
-        deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+        deadline_s = time.monotonic() + END_TIMEOUT_S
         for name in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._processes[name].wait(max(0.0, deadline_s - time.monotonic()))
@@ -187,7 +187,7 @@ class Launchers:
             self._abandoned.update(left)
             names = ", ".join(f"the launcher of {name} (process {self._processes[name].pid})" for name in left)
             logger.error(
-                "not ended %.0f s after SIGKILL: %s; continuing without waiting for them", _KILL_TIMEOUT_S, names
+                "not ended %.0f s after SIGKILL: %s; continuing without waiting for them", END_TIMEOUT_S, names
             )
 
     def _running(self) -> list[str]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from hetero.control.directory import TF_DISPATCHER
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError, EndpointUnavailableError
+from hetero.system.waits import POLL_S
 from hetero.tf.movable import check_divisible, check_movable, check_whole
 
 __all__ = ["served"]
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 _PROTOCOL = "grpc"
 _REPORT_AFTER_S = 5.0
-_POLL_S = 0.5
 
 _num_named: collections.Counter[str] = collections.Counter()
 """Number of datasets that this process has made with each name."""
@@ -148,7 +148,7 @@ def _dispatcher_address(session: RankSession) -> str:
             if waited_s >= _REPORT_AFTER_S and not was_reported:
                 was_reported = True
                 logger.info("waiting for the dispatcher of tf.data.service on the first data host; servers: %s", known)
-            if not changed.wait(min(_POLL_S, timeout_s - waited_s)):
+            if not changed.wait(min(POLL_S, timeout_s - waited_s)):
                 session.check_wait(is_starved=True)
     finally:
         unsubscribe()

@@ -21,7 +21,7 @@ from hetero.system import process
 from hetero.cluster import Role
 from hetero.simulate import launchers
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-launchers._KILL_TIMEOUT_S = 0.3
+launchers.END_TIMEOUT_S = 0.3
 launchers.end_descendants = functools.partial(process.end_descendants, timeout_s=0.3)
 psutil.Process.kill = subprocess.Popen.kill = lambda self: None  # as if it waited for a device
 host = launchers.SimulatedHost(name="algo-1", group="g", role=Role.TRAINER, address="127.0.0.1", root=Path(sys.argv[1]))

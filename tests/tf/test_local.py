@@ -40,7 +40,7 @@ def endpoints(script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[local_en
     """Two of them; afterwards none."""
     monkeypatch.setattr(local_endpoints, "script_path", lambda: str(Path(script.__file__)))
     monkeypatch.setattr(local_endpoints, "_started", {})
-    monkeypatch.setattr(local_endpoints, "_LOG_AFTER_S", 0.0)
+    monkeypatch.setattr(local_endpoints, "LOG_INTERVAL_S", 0.0)
     made = local_endpoints.local_endpoints(2)
     pids = made.pids
     assert len(pids) == 2

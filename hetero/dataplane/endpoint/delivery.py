@@ -26,6 +26,7 @@ from typing import TypeAlias
 from hetero.dataplane.endpoint.replies import Answer, Later, Reply
 from hetero.errors import ProtocolError
 from hetero.system.fault_injection import Strike, faults_at
+from hetero.system.waits import LOG_INTERVAL_S, POLL_S, SHORT_POLL_S
 from hetero.wire.faults import Fault
 from hetero.wire.framing import EncodedBatch, encode_refusal
 from hetero.wire.limits import GREETING, MAX_FETCH_BYTES, SESSION_TOKEN_BYTES
@@ -40,9 +41,6 @@ _MAX_PEERS = 128
 _MAX_CONNECTIONS = 1024  # each has a thread, even while it is idle, but readers keep few idle connections
 _REJECT_S = 5.0  # seconds for a surplus connection to send a request, which is then refused
 _REJECT_BYTES = 2**20  # a surplus connection with a longer request is closed
-_ACCEPT_AGAIN_S = 0.05  # seconds until the next attempt to accept, because no event reports a free descriptor
-_LOG_INTERVAL_S = 10.0
-_POLL_S = 0.5
 
 Answerer: TypeAlias = Callable[[bytes, Reply], Answer | Later]
 """Called with a request. Returns the answer, or `LATER` if it will call `Reply.send`."""
@@ -72,7 +70,7 @@ class _RareWarning:
     def __call__(self, text: str, *facts: object) -> None:
         now_s = time.monotonic()
         if now_s >= self._next_s:
-            self._next_s = now_s + _LOG_INTERVAL_S
+            self._next_s = now_s + LOG_INTERVAL_S
             logger.warning(text, *facts)
 
 
@@ -160,7 +158,7 @@ class Delivery:
     def _accept(self) -> None:
         with contextlib.closing(self._listener), self._selector:
             while not self.is_stopped:
-                for key, _ in self._selector.select(_POLL_S):
+                for key, _ in self._selector.select(POLL_S):
                     if key.fileobj is self._listener:
                         self._accept_peer()
                     elif key.fileobj in self._peers:  # otherwise it was closed to make room for a newer peer
@@ -178,7 +176,8 @@ class Delivery:
         except Exception as error:  # noqa: BLE001 - if descriptors or memory run out, the listener stays readable
             if not self.is_stopped:
                 self._warn_of_failed("cannot accept connections of readers: %s", error)
-            time.sleep(_ACCEPT_AGAIN_S)
+            # No event reports that a descriptor is free again.
+            time.sleep(SHORT_POLL_S)
             return
         if len(self._peers) >= _MAX_PEERS:
             self._reject(next(iter(self._peers)))

@@ -19,11 +19,11 @@ import numpy as np
 
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.endpoint.parts import Links, Parts
+from hetero.system.waits import SHORT_POLL_S
 from hetero.wire.limits import Limits
 
 __all__ = ["Gathering"]
 
-_POLL_S = 0.05
 _PATIENCE = 3.0
 """How long to wait for parts with nothing else to do, as a multiple of the time that a part takes here."""
 _MIN_PATIENCE_S = 0.5
@@ -89,7 +89,7 @@ class Gathering:
         Args:
             is_busy: Whether this endpoint has something else to do.
         """
-        if self._parts.wait(_POLL_S):
+        if self._parts.wait(SHORT_POLL_S):
             return True
         now_s = self._clock()
         if is_busy:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from hetero.system.waits import POLL_S
 from hetero.wire.framing import EncodedBatch
 from hetero.wire.transports.interface import Connection
 
@@ -21,7 +22,6 @@ __all__ = ["AT_ONCE_BYTES", "LATER", "Answer", "Later", "Reply"]
 
 AT_ONCE_BYTES = 2 * 2**20
 """Largest payload that `Reply.send` sends itself, in bytes. What the kernel does not take, another thread sends."""
-_POLL_S = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Reply:
 
     def wait(self) -> bool:
         """Block until the request is no longer in progress. Return False if the reader has left before."""
-        while not self._ended.acquire(timeout=_POLL_S):
+        while not self._ended.acquire(timeout=POLL_S):
             if self.has_left():
                 return False
         return True

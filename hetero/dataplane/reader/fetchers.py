@@ -30,12 +30,11 @@ from hetero.dataplane.reader.outcomes import Outcomes
 from hetero.dataplane.reader.own_fetches import OwnFetches
 from hetero.dataplane.reader.window import Arrived, Window
 from hetero.errors import HeteroError
+from hetero.system.waits import END_TIMEOUT_S, POLL_S
 from hetero.wire.faults import CallFailedError, Fault
 
 __all__ = ["Fetchers"]
 
-_POLL_S = 0.5
-_JOIN_S = 5.0
 _MAX_OWN_BYTES = 2 * 2**20
 """A larger batch is better received by a fetcher, because several fetchers can receive at the same time."""
 _MAX_SMALL_SAMPLES = 1024
@@ -326,7 +325,7 @@ class Fetchers:
                         attempt.call.give_up()
                     self._outcomes.end(attempt)
             self._fleet.count_outstanding()
-        deadline_s = time.monotonic() + _JOIN_S
+        deadline_s = time.monotonic() + END_TIMEOUT_S
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -372,7 +371,7 @@ class Fetchers:
                 if attempt is not None:
                     self._wake_one()
                     return attempt
-                self._work.wait(min(_POLL_S, self._router.next_free_s()) if self._window.missing else _POLL_S)
+                self._work.wait(min(POLL_S, self._router.next_free_s()) if self._window.missing else POLL_S)
         return None
 
     def _start_first(self) -> Attempt | None:

@@ -30,6 +30,7 @@ from hetero.dataplane.reader.routing import ConnectionTable, Router, unprepared
 from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError
 from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory
+from hetero.system.waits import END_TIMEOUT_S, LOG_INTERVAL_S
 from hetero.wire.compression import package_of
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.limits import MAX_EXPECTED, MAX_EXPECTED_BYTES, Limits
@@ -38,9 +39,7 @@ from hetero.wire.tls import Tls
 __all__ = ["Fleet", "FleetStatistics"]
 
 _SETTLE_S = 5.0
-_LOG_INTERVAL_S = 10.0
 _IDLE_S = 1.0
-_JOIN_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +176,7 @@ class Fleet:
         for connection in self._table.all():
             connection.disconnect()
         if self._watcher is not None and self._watcher is not threading.current_thread():
-            self._watcher.join(_JOIN_S)
+            self._watcher.join(END_TIMEOUT_S)
 
     def describe(self, spec: DatasetSpec) -> Description:
         """Return length, fingerprint and environment of a data set. Blocks. The result is cached.
@@ -194,7 +193,7 @@ class Fleet:
         """
         self.check_process()
         begin_s = self.clock()
-        next_log_s = begin_s + _LOG_INTERVAL_S
+        next_log_s = begin_s + LOG_INTERVAL_S
         settle_at_s: float | None = None
         with self.lock:
             dataset = self.prepare(spec)
@@ -209,7 +208,7 @@ class Fleet:
                 elif now_s - begin_s > self.prepare_timeout_s:
                     raise self.unavailable(f"data set {spec.name!r}", now_s - begin_s)
                 elif now_s >= next_log_s:
-                    next_log_s += _LOG_INTERVAL_S
+                    next_log_s += LOG_INTERVAL_S
                     logger.warning("waiting for data set %s: %s", spec, self.describe_endpoints())
                 self._changed.wait(0.5)
 

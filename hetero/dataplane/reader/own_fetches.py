@@ -19,13 +19,13 @@ from typing import Protocol
 
 from hetero.dataplane.reader.attempts import Attempt
 from hetero.dataplane.reader.connection import Fetched, SentBatch
+from hetero.system.waits import POLL_S
 
 __all__ = ["OwnFetches"]
 
 _ABSENT_S = 1.0
 _SHORT_ABSENCE_S = 1e-3
 """A consumer that was away for a shorter time does not look for what has arrived meanwhile."""
-_CHECK_INTERVAL_S = 0.5
 
 
 class Settle(Protocol):
@@ -150,7 +150,7 @@ class OwnFetches:
         now_s = self._clock()
         if now_s < self._next_check_s:
             return []
-        self._next_check_s = now_s + _CHECK_INTERVAL_S
+        self._next_check_s = now_s + POLL_S
         return [descriptor for descriptor, (_, sent) in list(self._sent.items()) if sent.is_late]
 
     def _receive(self, descriptors: Iterable[int], arrived_s: float | None) -> None:

@@ -22,13 +22,12 @@ from hetero.dataplane.reader.window import Arrived, Window
 from hetero.errors import ConfigError, DatasetError
 from hetero.spec import DatasetSpec
 from hetero.system.cgroups import memory_use
+from hetero.system.waits import LOG_INTERVAL_S, POLL_S
 
 __all__ = ["Reader", "default_window_bytes"]
 
 _PREFETCH_FACTOR = 2
 _MAX_WINDOW_BYTES = 2**30
-_POLL_S = 0.5
-_LOG_AFTER_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +204,7 @@ class Reader(Iterator[Any]):
         """Block until the next outcome has arrived. Return the batch, or the exception to raise."""
         window, fetchers, fleet = self._window, self._fetchers, self._fleet
         begin_s = fleet.clock()
-        log_after_s = _LOG_AFTER_S
+        log_after_s = LOG_INTERVAL_S
         unserved_since_s: float | None = None
         while True:
             with fleet.lock:
@@ -234,7 +233,7 @@ class Reader(Iterator[Any]):
                         now_s - begin_s,
                         fleet.describe_endpoints(),
                     )
-                fetchers.wait(_POLL_S)
+                fetchers.wait(POLL_S)
                 if window.deliverable() is not None:
                     continue
             if self._on_wait is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hetero.system.process import PARENT_VARIABLE, die_with_parent
 from hetero.system.stop_signals import end_signal
+from hetero.system.waits import END_TIMEOUT_S, SHORT_POLL_S
 
 __all__ = ["FAILURES_FILE", "RANKS_FILE", "main"]
 
@@ -29,8 +30,6 @@ _SETTLE_S = 0.3
 its process ends, because it closes its GPU in between. Another rank may then end first, but both must be recorded."""
 _TERM_GRACE_S = 3.0
 """Seconds from the end signal to SIGKILL. The signal ends a rank by default."""
-_KILL_TIMEOUT_S = 5.0
-_POLL_S = 0.02
 
 _Failure = dict[str, int]
 
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     _wait_for_ends(running, _TERM_GRACE_S)
     for process in running.values():
         process.kill()
-    _wait_for_ends(running, _KILL_TIMEOUT_S)
+    _wait_for_ends(running, END_TIMEOUT_S)
     return 1
 
 
@@ -77,7 +76,7 @@ def _wait_for_ends(running: dict[int, subprocess.Popen[bytes]], timeout_s: float
         failures += _take_ended(running)
         if not running or time.monotonic() >= deadline_s:
             return failures
-        time.sleep(_POLL_S)
+        time.sleep(SHORT_POLL_S)
 
 
 def _take_ended(running: dict[int, subprocess.Popen[bytes]]) -> list[_Failure]:

@@ -38,6 +38,7 @@ from typing import Any
 from hetero.errors import PortError
 from hetero.launch.ranks.parent_launcher import ParentLauncher
 from hetero.system.process import PARENT_VARIABLE, adopt_descendants, end_descendants, start_child, wait_gone
+from hetero.system.waits import SHORT_POLL_S
 
 __all__ = ["Follower", "LocalLeader", "kill_rank", "meeting_name", "rank_command", "start_rank"]
 
@@ -47,7 +48,6 @@ _LEADER_S = 120.0
 """Seconds that a follower tries to connect. Usually it needs few, because all launchers of a host start together."""
 _LATE_S = 5.0
 """Seconds that a finished leader waits for a follower to connect, and that a follower waits for its leader to end."""
-_POLL_S = 0.1
 _MAX_LINE_BYTES = 2**20
 _CREDENTIALS = struct.Struct("3i")
 
@@ -147,7 +147,7 @@ class LocalLeader:
         deadline_s = time.monotonic() + _LATE_S
         while not self.is_complete and time.monotonic() < deadline_s:
             self.poll()
-            select.select([self._socket], [], [], _POLL_S)
+            select.select([self._socket], [], [], SHORT_POLL_S)
         self.poll()
         for lines in self._lines.values():
             lines.write({"exit": code})
@@ -223,7 +223,7 @@ class Follower:
             stack.callback(lines.close)
             lines.write({"local_rank": self._place.local_rank, "rank": self._place.rank})
             while True:
-                lines.wait(_POLL_S)
+                lines.wait(SHORT_POLL_S)
                 for message in lines.read():
                     if isinstance(message.get("exit"), int):
                         return int(message["exit"])
@@ -236,12 +236,12 @@ class Follower:
         deadline_s = time.monotonic() + _LEADER_S
         while time.monotonic() < deadline_s and not self._num_signals:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            connection.settimeout(_POLL_S)  # otherwise `connect` would block while the leader's queue is full
+            connection.settimeout(SHORT_POLL_S)  # otherwise `connect` would block while the leader's queue is full
             try:
                 connection.connect(self._name)
             except OSError:
                 connection.close()
-                time.sleep(_POLL_S)
+                time.sleep(SHORT_POLL_S)
                 continue
             return _Lines(connection)
         return None

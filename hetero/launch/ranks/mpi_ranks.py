@@ -22,6 +22,7 @@ from hetero.launch.ranks.leader import LocalLeader
 from hetero.launch.ranks.rank_folder import RankFolder
 from hetero.launch.ranks.starter import RanksOptions, RankStarter
 from hetero.system.line_relay import LineRelay
+from hetero.system.waits import END_TIMEOUT_S, SHORT_POLL_S
 
 __all__ = ["MpiRanks", "MpiStarter"]
 
@@ -30,8 +31,6 @@ logger = logging.getLogger(__name__)
 _SETTLE_S = 0.3
 """Seconds from the first failure until `MpiRanks.poll` reports it. If a rank fails, the connections of other ranks
 break, and the end of such a rank may be noticed first."""
-_KILL_TIMEOUT_S = 5.0
-_POLL_S = 0.05
 
 
 class MpiStarter(RankStarter):
@@ -154,9 +153,9 @@ class MpiRanks:
     def kill(self) -> None:
         """End the ranks. Idempotent. When a follower ends, it ends the processes that its rank started."""
         self._leader.kill()
-        deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+        deadline_s = time.monotonic() + END_TIMEOUT_S
         while len(self._ended) < len(self._ranks) and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
+            time.sleep(SHORT_POLL_S)
             self._take_ended()
         self._folder.close()
 

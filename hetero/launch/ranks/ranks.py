@@ -28,12 +28,12 @@ from hetero.launch.ranks.starter import RanksOptions, RankStarter
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import PARENT_VARIABLE, is_resource_tracker, kill_all, start_child
 from hetero.system.scripts import script_words
+from hetero.system.waits import END_TIMEOUT_S
 
 __all__ = ["AgentStarter", "RankProcesses", "free_port"]
 
 _AGENT = "rank agent"
 """Name of the agent in messages."""
-_KILL_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +147,9 @@ class RankProcesses:
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # the ranks die with the agent
-        deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+        deadline_s = time.monotonic() + END_TIMEOUT_S
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILL_TIMEOUT_S)
+            self._process.wait(END_TIMEOUT_S)
         while left := self._living():
             kill_all(left)
             others = [process for process in left if process.pid != self._process.pid]
@@ -157,7 +157,7 @@ class RankProcesses:
             if time.monotonic() > deadline_s:
                 names = ", ".join(map(self._name_of, left))
                 logger.error(
-                    "not ended %.0f s after SIGKILL: %s; continuing without waiting for them", _KILL_TIMEOUT_S, names
+                    "not ended %.0f s after SIGKILL: %s; continuing without waiting for them", END_TIMEOUT_S, names
                 )
                 break
         self._folder.close()

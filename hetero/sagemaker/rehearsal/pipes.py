@@ -18,11 +18,12 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetero.system.waits import SHORT_POLL_S
+
 __all__ = ["PipeFeeder"]
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.05
 _CHUNK_BYTES = 1 << 16
 
 
@@ -77,7 +78,7 @@ class PipeFeeder:
         while not self._stopped.is_set():
             with contextlib.suppress(OSError):  # ENXIO until a reader opens the FIFO
                 return os.open(self._path(epoch), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._stopped.wait(_POLL_S)
+            self._stopped.wait(SHORT_POLL_S)
         return None
 
     def _write(self, descriptor: int) -> None:
@@ -94,7 +95,7 @@ class PipeFeeder:
         while chunk:
             if self._stopped.is_set():
                 return False
-            if poll.poll(_POLL_S * 1000):
+            if poll.poll(SHORT_POLL_S * 1000):
                 with contextlib.suppress(BlockingIOError):
                     chunk = chunk[os.write(descriptor, chunk) :]
         return True

@@ -75,7 +75,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
             return calls.fetch(request)
 
     monkeypatch.setattr("hetero.dataplane.reader.fleet.EndpointConnection", Connection)
-    monkeypatch.setattr("hetero.dataplane.reader.fetchers._POLL_S", 1e6)
+    monkeypatch.setattr("hetero.dataplane.reader.fetchers.POLL_S", 1e6)
     yield calls
     calls.end_all()
 

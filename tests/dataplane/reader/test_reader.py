@@ -244,7 +244,7 @@ def test_large_batch_below_the_limit_comes_whole(job: Any, tools: Any, measured:
 def test_reader_waiting_long_says_for_whom_and_again_when_twice_the_time_has_passed(
     shared_job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hetero.dataplane.reader.reader._LOG_AFTER_S", 0.4)
+    monkeypatch.setattr("hetero.dataplane.reader.reader.LOG_INTERVAL_S", 0.4)
     reader = Reader(shared_job.fleet(prepare_timeout_s=2.6, data_timeout_s=2.6), iter(tools.requests(tools.spec())))
     with caplog.at_level(logging.WARNING), pytest.raises(EndpointUnavailableError, match="no endpoint has appeared"):
         next(reader)

@@ -162,7 +162,7 @@ def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
 def test_agent_that_cannot_be_killed_is_named_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hetero.launch.ranks.ranks._KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("hetero.launch.ranks.ranks.END_TIMEOUT_S", 0.1)
     relay = LineRelay(lambda _source, _line: None)
     ranks = start(tmp_path, monkeypatch, relay, ["sleep", "60"])
     try:
@@ -174,7 +174,7 @@ def test_agent_that_cannot_be_killed_is_named_and_not_waited_for(
         words = rf"not ended 0 s after SIGKILL: process {ranks.pid} \(rank agent, [\w-]+\); continuing without"
         assert re.search(words, caplog.text)
     finally:
-        monkeypatch.setattr("hetero.launch.ranks.ranks._KILL_TIMEOUT_S", 30.0)
+        monkeypatch.setattr("hetero.launch.ranks.ranks.END_TIMEOUT_S", 30.0)
         ranks.kill()
         relay.close()
     assert ranks.poll() == -signal.SIGKILL
