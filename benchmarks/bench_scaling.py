@@ -51,9 +51,9 @@ class Cluster(Competitor):
         options = {"script": served.READY_SCRIPT, "num_endpoints": config["num_hosts"], "spread": True}
         options |= {"num_slots": config["num_slots"], "sample_time_s": config["sample_time_s"]}
         self._pool = harness.server("endpoints", options)
-        records = self._pool.ask()
+        paths = self._pool.ask()
         self._ranks = [
-            harness.server("rank", {**config, "rank": rank, "records": records}) for rank in range(config["num_ranks"])
+            harness.server("rank", {**config, "rank": rank, "paths": paths}) for rank in range(config["num_ranks"])
         ]
         self._facts: dict[str, Any] = {}
 
@@ -149,7 +149,7 @@ def rank(config: Mapping[str, Any]) -> Iterator[Any]:
             if number >= warmup:
                 warm.set()
 
-    with served.fleet(config["records"], rank=config["rank"], world_size=world_size) as fleet:
+    with served.fleet(config["paths"], rank=config["rank"], world_size=world_size) as fleet:
         threading.Thread(target=read, daemon=True).start()
         if not warm.wait(120.0):
             raise TimeoutError("the warm-up took too long")

@@ -34,7 +34,6 @@ from harness import Column, Competitor, Trial
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata, write_token
 from hetero.dataplane.endpoint_link import EndpointLink
 from hetero.dataplane.reader.reader import Reader
@@ -64,9 +63,9 @@ class Undisturbed(Competitor):
         self._token = Token.generate()
         write_token(str(token_path), self._token)
         options = {"script": noise_batches.__file__, "num_endpoints": 1, "token_path": str(token_path)}
-        records = self._exits.enter_context(harness.server("endpoints", options)).ask()
-        self._record = EndpointRecord(**records[0])
-        self._fleet = self._exits.enter_context(served.fleet(records, token=self._token))
+        paths = self._exits.enter_context(harness.server("endpoints", options)).ask()
+        (self._record,) = served.directory(paths).records()
+        self._fleet = self._exits.enter_context(served.fleet(paths, token=self._token))
 
     def requests(self) -> Iterator[BatchRequest]:
         """Ask for batches without an end."""

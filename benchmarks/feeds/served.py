@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +35,12 @@ READY_SCRIPT = str(Path(__file__).with_name("ready_batches.py"))
 PREFETCH_FACTOR = 2
 """Batches in the window per endpoint, as users get it."""
 _READY_S = 300.0
+_FOLLOW_S = 0.05
 
 
 @contextlib.contextmanager
-def endpoints(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    """Serve a script's data sets, and yield the endpoints' records.
+def endpoints(config: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Serve a script's data sets. Yield the path of a file with the endpoints' records, in a list.
 
     Args:
         config: Fields of `EndpointOptions` (at least ``script`` and ``num_endpoints``), and ``token_path``. With
@@ -47,52 +52,86 @@ def endpoints(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
     given["script_args"] = tuple(given.get("script_args", ()))
     token_path = given.pop("token_path", None)
     options = PoolOptions(endpoint=EndpointOptions(**given), token_path=token_path)
-    with EndpointPool(options, lambda records: None) as pool:
-        if not pool.wait_ready(_READY_S):
-            raise EndpointUnavailableError(f"not all endpoints were ready within {_READY_S:g} s")
-        records = list(pool.records)
-        if spread:
-            records = [
-                dataclasses.replace(record, host=f"algo-{number}", endpoint_id=f"algo-{number}/0")
-                for number, record in enumerate(records, 1)
-            ]
-        yield [dataclasses.asdict(record) for record in records]
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        path = Path(folder) / "records.json"
+        lock = threading.Lock()
+
+        def publish(records: Sequence[EndpointRecord]) -> None:
+            if spread:
+                records = [
+                    dataclasses.replace(record, host=f"algo-{number}", endpoint_id=f"algo-{number}/0")
+                    for number, record in enumerate(records, 1)
+                ]
+            with lock:
+                new = path.with_suffix(".new")
+                new.write_text(json.dumps([dataclasses.asdict(record) for record in records]), encoding="utf-8")
+                new.replace(path)
+
+        with EndpointPool(options, publish) as pool:
+            if not pool.wait_ready(_READY_S):
+                raise EndpointUnavailableError(f"not all endpoints were ready within {_READY_S:g} s")
+            publish(pool.records)
+            yield [str(path)]
 
 
 @contextlib.contextmanager
-def hosts(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    """Serve a script's data sets from several pools, and yield the records of all endpoints.
+def hosts(config: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Serve a script's data sets from several pools. Yield the paths of the files with their endpoints' records.
 
     Args:
         config: As for `endpoints`, and ``variables``: environment variables of each host, as many as there are hosts.
     """
     chosen = dict(config)
     with contextlib.ExitStack() as stack:
-        records: list[dict[str, Any]] = []
+        paths: list[str] = []
         for number, variables in enumerate(chosen.pop("variables"), 1):
             os.environ.update(variables)  # the processes of the pool inherit them
-            records += stack.enter_context(endpoints({**chosen, "host": f"algo-{number}"}))
-        yield records
+            paths += stack.enter_context(endpoints({**chosen, "host": f"algo-{number}"}))
+        yield paths
+
+
+def directory(paths: Sequence[str]) -> Directory:
+    """Return a directory that follows what `endpoints` or `hosts` yielded, as the launchers of a job would."""
+    found = Directory(_records(paths))
+
+    def follow() -> None:
+        before: list[int] = []
+        # The folders are gone when the servers have ended.
+        with contextlib.suppress(OSError):
+            while True:
+                stamps = [Path(path).stat().st_mtime_ns for path in paths]
+                if stamps != before:
+                    found.replace(_records(paths))
+                before = stamps
+                time.sleep(_FOLLOW_S)
+
+    threading.Thread(target=follow, name="bench-directory", daemon=True).start()
+    return found
+
+
+def _records(paths: Sequence[str]) -> list[EndpointRecord]:
+    return [EndpointRecord(**record) for path in paths for record in json.loads(Path(path).read_text(encoding="utf-8"))]
 
 
 def fleet(
-    records: Sequence[Mapping[str, Any]],
+    paths: Sequence[str],
     *,
     rank: int = 0,
     world_size: int = 1,
     token: Token | None = None,
     tls: Tls | None = None,
 ) -> Fleet:
-    """Return a fleet of these endpoints."""
-    directory = Directory(EndpointRecord(**record) for record in records)
-    return Fleet(directory, token, job_id=JOB, rank=rank, world_size=world_size, prepare_timeout_s=_READY_S, tls=tls)
+    """Return a fleet of the endpoints of `endpoints` or `hosts`."""
+    return Fleet(
+        directory(paths), token, job_id=JOB, rank=rank, world_size=world_size, prepare_timeout_s=_READY_S, tls=tls
+    )
 
 
 class Session:
     """What a rank learns from its launcher, for a trainer process without one: `DataLoader` finds these endpoints.
 
     Args:
-        records: What `endpoints` gave.
+        paths: What `endpoints` gave.
     """
 
     rank = 0
@@ -102,8 +141,8 @@ class Session:
     token: Token | None = None
     tls: Tls | None = None
 
-    def __init__(self, records: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.directory = Directory(EndpointRecord(**record) for record in records)
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        self.directory = directory(paths) if paths else Directory()
         defaults = LaunchOptions(script=READY_SCRIPT)
         self.options = SessionOptions(
             data_timeout_s=defaults.data_timeout_s,

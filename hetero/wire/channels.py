@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ __all__ = [
     "bind",
     "client_options",
     "find_owner",
-    "is_free",
     "join_address",
     "open_channel",
     "server_options",
@@ -203,18 +201,6 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
         advice = f"; {_PORT_ADVICE}" if port else ""
         raise PortError(f"cannot bind {target}{f': {owner} listens on it' if owner else ''}{advice}")
     return bound
-
-
-def is_free(address: str, port: int) -> bool:
-    """Return whether no process listens on a port of a numeric address of this host."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return False
-    return True
 
 
 def short_details(error: grpc.RpcError) -> str:

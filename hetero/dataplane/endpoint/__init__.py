@@ -4,11 +4,9 @@
                             -> delivery (requests in, batches out) -> compute
 
 fork_server.py   imports the user's script once and forks endpoints
-shared_builds.py what the fork server does about data sets that are built for all endpoints
-zygote.py        a process that builds one of them, and forks endpoints that have it
-prebuilt.py      what an endpoint knows of them
-processes.py     processes of endpoints, as fork server and zygotes see them
-packets.py       packets between these processes
+builder.py       a process that builds data sets for all endpoints, and then takes over from the fork server
+prebuilt.py      what an endpoint knows of these data sets
+processes.py     processes of endpoints, and packets between them, as fork server and builder see them
 script.py        imports the script as a module
 options.py       the settings of an endpoint
 endpoint.py      one endpoint process from start to end

@@ -31,11 +31,11 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.security import ServerInterceptor, call_metadata, token_from_environment
 from hetero.dataplane.endpoint.compute import Compute
 from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.endpoint.prebuilt import Prebuilt, SharedBuilds
+from hetero.dataplane.endpoint.prebuilt import Announcements, Prebuilt
 from hetero.dataplane.endpoint.script import load_script
 from hetero.dataplane.endpoint.service import DATA_POLICIES, DataServicer
 from hetero.dataplane.endpoint_link import EndpointLink
-from hetero.errors import ChildFailure, ExitCode, HeteroError, PortError
+from hetero.errors import ChildFailure, ExitCode, HeteroError
 from hetero.spec import DatasetSpec
 from hetero.system.memory import ProcessMemory, be_killed_first, keep_freed_memory, process_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
@@ -55,10 +55,6 @@ _REPORT_INTERVAL_S = 1.0
 _MEMORY_INTERVAL_S = 10.0
 """The kernel counts the pages of the process for this, which takes milliseconds per gigabyte."""
 _EVENT_TIMEOUT_S = 5.0
-_ANSWER_S = 0.5
-"""Seconds for answers to readers before this process gives its port to another."""
-_PORT_TIMEOUT_S = 10.0
-_PORT_AGAIN_S = 0.01
 _MAX_CALLS = 1024
 """Largest number of concurrent gRPC calls. Each needs a thread. A rank's Attend call lasts while the rank reads."""
 
@@ -98,10 +94,9 @@ class Endpoint:
     Args:
         options: The endpoint's settings.
         on_build: Called with False when the build of a data set begins, and with True when it has ended.
-        port: Port of the gRPC server, 0 for any.
         prebuilt: Data sets that the main thread built before this process was forked. If there are any, the main thread
             has to call `compute`, because some objects may be used only by the thread that made them.
-        shared_builds: Where to ask for data sets that are built for all endpoints. None: this process builds them.
+        announcements: Names data sets to the fork server before this process builds any. None: it builds its own.
 
     Raises:
         AuthenticationError: The token file or the certificate cannot be used.
@@ -113,9 +108,8 @@ class Endpoint:
         options: EndpointOptions,
         on_build: Callable[[bool], None] = lambda has_ended: None,
         *,
-        port: int = 0,
         prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
-        shared_builds: SharedBuilds | None = None,
+        announcements: Announcements | None = None,
     ) -> None:
         token = token_from_environment(os.environ)
         tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
@@ -140,12 +134,10 @@ class Endpoint:
             transport=choose_transport(tls),
             on_build=on_build,
             prebuilt=prebuilt or {},
-            ask=None if shared_builds is None else self._ask,
-            announce=None if shared_builds is None else shared_builds.announce,
+            announce=None if announcements is None else announcements.announce,
             # An emulated endpoint waits for its emulated time after its work, so a helper's part would come too late.
             connect=None if options.sample_time_s or options.num_slots > 1 else self._connect,
         )
-        self._shared_builds = shared_builds
         self._memory: ProcessMemory | None = None
         self._memory_due_s = time.monotonic() + _REPORT_INTERVAL_S
         self._access = ServerInterceptor(
@@ -161,11 +153,7 @@ class Endpoint:
             options=channels.server_options(max_streams=_MAX_CALLS),
             maximum_concurrent_rpcs=_MAX_CALLS,
         )
-        self.port = channels.bind(self._server, options.address, port, tls=tls)
-
-    def _ask(self, spec: DatasetSpec) -> str | None:
-        assert self._shared_builds is not None
-        return self._shared_builds.ask(spec, self.port)
+        self.port = channels.bind(self._server, options.address, tls=tls)
 
     def _connect(self, helper: Helper) -> EndpointLink:
         """Return a link to an endpoint that keeps samples of a batch."""
@@ -189,14 +177,6 @@ class Endpoint:
         """Accept no new requests, give those in progress ``grace_s`` seconds, and end. Idempotent."""
         self._service.delivery.stop(grace_s)
         self._server.stop(0.0).wait(1.0)
-        self._compute.close()
-
-    def give_way(self) -> None:
-        """Tell the readers that wait for a data set to connect again. Then end, which frees the port."""
-        self._service.wait_answered(_ANSWER_S)
-        ended = self._server.stop(_ANSWER_S)  # closes the port at once
-        self._service.delivery.stop(0.0)
-        ended.wait(2 * _ANSWER_S)
         self._compute.close()
 
     def statistics(self, *, reads_memory: bool = False) -> EndpointStatistics:
@@ -227,18 +207,16 @@ def run_endpoint(
     options: EndpointOptions,
     reports: socket.socket,
     *,
-    port: int = 0,
     prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
-    shared_builds: SharedBuilds | None = None,
+    announcements: Announcements | None = None,
 ) -> int:
     """Serve until the end signal. Blocks the main thread, which calls this.
 
     Args:
         options: The endpoint's settings. This process has imported the script already.
         reports: Socket to the pool for ``ready``, ``build``, ``statistics`` and ``failed`` events.
-        port: Port of the gRPC server, 0 for any. If another process is about to leave it, this one waits for it.
         prebuilt: Data sets that were built before this process was forked.
-        shared_builds: Where to ask for data sets that are built for all endpoints.
+        announcements: See `Endpoint`.
 
     Returns:
         The exit status.
@@ -256,23 +234,14 @@ def run_endpoint(
             report("build", {"has_ended": has_ended})
 
         try:
-            endpoint = _open(options, report_build, port, prebuilt, shared_builds)
-        except PortError as error:
-            if not port:
-                report_failure(reports, error)
-            logger.error("%s", error)
-            return int(error.exit_code)  # if the port was given, the next process of this endpoint takes another one
+            endpoint = Endpoint(options, report_build, prebuilt=prebuilt, announcements=announcements)
         except HeteroError as error:
             report_failure(reports, error)
             return int(error.exit_code)
 
         def serve() -> int:
-            moved = () if shared_builds is None else (shared_builds.moved_descriptor,)
-            while end_signal() not in signals.wait(_REPORT_INTERVAL_S, descriptors=moved):
+            while end_signal() not in signals.wait(_REPORT_INTERVAL_S):
                 report("statistics", dataclasses.asdict(endpoint.statistics()))  # the pool takes it as a sign of life
-                if shared_builds is not None and shared_builds.is_moved:
-                    endpoint.give_way()
-                    return int(ExitCode.OK)
             endpoint.stop(options.grace_s)
             close_tiers()
             report("statistics", dataclasses.asdict(endpoint.statistics(reads_memory=True)))
@@ -288,20 +257,6 @@ def run_endpoint(
             endpoint.compute()
             serving.join()
             raise AssertionError("unreachable")
-
-
-def _open(
-    options: EndpointOptions,
-    on_build: Callable[[bool], None],
-    port: int,
-    prebuilt: Mapping[DatasetSpec, Prebuilt] | None,
-    shared_builds: SharedBuilds | None,
-) -> Endpoint:
-    """Return the endpoint. Wait until a given port is free."""
-    deadline_s = time.monotonic() + _PORT_TIMEOUT_S
-    while port and not channels.is_free(options.address, port) and time.monotonic() < deadline_s:
-        time.sleep(_PORT_AGAIN_S)
-    return Endpoint(options, on_build, port=port, prebuilt=prebuilt, shared_builds=shared_builds)
 
 
 def send_event(reports: socket.socket, event: str, **facts: object) -> None:

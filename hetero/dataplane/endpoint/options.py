@@ -49,8 +49,6 @@ class EndpointOptions:
     """Emulated seconds for one sample on one vCPU, 0 for real time only."""
     max_batch_bytes: int = Limits().max_batch_bytes
     """Largest batch that the endpoint sends, in bytes, >= 1. A request may set a lower bound, but no higher one."""
-    prepare_timeout_s: float = 600.0
-    """Seconds that building a data set for all endpoints may take."""
     grace_s: float = 5.0
     """Seconds that requests in progress have to end when the endpoint is stopped."""
     log_level: str = "INFO"

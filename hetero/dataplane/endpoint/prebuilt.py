@@ -1,73 +1,75 @@
-"""What an endpoint knows of data sets that are built for all endpoints of its host."""
+"""Data sets that are built once for all endpoints of a host, before these are forked. The endpoint's side."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetero.batches.build import BuiltDataset
-from hetero.dataplane.endpoint.packets import MAX_PACKET_BYTES
+from hetero.batches.purity.globals import GlobalsReader
+from hetero.datasets import get_factory, prebuild, registered
 from hetero.spec import DatasetSpec
+from hetero.system.process import limit_threads
 
-__all__ = ["Prebuilt", "SharedBuilds"]
+__all__ = ["Announcements", "Prebuilt", "build", "is_shareable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prebuilt:
-    """A data set that was built before the fork."""
+    """A data set that is built."""
 
     built: BuiltDataset
     globals: dict[str, str]
     """Digests of the globals that its code reads, taken before that code ran."""
 
 
-class SharedBuilds:
-    """The endpoint's side: asks the fork server for data sets. `ask` is for the compute thread, the rest for any.
+def build(spec: DatasetSpec, *, host: str) -> Prebuilt:
+    """Build a data set in this process.
 
     Args:
-        channel: Socket to the fork server.
+        spec: The data set.
+        host: Name of this host or endpoint, for the user's errors.
+
+    Raises:
+        DatasetError: If the factory raises.
+    """
+    digests = GlobalsReader(get_factory(spec.name)).digests()
+    built = prebuild(spec, host=host)
+    # The factory may have imported torch or OpenCV just now.
+    limit_threads()
+    return Prebuilt(built, digests)
+
+
+def is_shareable(spec: DatasetSpec) -> bool:
+    """Return whether the user allows that one process builds a data set and forks endpoints that have it."""
+    return spec.name in registered() and get_factory(spec.name).fork_built
+
+
+class Announcements:
+    """An endpoint's way to name data sets to the fork server.
+
+    Args:
+        channel: Socket to the fork server, which all its endpoints share.
     """
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._moved_read, self._moved_write = os.pipe2(os.O_CLOEXEC)
-        self.is_moved = False
-        """Whether another process is to take the place of this one."""
 
-    @property
-    def moved_descriptor(self) -> int:
-        """Descriptor that is readable once another process is to take the place of this one."""
-        return self._moved_read
+    def announce(self, specs: Sequence[DatasetSpec]) -> None:
+        """Name the data sets that this endpoint may build. Block until it has to build its own.
 
-    def announce(self, spec: DatasetSpec) -> None:
-        """Tell the fork server which data set `ask` will ask for. It builds all that it knows of before it forks."""
-        with contextlib.suppress(OSError):  # `ask` reports it
-            self._channel.send(json.dumps({"name": spec.name, "arguments": spec.arguments_json}).encode())
-
-    def ask(self, spec: DatasetSpec, port: int) -> str | None:
-        """Ask for a data set. Block until it is built.
+        This does not return if they can be built once for all endpoints. Then the fork server ends this process. Later
+        calls return at once.
 
         Args:
-            spec: The data set.
-            port: The port of this endpoint's gRPC server.
-
-        Returns:
-            None if another process that has the data set takes the place of this one. Else why this process has to
-            build the data set.
+            specs: The data sets. Empty if the user allows none to be shared.
         """
-        if self.is_moved:
-            return None
-        question = {"name": spec.name, "arguments": spec.arguments_json, "port": port}
-        try:
-            socket.send_fds(self._channel, [json.dumps(question).encode()], [1])
-            answer = json.loads(self._channel.recv(MAX_PACKET_BYTES) or b'{"why": "the fork server is gone"}')
-        except OSError as error:
-            return f"the fork server does not answer: {error}"
-        if answer["why"]:
-            return str(answer["why"])
-        self.is_moved = True
-        os.write(self._moved_write, b"m")
-        return None
+        with self._channel, contextlib.suppress(OSError):
+            # The arguments have at most 64 KiB, and those of eight further data sets 4 KiB each. So the packet is
+            # shorter than the 208 KiB that the kernel allows.
+            self._channel.send(json.dumps({"datasets": [[spec.name, spec.arguments_json] for spec in specs]}).encode())
+            # The fork server never sends anything. This ends when the fork server has closed its end.
+            self._channel.recv(1)

@@ -1,9 +1,10 @@
-"""Processes of endpoints, as the fork server and zygotes see them."""
+"""Processes of endpoints, and packets between them, as the fork server and the builder see them."""
 
 from __future__ import annotations
 
-import contextlib
+import array
 import gc
+import json
 import os
 import signal
 import socket
@@ -18,19 +19,21 @@ from hetero.system.open_files import names_for_message, opened_since, reopen_fil
 from hetero.system.process import SignalWaiter, die_with_parent
 from hetero.system.text import first_names
 
-__all__ = ["EndpointProcess", "run_forked", "why_not_fork"]
+__all__ = ["MAX_PACKET_BYTES", "EndpointProcess", "make_channel", "receive_packet", "run_forked", "why_not_fork"]
+
+MAX_PACKET_BYTES = 256 * 1024
+"""Largest size of a packet. The kernel's limit is a little lower by default."""
 
 
 class EndpointProcess:
-    """One endpoint process: forked, fresh, or forked by a zygote.
+    """One endpoint process: forked or fresh.
 
     Args:
         index: Number of the endpoint on this host.
         incarnation: Id of the process in the directory.
         pid: Process id.
         process: The process if it is fresh. Only this object may reap it.
-        channel: Socket to a forked process that may ask for data sets.
-        is_of_zygote: Whether a zygote has forked the process, and reaps it.
+        output: Descriptor of its output, for the process that takes its place. None if no process can.
     """
 
     def __init__(
@@ -40,37 +43,58 @@ class EndpointProcess:
         pid: int,
         *,
         process: subprocess.Popen[bytes] | None = None,
-        channel: socket.socket | None = None,
-        is_of_zygote: bool = False,
+        output: int | None = None,
     ) -> None:
         self.index = index
         self.incarnation = incarnation
         self.pid = pid
         self._process = process
-        self.channel = channel
-        self.is_of_zygote = is_of_zygote
-        self.is_replaced = False
-        """Whether a process of a zygote takes its place. Its end is then not the end of the endpoint."""
+        self.output = output
+        self.was_asked_to_end = False
+        """Whether the pool wants the endpoint no more."""
 
     def poll(self) -> int | None:
         """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
-        if self.is_of_zygote:
-            return None  # the zygote reports it
         if self._process is not None:
             return self._process.poll()
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
+    def wait(self) -> int:
+        """Block until a forked process ends, and reap it. Return the exit status as `poll` does."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
     def signal(self, number: int) -> None:
-        """Send a signal to the process."""
-        with contextlib.suppress(ProcessLookupError):  # the zygote has reaped it
-            os.kill(self.pid, number)
+        """Send a signal to the process, which has not been reaped."""
+        os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Close the channel."""
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
+        """Close the descriptor of its output. Idempotent."""
+        if self.output is not None:
+            os.close(self.output)
+            self.output = None
+
+
+def make_channel() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a socket for packets between two processes of a host."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def receive_packet(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return the next packet and its descriptors. None if none has arrived, event ``gone`` if the other end is gone."""
+    try:
+        # Do not use socket.recv_fds. It ignores the flag MSG_DONTWAIT, so it would block until the next packet.
+        size = socket.CMSG_LEN(array.array("i").itemsize)
+        packet, ancillary, _, _ = channel.recvmsg(MAX_PACKET_BYTES, size, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+    except BlockingIOError:
+        return None
+    except OSError:
+        packet, ancillary = b"", []
+    if not packet:
+        return {"event": "gone"}, []
+    descriptors = [array.array("i", data)[0] for _, _, data in ancillary]
+    facts: dict[str, Any] = json.loads(packet)
+    return facts, descriptors
 
 
 def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -> NoReturn:

@@ -7,7 +7,6 @@ The compute thread sends a small batch itself: see `hetero.dataplane.endpoint.re
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
@@ -20,7 +19,6 @@ from google.protobuf.message import Message
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import Description, describe
-from hetero.batches.purity.globals import GlobalsReader
 from hetero.batches.request import Helper
 from hetero.control.security import Policy
 from hetero.dataplane.endpoint.batches import Experience, RequestedBatch
@@ -29,14 +27,13 @@ from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.dataplane.endpoint.failures import Failures, UnpreparedError, record_of
 from hetero.dataplane.endpoint.gathering import Gathering
 from hetero.dataplane.endpoint.parts import Links
-from hetero.dataplane.endpoint.prebuilt import Prebuilt
+from hetero.dataplane.endpoint.prebuilt import Prebuilt, build, is_shareable
 from hetero.dataplane.endpoint.replies import LATER, Answer, Later, Reply
 from hetero.dataplane.endpoint_link import EndpointLink
-from hetero.datasets import get_factory, prebuild, registered
+from hetero.datasets import get_factory
 from hetero.errors import DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
 from hetero.system.fault_injection import faults_at
-from hetero.system.process import limit_threads
 from hetero.wire import framing, requests  # before grpc: channels sets its environment
 from hetero.wire.limits import MAX_EXPECTED, PROTOCOL, SERVICE, Limits
 from hetero.wire.messages import parse
@@ -61,10 +58,6 @@ _FIRST = -1  # runs before all batches, because the priority of a batch is its s
 _Message = TypeVar("_Message", bound=Message)
 
 logger = logging.getLogger(__name__)
-
-
-class _MovedError(Exception):
-    """Another process, which has the data set, takes the place of this one."""
 
 
 class _Served:
@@ -95,8 +88,8 @@ class DataServicer:
         transport: How readers connect for batches.
         on_build: Called on a compute thread, with False when the build of a data set begins and True when it has ended.
         prebuilt: Data sets that were built before this process was forked.
-        ask: Asks for a data set that is built for all endpoints, see `SharedBuilds.ask`. None: this process builds it.
-        announce: Tells before which data set ``ask`` will ask for.
+        announce: Called on a compute thread before the first build, with the data sets that other endpoints may share.
+            It returns if this process has to build its own, see `Announcements.announce`. None: it has to.
         connect: Opens a link to an endpoint of a host that keeps samples. None: this endpoint asks no other one.
 
     Raises:
@@ -117,17 +110,12 @@ class DataServicer:
         transport: Transport,
         on_build: Callable[[bool], None] = lambda has_ended: None,
         prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
-        ask: Callable[[DatasetSpec], str | None] | None = None,
-        announce: Callable[[DatasetSpec], object] | None = None,
+        announce: Callable[[Sequence[DatasetSpec]], object] | None = None,
         connect: Callable[[Helper], EndpointLink] | None = None,
     ) -> None:
         self._prebuilt = prebuilt or {}
-        self._ask = ask
-        self._is_moved = False
         self._announce = announce
         self._links = None if connect is None else Links(connect)
-        self._num_preparing = 0
-        self._answered = threading.Condition()
         self._compute = compute
         self._name = name
         self._failures = Failures(name)
@@ -177,34 +165,15 @@ class DataServicer:
     def _prepare(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.PrepareRequest, data)
         reply = pb.PrepareReply()
-        with self._counted():
-            try:
-                expected = [requests.spec_from_proto(each) for each in request.expected[:MAX_EXPECTED]]
-                build = self._start_build(requests.spec_from_proto(request.dataset), expected)
-                if not _wait(build, lambda: not context.is_active()):
-                    return b""
-                build.result()
-            except DatasetError as error:
-                reply.failure.CopyFrom(requests.failure_to_proto(record_of(error)))
-            except _MovedError:
-                reply.moved = True
-            return reply.SerializeToString()
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._answered:
-            self._num_preparing += 1
         try:
-            yield
-        finally:
-            with self._answered:
-                self._num_preparing -= 1
-                self._answered.notify_all()
-
-    def wait_answered(self, timeout_s: float) -> None:
-        """Block until no call of Prepare is in progress, at most ``timeout_s`` seconds."""
-        with self._answered:
-            self._answered.wait_for(lambda: not self._num_preparing, timeout_s)
+            expected = [requests.spec_from_proto(each) for each in request.expected[:MAX_EXPECTED]]
+            task = self._start_build(requests.spec_from_proto(request.dataset), expected)
+            if not _wait(task, lambda: not context.is_active()):
+                return b""
+            task.result()
+        except DatasetError as error:
+            reply.failure.CopyFrom(requests.failure_to_proto(record_of(error)))
+        return reply.SerializeToString()
 
     def _start_build(self, spec: DatasetSpec, expected: Sequence[DatasetSpec]) -> Task:
         """Return the task that builds a data set, which is queued, running or done. Concurrent calls share one task.
@@ -224,56 +193,31 @@ class DataServicer:
                         stage="build",
                     )
                 served = self._served[spec] = _Served()
-                for each in (spec, *expected):
-                    if self._announce is not None and self._may_share(each):
-                        self._announce(each)
-                served.build = self._compute.submit(_FIRST, functools.partial(self._build, spec, served))
+                named = (spec, *expected)
+                served.build = self._compute.submit(_FIRST, functools.partial(self._build, spec, named, served))
             assert served.build is not None
             return served.build
 
-    def _build(self, spec: DatasetSpec, served: _Served, _task: Task) -> None:
+    def _build(self, spec: DatasetSpec, named: Sequence[DatasetSpec], served: _Served, _task: Task) -> None:
+        # Before the build is reported, because this process may end here, and its successor reports its own builds.
+        if self._announce is not None:
+            self._announce([each for each in named if is_shareable(each)])
         begin_s = time.monotonic()
         self._on_build(False)
         try:
-            prebuilt = self._prebuilt.get(spec) or self._build_here(spec)
+            prebuilt = self._prebuilt.get(spec) or build(spec, host=self._name)
             prebuilt.built.become_worker(self._worker_index, self._num_workers, host=self._name)
             served.globals, served.built = prebuilt.globals, prebuilt.built
         except BaseException as error:
             with self._lock:
                 del self._served[spec]  # the next Prepare tries again, because a mount may have been late
-            if isinstance(error, DatasetError | _MovedError):
+            if isinstance(error, DatasetError):
                 raise
             raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
         finally:
             self._on_build(True)
         if spec not in self._prebuilt:
             logger.info("built data set %s in %.1f s", spec, time.monotonic() - begin_s)
-
-    def _build_here(self, spec: DatasetSpec) -> Prebuilt:
-        """Build a data set in this process, unless another one that has it is to take the place of this one.
-
-        Raises:
-            _MovedError: That is so.
-        """
-        with self._lock:
-            may_share = self._may_share(spec)
-        if self._is_moved:
-            raise _MovedError
-        if self._ask is not None and may_share and self._ask(spec) is None:
-            self._is_moved = True
-            raise _MovedError
-        digests = GlobalsReader(get_factory(spec.name)).digests()
-        built = prebuild(spec, host=self._name)
-        limit_threads()  # the factory may have imported torch or OpenCV just now
-        return Prebuilt(built, digests)
-
-    def _may_share(self, spec: DatasetSpec) -> bool:
-        """Return whether a process that has the data set may take the place of this one. The caller holds the lock.
-
-        Not if this process has built a data set, because readers may be reading from it.
-        """
-        is_first = all(served.built is None for served in self._served.values())
-        return is_first and spec.name in registered() and get_factory(spec.name).fork_built
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.DescribeRequest, data)

@@ -288,7 +288,8 @@ class EndpointPool(PoolFigures):
         if event["incarnation"] != slot.incarnation:
             return
         if kind == "ready":
-            slot.fold_statistics()  # of a process whose place this one takes
+            # A builder's endpoint takes the place of a process with the same incarnation.
+            slot.fold_statistics()
             self._on_ready(slot, event["pid"], event["port"])
         elif kind == "statistics":
             with self._changed:
@@ -297,7 +298,7 @@ class EndpointPool(PoolFigures):
         elif kind == "build":
             slot.liveness.build(time.monotonic(), has_ended=event["has_ended"])
         elif kind == "exited":
-            self._on_exit(slot, event["status"], is_charged=event.get("is_charged", True))
+            self._on_exit(slot, event["status"])
 
     def _on_ready(self, slot: Slot, pid: int, port: int) -> None:
         options = self._options.endpoint
@@ -318,14 +319,12 @@ class EndpointPool(PoolFigures):
         )
         self._publish()
 
-    def _on_exit(self, slot: Slot, status: int, *, is_charged: bool = True) -> None:
+    def _on_exit(self, slot: Slot, status: int) -> None:
         """Plan a restart of an endpoint that ended, or give up.
 
         Args:
             slot: The endpoint.
             status: Exit status of its process.
-            is_charged: Whether the restart is one of those that the host may make. Not if another endpoint ended for
-                the same reason, and that one is.
         """
         self._outputs.drain(slot.name)
         is_leaving = slot.leaving_s is not None
@@ -342,7 +341,7 @@ class EndpointPool(PoolFigures):
             with self._changed:
                 self._num_stuck += 1
         # If no restart is left, give up or wait for the next one.
-        if is_charged and not self._may_restart():
+        if not self._may_restart():
             wanted = self._slots[: self._num_wanted]
             is_last = not any(other.is_started or other.start_at_s is not None for other in wanted)
             if is_last and not self._may_wait():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -125,8 +124,7 @@ class ForkServer:
             )
         self.loaded_s: float | None = None
         """Monotonic time when the fork server had imported the script and accepted commands, None before."""
-        endpoint = dataclasses.replace(options.endpoint, prepare_timeout_s=options.prepare_timeout_s)
-        self._send(endpoint.to_json())
+        self._send(options.endpoint.to_json())
 
     def fileno(self) -> int:
         """Return the descriptor to select for events."""

@@ -7,7 +7,6 @@ import enum
 import functools
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +33,6 @@ _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 _BUSY_S = 0.2
 _DESCRIBE_TIMEOUT_S = 300.0
-_MOVED_TIMEOUT_S = 15.0
-_MOVED_AGAIN_S = 0.02
 _random = random.SystemRandom()  # the trainer uses the global generator, and may seed all ranks alike
 
 
@@ -271,23 +268,11 @@ class EndpointConnection:
             dataset=requests.spec_to_proto(spec),
             expected=[requests.spec_to_proto(each) for each in expected],
         )
-        moved_by_s: float | None = None
-        while True:
-            link = self._open_link()
-            try:
-                link.attend()
-                reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
-            except CallFailedError:
-                if moved_by_s is None or time.monotonic() > moved_by_s:
-                    raise
-                time.sleep(_MOVED_AGAIN_S)
-            else:
-                if reply.HasField("failure"):
-                    raise _failed(reply.failure)
-                if not reply.moved:
-                    return
-                moved_by_s = time.monotonic() + _MOVED_TIMEOUT_S
-            self._leave_link(link)  # another process that has the data set takes over the endpoint's address
+        link = self._open_link()
+        link.attend()
+        reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
+        if reply.HasField("failure"):
+            raise _failed(reply.failure)
 
     def describe(self, spec: DatasetSpec) -> Description:
         """Return length, fingerprint and environment of a prepared data set.
@@ -412,13 +397,6 @@ class EndpointConnection:
         if link is None:
             raise CallFailedError(otherwise, "there is no connection to it")
         return link
-
-    def _leave_link(self, link: EndpointLink) -> None:
-        """Close a link, so that the next call opens another one. Its generation stays, because nothing has failed."""
-        with self._link_lock:
-            if self._link is link:
-                self._link = None
-        link.close()
 
     def _retire_link(self) -> None:
         with self._link_lock:

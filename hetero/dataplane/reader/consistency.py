@@ -108,7 +108,9 @@ class ServedDataset:
         return self.reference is not None and all(
             connection.identity not in self._initial
             or self.spec in connection.prepared | connection.unusable
-            or connection.state in (ConnectionState.DOWN, ConnectionState.FOREIGN)
+            or connection.state is ConnectionState.FOREIGN
+            # An endpoint that is down is waited for, because it may be about to come back with the data set: see
+            # `hetero.dataplane.endpoint.fork_server`.
             for connection in connections
         )
 

@@ -103,12 +103,10 @@ class PrepareRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., expected: _Optional[_Iterable[_Union[DatasetSpec, _Mapping]]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("failure", "moved")
+    __slots__ = ("failure",)
     FAILURE_FIELD_NUMBER: _ClassVar[int]
-    MOVED_FIELD_NUMBER: _ClassVar[int]
     failure: Failure
-    moved: bool
-    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., moved: bool = ...) -> None: ...
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("protocol", "dataset")

@@ -49,7 +49,20 @@ def test_reference_skips_endpoints_that_are_down() -> None:
     dataset.update([first, second])
     assert dataset.reference is not None
     assert second.serves(SPEC)
-    assert dataset.is_settled([first, second])
+
+
+def test_endpoint_that_a_builder_replaces_counts_as_present_at_the_start() -> None:
+    first, second = connection("algo-1/0"), connection("algo-2/0")
+    dataset = ServedDataset(SPEC)
+    answer(first)
+    dataset.update([first, second])
+    second.mark_down("the process ended", 0.0)
+    assert not dataset.is_settled([first, second])
+    successor = connection("algo-2/0")  # with the same incarnation
+    assert not dataset.is_settled([first, successor])
+    answer(successor, num_samples=20)
+    dataset.update([first, successor])
+    assert isinstance(dataset.failure, DatasetMismatchError)
 
 
 @pytest.mark.parametrize(("num_samples", "fingerprint"), [(11, "f"), (10, "g")])

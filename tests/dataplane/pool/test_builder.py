@@ -135,12 +135,12 @@ class Host:
         with Reader(fleet, iter(wanted), **options) as reader:
             return list(reader)
 
-    def read_from_all(self, spec: DatasetSpec) -> list[np.ndarray[Any, Any]]:
+    def read_from_all(self, spec: DatasetSpec, **options: Any) -> list[np.ndarray[Any, Any]]:
         """Read until each endpoint has computed a batch. An endpoint that connects late finds none left."""
         batches: list[np.ndarray[Any, Any]] = []
 
         def have_all_computed() -> bool:
-            batches[:] = self.read(spec)
+            batches[:] = self.read(spec, **options)
             return len(self.pool.pids) == 3 and set(self.pool.pids) <= {pid for pid, _ in self.lines("samples")}
 
         self.tools.wait_for(have_all_computed)
@@ -230,20 +230,29 @@ def test_data_sets_of_other_loaders_are_built_before_the_endpoints_are_forked(ho
     host.read(rows(number=1), fleet=fleet)
     pids = set(host.pool.pids)
     host.tools.wait_for(lambda: len(host.lines("builds")) == 3)
-    assert len({parent for _, parent in host.lines("builds")}) == 3  # each in a process of its own
+    assert len({*host.lines("builds")}) == 1  # one process builds all
     for number in range(3):
         host.read(rows(number=number), fleet=fleet)
     assert set(host.pool.pids) == pids
     assert len(host.lines("builds")) == 3
 
 
-def test_data_set_that_is_expected_and_takes_long_is_not_waited_for(host: Host) -> None:
+def test_data_set_that_does_not_survive_a_fork_leaves_the_others_shared(host: Host) -> None:
     fleet = host.job.fleet()
-    fleet.expect(rows("slow"))
-    assert len(host.read(rows(), fleet=fleet)) == 60
+    fleet.expect(rows("file"))
+    fleet.expect(rows(number=1))
+    host.read_from_all(rows(), fleet=fleet)
+    host.read(rows(number=1), fleet=fleet)
+    pids = [pid for pid, _ in host.lines("builds")]
+    assert len(pids) == 4
+    assert pids[0] == pids[1] != pids[2] == pids[3]  # the second builder leaves out the data set with a file
+    assert {parent for _, parent in host.lines("samples")} == {pids[3]}
+    host.read(rows("file"), fleet=fleet)
+    host.tools.wait_for(lambda: len(host.lines("builds")) == 7)
+    assert host.pool.num_restarts == 0
 
 
-def test_endpoint_that_keeps_its_port_is_killed_and_another_process_takes_it(host: Host) -> None:
+def test_endpoint_that_is_suspended_gets_a_successor_too(host: Host) -> None:
     reader = threading.Thread(target=host.read, args=(rows("pause"),))
     reader.start()
     host.tools.wait_for(lambda: host.lines("builds"))
@@ -253,6 +262,32 @@ def test_endpoint_that_keeps_its_port_is_killed_and_another_process_takes_it(hos
     assert not reader.is_alive()
     host.tools.wait_for(lambda: len({parent for _, parent in host.lines("samples")}) == 1, 30.0)
     assert host.pool.num_restarts == 0
+
+
+def test_endpoints_that_die_and_leave_while_the_data_set_is_built(host: Host) -> None:
+    reader = threading.Thread(target=host.read, args=(rows("pause"),))
+    reader.start()
+    host.tools.wait_for(lambda: host.lines("builds"))
+    victim = host.pool.pids[0]
+    os.kill(victim, signal.SIGKILL)
+    host.tools.wait_for(lambda: len(host.pool.pids) == 3 and victim not in host.pool.pids)
+    host.pool.resize(2)
+    host.tools.wait_for(lambda: len(host.pool.pids) == 2, 30.0)
+    (host.job.path / "go").touch()
+    reader.join(60)
+    assert not reader.is_alive()
+    ((builder, _),) = host.lines("builds")
+    host.tools.wait_for(lambda: {psutil.Process(pid).ppid() for pid in host.pool.pids} == {builder})
+    assert len(host.pool.records) == 2
+    assert host.pool.num_restarts == 1
+
+
+def test_successor_has_the_incarnation_of_the_endpoint_and_another_port(host: Host) -> None:
+    host.tools.wait_for(lambda: len(host.pool.records) == 3)
+    before = host.pool.records
+    host.read_from_all(rows())
+    assert [record.incarnation for record in host.pool.records] == [record.incarnation for record in before]
+    assert not {record.address for record in host.pool.records} & {record.address for record in before}
 
 
 @pytest.mark.parametrize(
@@ -328,6 +363,16 @@ def test_builder_that_dies_costs_a_restart_of_its_endpoints(host: Host) -> None:
     before = set(host.pool.pids)
     os.kill(builder, signal.SIGKILL)
     host.tools.wait_for(lambda: len(host.pool.pids) == 3 and not before & set(host.pool.pids))
+    assert str(host.read(rows())) == str(batches)
+    assert host.pool.num_restarts == 1
+
+
+def test_fork_server_that_dies_after_the_builder_has_taken_over_ends_all(host: Host) -> None:
+    batches = host.read_from_all(rows())
+    before = {*host.pool.pids, *(pid for pid, _ in host.lines("builds"))}
+    os.kill(host.fork_server, signal.SIGKILL)
+    host.tools.wait_for(lambda: not any(map(psutil.pid_exists, before)))
+    host.tools.wait_for(lambda: len(host.pool.pids) == 3)
     assert str(host.read(rows())) == str(batches)
     assert host.pool.num_restarts == 1
 
