@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from hetero.cluster import natural_key
+from hetero.errors import ProtocolError
+from hetero.wire.records import Wire
 
 __all__ = ["BATCHES", "KINDS", "TF_DISPATCHER", "TF_WORKER", "Directory", "EndpointRecord"]
 
@@ -19,13 +22,23 @@ TF_WORKER = "tf-worker"
 KINDS = (BATCHES, TF_DISPATCHER, TF_WORKER)
 
 
+def _kind(text: str) -> str:
+    if text and text not in KINDS:
+        raise ProtocolError(f"found an endpoint of the unknown kind {text[:100]!r}")
+    return text or BATCHES
+
+
+# The message of an endpoint does not repeat the name of its host, which is in the message around it.
+_HOST = Wire(write=lambda _host: {}, read=lambda _message, outer: outer.host)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointRecord:
     """One endpoint that accepts requests."""
 
     endpoint_id: str
     """The host and an index on it, such as ``algo-1/0``. A restart does not change it."""
-    host: str
+    host: Annotated[str, _HOST]
     """Name of its host."""
     address: str
     """``ip:port``, numeric."""
@@ -34,7 +47,7 @@ class EndpointRecord:
     continues from a journal keeps its incarnation. The text begins with `launch` and a dash."""
     num_slots: int = 1
     """Number of batches that the endpoint computes at the same time. Above 1 only in emulation."""
-    kind: str = BATCHES
+    kind: Annotated[str, Wire(decode=_kind)] = BATCHES
     """What the endpoint serves, one of `KINDS`."""
     is_optional: bool = False
     """Whether the job was planned without this endpoint. If it cannot serve a data set, the ranks do without it."""

@@ -40,16 +40,14 @@ from hetero.control.status import (
     HostStatus,
     RankReport,
     SessionOptions,
-    endpoint_to_proto,
-    report_from_proto,
     status_from_proto,
     status_to_proto,
-    stop_to_proto,
 )
 from hetero.errors import HeteroError
 from hetero.system.fault_injection import faults_at
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.records import fields_of, record_of
 from hetero.wire.tls import Tls
 
 __all__ = ["CONTROL_POLICIES", "Hub"]
@@ -356,24 +354,11 @@ class Hub:
     def _on_register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
         with self.membership() as membership:
             membership.store(RankReport(rank=request.rank, generation=request.generation))
-        options = self._session_options
-        return pb.RegisterReply(
-            remote=self._remote,
-            data_timeout_s=options.data_timeout_s,
-            prepare_timeout_s=options.prepare_timeout_s,
-            emulate_step_s=options.emulate_step_s or 0.0,
-            purity_checks=options.purity_checks,
-            warmup_steps=options.warmup_steps,
-            max_batch_bytes=options.max_batch_bytes,
-            stop_grace_s=options.stop_grace_s,
-            data_service=options.data_service,
-            wants_step_times=options.wants_step_times,
-            profile=options.profile,
-            elapsed_s=time.monotonic() - self._started_s,
-        )
+        elapsed_s = time.monotonic() - self._started_s
+        return pb.RegisterReply(remote=self._remote, elapsed_s=elapsed_s, **fields_of(self._session_options))
 
     def _on_report(self, request: pb.RankReport, context: _Context) -> pb.RankReportReply:
-        report = self._parsed(context, report_from_proto, request)
+        report = self._parsed(context, functools.partial(record_of, RankReport), request)
         with self.membership() as membership:
             if report.failure is not None:  # a rank does not know the name of its host
                 failure = dataclasses.replace(report.failure, host=membership.own.host, of_rank=True)
@@ -401,16 +386,16 @@ class Hub:
 
     def _rank_update(self) -> pb.RankUpdate:
         membership = self._membership
+        endpoints = [
+            pb.DirectoryEntry(host=record.host, endpoint=pb.Endpoint(**fields_of(record)))
+            for record in membership.endpoints()
+        ]
+        hosts = [pb.DirectoryEntry(host=host) for host in membership.hosts_in_service()]
+        stop_at = membership.own.stop_at
         return pb.RankUpdate(
-            endpoints=[
-                *(
-                    pb.DirectoryEntry(host=record.host, endpoint=endpoint_to_proto(record))
-                    for record in membership.endpoints()
-                ),
-                *(pb.DirectoryEntry(host=host) for host in membership.hosts_in_service()),
-            ],
+            endpoints=[*endpoints, *hosts],
             stop_requested=membership.stop_requested,
-            stop_at=stop_to_proto(membership.own.stop_at),
+            stop_at=None if stop_at is None else pb.StopPoint(**fields_of(stop_at)),
         )
 
     def _parsed(self, context: _Context, parse: Callable[[_Message], _Parsed], message: _Message) -> _Parsed:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from hetero.wire import channels  # before grpc, because channels sets grpc's environment
 
@@ -15,10 +16,10 @@ import grpc  # isort: skip
 
 from hetero.cluster import ClusterSpec, Role
 from hetero.control import security
-from hetero.control.joined import JoinedHost, check_address, joined_from_proto, joined_to_proto
+from hetero.control.joined import JoinedHost, check_address
 from hetero.control.newcomers import Obstacle
 from hetero.control.peers import differences
-from hetero.control.status import CONTROL_PROTOCOL, HostStatus, check_options
+from hetero.control.status import CONTROL_PROTOCOL, OPTIONS, HostStatus
 from hetero.errors import (
     AuthenticationError,
     ClusterError,
@@ -31,6 +32,7 @@ from hetero.errors import (
 from hetero.system.text import escape_line, one_line
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.records import fields_of, printable, record_of
 from hetero.wire.tls import Tls, diagnose
 
 __all__ = ["Admission", "JoinRequest", "Reception", "ask_to_join", "request_from_proto"]
@@ -50,10 +52,10 @@ class JoinRequest:
     """What a host says about itself."""
 
     host: JoinedHost
-    version: str
+    version: Annotated[str, printable(_MAX_TEXT_CHARS, "version")]
     """Version of hetero."""
-    script_digest: str
-    options: Mapping[str, str]
+    script_digest: Annotated[str, printable(_MAX_TEXT_CHARS, "digest")]
+    options: Annotated[Mapping[str, str], OPTIONS]
     """Options that must be the same on every host that states them."""
 
 
@@ -198,15 +200,10 @@ def request_from_proto(message: pb.JoinRequest) -> JoinRequest:
         raise ProtocolError(
             f"a host that wants to join speaks control protocol {message.protocol}, this host speaks {CONTROL_PROTOCOL}"
         )
-    check_options(message.options)
-    host = joined_from_proto(message.host)
-    if not host.address:
-        raise ProtocolError(f"{host.host}, which wants to join, did not state its address")
-    _check_text("version", message.version)
-    _check_text("digest", message.script_digest)
-    return JoinRequest(
-        host=host, version=message.version, script_digest=message.script_digest, options=dict(message.options)
-    )
+    request = record_of(JoinRequest, message)
+    if not request.host.address:
+        raise ProtocolError(f"{request.host.host}, which wants to join, did not state its address")
+    return request
 
 
 def ask_to_join(
@@ -253,13 +250,7 @@ def _ask(name: str, address: str, request: JoinRequest, token: security.Token | 
             request_serializer=pb.JoinRequest.SerializeToString,
             response_deserializer=lambda data: data,
         )
-        message = pb.JoinRequest(
-            protocol=CONTROL_PROTOCOL,
-            host=joined_to_proto(request.host),
-            version=request.version,
-            script_digest=request.script_digest,
-            options=request.options,
-        )
+        message = pb.JoinRequest(protocol=CONTROL_PROTOCOL, **fields_of(request))
         try:
             data = call(message, timeout=_CALL_TIMEOUT_S, metadata=security.call_metadata(token, ""))
         except grpc.RpcError as error:

@@ -7,24 +7,25 @@ needs them, so heartbeats to other hosts leave them out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from hetero.errors import ProtocolError
 from hetero.metrics.logged import MAX_NAMES, MAX_VALUES, LoggedMetric, is_metric_name, thinned
 from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.records import Wire
 
-__all__ = ["MAX_HOST_VALUES", "fit_for_peer", "series_from_proto", "series_to_proto"]
+__all__ = ["MAX_HOST_VALUES", "SERIES", "fit_for_peer"]
 
 MAX_HOST_VALUES = 8_000
 """Limit of the values in one heartbeat, for all ranks of its host together. A value takes 27 bytes."""
 
 
-def series_to_proto(values: Iterable[LoggedMetric]) -> list[pb.MetricSeries]:
-    """Return the values as one message per metric."""
+def _write(values: Sequence[LoggedMetric] | None) -> Mapping[str, object]:
+    """Return the fields of a report for the values of its rank: one message per metric."""
     found: dict[str, list[LoggedMetric]] = {}
-    for value in values:
+    for value in values or ():
         found.setdefault(value.name, []).append(value)
-    return [
+    metrics = [
         pb.MetricSeries(
             name=name,
             step=[0 if each.step is None else each.step + 1 for each in series],
@@ -34,14 +35,18 @@ def series_to_proto(values: Iterable[LoggedMetric]) -> list[pb.MetricSeries]:
         )
         for name, series in found.items()
     ]
+    return {"metrics": metrics, "has_metrics": values is not None}
 
 
-def series_from_proto(messages: Sequence[pb.MetricSeries], *, rank: int) -> tuple[LoggedMetric, ...]:
-    """Return the values in the messages of one rank, in the order of their times.
+def _read(report: pb.RankReport, _outer: object) -> tuple[LoggedMetric, ...] | None:
+    """Return the values in a report, in the order of their times. None if it has no values.
 
     Raises:
         ProtocolError: If a message is malformed or there are too many values.
     """
+    if not report.has_metrics:
+        return None
+    messages = report.metrics
     if len(messages) > MAX_NAMES or sum(len(each.value) for each in messages) > MAX_VALUES:
         raise ProtocolError(f"a rank sent more than {MAX_NAMES} metrics or {MAX_VALUES} values")
     found = []
@@ -58,11 +63,15 @@ def series_from_proto(messages: Sequence[pb.MetricSeries], *, rank: int) -> tupl
                 step=step - 1 if step else None,
                 at_s=max(0.0, at_s),
                 unix_s=max(0.0, unix_s),
-                rank=rank,
+                rank=report.rank,
             )
             for step, value, at_s, unix_s in zip(*columns, strict=True)
         ]
     return tuple(sorted(found, key=lambda value: value.at_s))
+
+
+SERIES = Wire(write=_write, read=_read)
+"""How the values of a rank are sent in its report."""
 
 
 def fit_for_peer(values: tuple[LoggedMetric, ...] | None, *, num_ranks: int) -> tuple[LoggedMetric, ...] | None:

@@ -14,8 +14,6 @@ from hetero.control.status import (
     Cause,
     HostStatus,
     RankReport,
-    cause_from_proto,
-    cause_to_proto,
     status_from_proto,
     status_to_proto,
 )
@@ -27,6 +25,8 @@ from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay
 from hetero.system.text import code_span
+from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.records import fields_of, record_of
 from hetero.wire.requests import failure_from_proto, failure_to_proto
 
 pytestmark = pytest.mark.attack("A14")
@@ -133,7 +133,7 @@ def test_group_of_any_name_cannot_end_its_prefix(lines: Read, name: str) -> None
 @pytest.mark.parametrize("text", ATTACKS)
 def test_cause_is_one_line_in_every_failure_file(tmp_path: Path, text: str) -> None:
     sent = Cause(host=text, summary=text, detail=text, exit_code=ExitCode.DATASET_FAILED)
-    wired = cause_from_proto(cause_to_proto(sent)) if "\ud800" not in text else sent
+    wired = record_of(Cause, pb.Cause(**fields_of(sent))) if "\ud800" not in text else sent
     assert wired.first_line == sent.first_line
     assert sent.first_line.startswith("HET-34 ")
     assert sent.first_line.isprintable() or "\t" in sent.first_line

@@ -277,7 +277,7 @@ def test_hub_goes_on_after_heartbeats_that_are_no_good_and_says_once_what_is_wro
         assert membership.statuses()[-1].incarnation == "data-1"
     assert [record.getMessage() for record in caplog.records if record.name == "hetero.control.hub"] == [
         f"refused a message: it speaks control protocol {OTHER_PROTOCOL}, this host speaks {CONTROL_PROTOCOL}",
-        "refused a message: host 'data' sent the unknown state 77",
+        "refused a message: the status of host 'data': found the unknown HostState 77",
     ]
 
 

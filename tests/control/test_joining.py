@@ -16,12 +16,13 @@ from hetero.wire import channels  # before grpc, because channels sets grpc's en
 import grpc  # isort: skip
 
 from hetero.cluster import ClusterSpec, parse_cluster
-from hetero.control.joined import JoinedHost, joined_from_proto, joined_to_proto
+from hetero.control.joined import JoinedHost
 from hetero.control.joining import JoinRequest, Reception, ask_to_join, request_from_proto
 from hetero.control.registrar import Registrar
 from hetero.control.status import CONTROL_PROTOCOL
 from hetero.errors import ClusterError, ConfigError, DisagreementError, ProtocolError
 from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.records import fields_of, record_of
 
 NEW = JoinedHost(host="new", address="10.0.0.9:17170", group="data", instance_type="CPU:16")
 REQUEST = JoinRequest(host=NEW, version="1", script_digest="d", options={})
@@ -138,11 +139,11 @@ def test_host_that_is_rejected_for_its_protocol_does_not_ask_again() -> None:
     ],
 )
 def test_malformed_joined_host_is_rejected(changes: dict[str, str]) -> None:
-    message = joined_to_proto(NEW)
+    message = pb.JoinedHost(**fields_of(NEW))
     for name, value in changes.items():
         setattr(message, name, value)
     with pytest.raises(ProtocolError) as caught:
-        joined_from_proto(message)
+        record_of(JoinedHost, message)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 250
 
@@ -150,13 +151,15 @@ def test_malformed_joined_host_is_rejected(changes: dict[str, str]) -> None:
 @pytest.mark.parametrize("address", ["", "10.0.0.9:17170", "[fd00::9]:17170"])
 def test_joined_host_survives_the_wire(address: str) -> None:
     joined = JoinedHost(host="new", address=address, group="", instance_type="")
-    assert joined_from_proto(joined_to_proto(joined)) == joined
+    assert record_of(JoinedHost, pb.JoinedHost(**fields_of(joined))) == joined
 
 
 @pytest.mark.attack("A23")
 @pytest.mark.parametrize("changes", [{"version": "v" * 101}, {"script_digest": "d" * 1_000_000}, {"version": "\n"}])
 def test_request_with_a_malformed_text_is_rejected(changes: dict[str, str]) -> None:
-    message = pb.JoinRequest(protocol=CONTROL_PROTOCOL, host=joined_to_proto(NEW), version="1", script_digest="d")
+    message = pb.JoinRequest(
+        protocol=CONTROL_PROTOCOL, host=pb.JoinedHost(**fields_of(NEW)), version="1", script_digest="d"
+    )
     for name, value in changes.items():
         setattr(message, name, value)
     with pytest.raises(ProtocolError) as caught:

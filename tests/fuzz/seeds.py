@@ -12,13 +12,15 @@ import numpy as np
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
-from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint, report_to_proto, status_to_proto
+from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint, status_to_proto
 from hetero.errors import ExitCode, SampleFailure
 from hetero.spec import DatasetSpec
 from hetero.wire.faults import Fault
 from hetero.wire.framing import EncodedBatch, encode_failure, encode_refusal
 from hetero.wire.limits import PROTOCOL
+from hetero.wire.proto import control_pb2
 from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.records import fields_of
 from hetero.wire.requests import spec_to_proto, to_proto
 
 __all__ = ["BATCHES", "answer", "seeds"]
@@ -134,7 +136,7 @@ def seeds() -> list[bytes]:
         structures,
         _requests(),
         [status_to_proto(_STATUS).SerializeToString()],
-        [report_to_proto(_REPORT).SerializeToString()],
+        [control_pb2.RankReport(**fields_of(_REPORT)).SerializeToString()],
         [bytes([kind]) + message.SerializeToString() for kind, message in enumerate(messages)],
     ]
     return [bytes([target]) + data for target, given in enumerate(inputs) for data in given]

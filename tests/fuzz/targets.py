@@ -16,7 +16,7 @@ from unittest import mock
 import xxhash
 
 from hetero.batches.structure.leaves import UnknownTypeError
-from hetero.control.status import report_from_proto, status_from_proto
+from hetero.control.status import RankReport, status_from_proto
 from hetero.errors import DatasetError, ProtocolError
 from hetero.wire import framing
 from hetero.wire.faults import CallFailedError
@@ -25,6 +25,7 @@ from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2
 from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.records import record_of
 from hetero.wire.requests import failure_from_proto, from_proto, spec_from_proto, to_proto
 from hetero.wire.trees import decode_structure
 
@@ -123,7 +124,7 @@ TARGETS: tuple[Callable[[bytes], object], ...] = (
     lambda data: decode_structure(data, LIMITS),
     _request,
     lambda data: status_from_proto(parse(control_pb2.HostStatus, data)),
-    lambda data: report_from_proto(parse(control_pb2.RankReport, data)),
+    lambda data: record_of(RankReport, parse(control_pb2.RankReport, data)),
     _link,
 )
 

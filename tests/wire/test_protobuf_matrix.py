@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 ROUND_TRIP = """
+from collections.abc import Mapping
+from dataclasses import dataclass
 import google.protobuf
 import numpy as np
 from google.protobuf.internal import api_implementation
@@ -21,6 +23,7 @@ from hetero.spec import DatasetSpec
 from hetero.errors import ProtocolError
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.proto import control_pb2, data_pb2
+from hetero.wire.records import fields_of, record_of
 from hetero.wire.requests import from_proto, to_proto
 
 batch = {"a": [np.arange(300000), "x", 1, None], 3: (b"y", -0.0), "names": ["a", ""] * 9, "empty": [[], {}]}
@@ -41,6 +44,27 @@ assert (result["a"][0] == batch["a"][0]).all()
 request = BatchRequest(spec=DatasetSpec("a"), work=IndexedWork((1, "b", (2, 3))), seed=-1, epoch=2, position=3)
 sent = data_pb2.FetchRequest.FromString(to_proto(request).SerializeToString())
 assert from_proto(sent).work.indices == request.work.indices
+
+@dataclass
+class StepTimes:
+    loader: str
+    compute_s: tuple[float, ...]
+
+@dataclass
+class Report:
+    steps_started: Mapping[str, int]
+    summaries_json: tuple[bytes, ...]
+    step_times: StepTimes | None
+
+@dataclass
+class Status:
+    options: Mapping[str, str]
+    ranks: tuple[Report, ...]
+
+reports = Report({"a": 1}, (b"x",), StepTimes("a", (1.5, 2.5))), Report({}, (), None)
+status = Status({"a": "b"}, reports)
+message = control_pb2.HostStatus.FromString(control_pb2.HostStatus(**fields_of(status)).SerializeToString())
+assert record_of(Status, message) == status
 
 def field(tag, data):
     size, length = len(data), b""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hetero.control import security
-from hetero.control.directory import BATCHES, Directory
+from hetero.control.directory import BATCHES, Directory, EndpointRecord
 from hetero.control.host_socket import ADDRESS_PREFIX
 from hetero.control.launcher_link import open_link
 from hetero.control.rank.alone import EXIT_SIGTERM, end_if_requested, record_requests
@@ -31,9 +31,6 @@ from hetero.control.status import (
     SessionOptions,
     StepTimes,
     StopPoint,
-    endpoint_from_proto,
-    report_to_proto,
-    stop_from_proto,
 )
 from hetero.errors import ExitCode, HeteroError
 from hetero.metrics.logged import MetricLog
@@ -41,6 +38,7 @@ from hetero.metrics.steps import Timer, encode_summaries
 from hetero.system.logs import LoggedErrors
 from hetero.system.memory import keep_freed_memory
 from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.records import fields_of, record_of
 from hetero.wire.tls import Tls
 
 __all__ = [
@@ -144,18 +142,7 @@ class RankSession:
         self._link = open_link(launcher, token, job_id=job_id, rank=rank, tls=tls)
         reply = self._link.register(pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation))
         self.remote: bool = reply.remote
-        self.options = SessionOptions(
-            data_timeout_s=reply.data_timeout_s,
-            prepare_timeout_s=reply.prepare_timeout_s,
-            emulate_step_s=reply.emulate_step_s or None,
-            purity_checks=reply.purity_checks,
-            warmup_steps=reply.warmup_steps,
-            max_batch_bytes=reply.max_batch_bytes,
-            stop_grace_s=reply.stop_grace_s,
-            data_service=reply.data_service,
-            wants_step_times=reply.wants_step_times,
-            profile=reply.profile,
-        )
+        self.options = record_of(SessionOptions, reply)
         self.metrics = MetricLog(rank=rank, elapsed_s=reply.elapsed_s)
         self._metrics_sent = 0
         """Version of the values that the launcher has."""
@@ -314,14 +301,15 @@ class RankSession:
 
     def _apply(self, update: pb.RankUpdate) -> None:
         entries = update.endpoints
-        records = [endpoint_from_proto(entry.host, entry.endpoint) for entry in entries if entry.HasField("endpoint")]
+        present = (entry for entry in entries if entry.HasField("endpoint"))
+        records = [record_of(EndpointRecord, entry.endpoint, entry) for entry in present]
         hosts = [entry.host for entry in entries if not entry.HasField("endpoint")]
         self.directory.replace([record for record in records if record.kind == BATCHES], hosts=hosts)
         self.tf_servers.replace([record for record in records if record.kind != BATCHES], hosts=hosts)
         with self._changed:
             self._stop_requested = self._stop_requested or update.stop_requested
             if update.HasField("stop_at"):
-                self._stop_at = stop_from_proto(update.stop_at)
+                self._stop_at = record_of(StopPoint, update.stop_at)
             self._changed.notify_all()
         if update.stop_requested:
             self._late_stop.request()
@@ -372,7 +360,9 @@ class RankSession:
                 report = dataclasses.replace(report, profile_json=self._profile(finished))
         version, metrics = self.metrics.since(self._metrics_sent)
         report = dataclasses.replace(report, metrics=metrics)
-        self._link.report(report_to_proto(report))  # may fail, because the launcher notices a rank's end itself
+        self._link.report(
+            pb.RankReport(**fields_of(report))
+        )  # may fail, because the launcher notices a rank's end itself
         self._metrics_sent = version
 
     def _step_times(self, timers: Sequence[Timer]) -> StepTimes | None:
