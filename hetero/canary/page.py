@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from hetero.canary.model import CanaryReport, CandidateForecast
-from hetero.canary.plots import plots_of
+from hetero.canary.plots import draws_of
 from hetero.canary.text import FIGURE_HEADER, SUMMARY_HEADER, figure_rows, headline_of, summary_rows
-from hetero.pages.drawing import PLOTS_HINT
-from hetero.pages.page import html_page, plot_html, table_html
+from hetero.pages.page import html_page, plots_html, table_html
 from hetero.system.text import html_text, shortened
 
 __all__ = ["PAGE_FILE_NAME", "canary_page"]
@@ -16,18 +15,16 @@ _MAX_TITLE_CHARS = 80
 
 
 def canary_page(report: CanaryReport) -> str:
-    """Return the page. Without matplotlib it has no plots, and says how to get them."""
+    """Return the page. Without matplotlib it has no plots."""
     title = shortened(f"Canary forecast of {report.command}", _MAX_TITLE_CHARS)
     decision = "" if report.decision is None else f"<p><strong>{html_text(report.decision.sentence)}</strong></p>"
-    plots = plots_of(report)
     parts = [
         f"<h1>Canary forecast</h1>\n<p><code>{html_text(report.command)}</code></p>\n<p>{html_text(report.how)}</p>",
         decision,
         table_html(SUMMARY_HEADER, summary_rows(report), right=range(1, len(SUMMARY_HEADER))),
         *(_candidate(candidate) for candidate in report.candidates),
         "<h2>Plots</h2>",
-        *(plot_html(plot) for plot in plots),
-        "" if plots else f"<p>{html_text(PLOTS_HINT)}</p>",
+        plots_html(draws_of(report)),
     ]
     return html_page(title, parts)
 

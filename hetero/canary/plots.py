@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from hetero.canary.model import CanaryReport, CandidateForecast, ForecastFigure
-from hetero.pages.drawing import PALETTE, Plot, has_matplotlib, new_figure, svg_of
+from hetero.pages.drawing import PALETTE, QUIET, Plot, bar_axes, legend, new_axes, svg_of
 
-__all__ = ["comparison_plot", "figure_plot", "plots_of", "runs_plot"]
+__all__ = ["comparison_plot", "draws_of", "figure_plot", "runs_plot"]
 
 _SHOWN = ("time", "memory peak", "CPU mean", "GPU mean", "GPU memory peak")
 _SCALES = {"bytes": (1e9, "GB")}
 
 
-def plots_of(report: CanaryReport) -> list[Plot]:
-    """Return all plots of a report, or none without matplotlib."""
-    if not has_matplotlib():
-        return []
-    found = [comparison_plot(report.candidates, "time")]
+def draws_of(report: CanaryReport) -> dict[str, Callable[[], Plot | None]]:
+    """Return the functions that draw the plots of a report, by the names of the plots."""
+    draws: dict[str, Callable[[], Plot | None]] = {"time": partial(comparison_plot, report.candidates, "time")}
     if len(report.candidates) > 1:
-        found.append(comparison_plot(report.candidates, "cost"))
+        draws["cost"] = partial(comparison_plot, report.candidates, "cost")
     for candidate in report.candidates:
         if candidate.points and not candidate.figures:
-            found.append(runs_plot(candidate))
+            draws[f"{candidate.name}: runs"] = partial(runs_plot, candidate)
         for name in _SHOWN:
             figure = candidate.figure(name)
             if figure is not None and figure.points:
-                found.append(figure_plot(candidate, figure))
-    return [plot for plot in found if plot is not None]
+                draws[f"{candidate.name}: {name}"] = partial(figure_plot, candidate, figure)
+    return draws
 
 
 def figure_plot(candidate: CandidateForecast, figure: ForecastFigure) -> Plot:
@@ -40,8 +39,7 @@ def figure_plot(candidate: CandidateForecast, figure: ForecastFigure) -> Plot:
     points = [point for point in candidate.points if not point.failure]
     x = [100 * point.fraction for point in points]
     y = [value / scale for value in figure.points]
-    drawn = new_figure(7.2, 3.6)
-    left, right = drawn.subplots(1, 2, gridspec_kw={"width_ratios": [3, 2]})
+    left, right = new_axes(widths=(3, 2))
     left.plot(x, y, "o", color=PALETTE[0], label="canary runs", alpha=0.8)
     refusals = candidate.refused(figure.name)
     is_straight = figure.name in ("time", "memory peak", "GPU memory peak")
@@ -54,8 +52,8 @@ def figure_plot(candidate: CandidateForecast, figure: ForecastFigure) -> Plot:
     left.set_ylim(bottom=0)
     left.set_xlabel("% of the data")
     left.set_ylabel(f"{figure.name} [{unit}]")
-    left.legend(fontsize="small")
-    colour = "0.6" if refusals else PALETTE[1]
+    legend(left)
+    colour = QUIET if refusals else PALETTE[1]
     error = [[(figure.value - figure.low) / scale], [(figure.high - figure.value) / scale]]
     right.bar([0], [figure.value / scale], color=colour, width=0.5)
     right.errorbar([0], [figure.value / scale], yerr=error, color="black", capsize=6)
@@ -63,13 +61,12 @@ def figure_plot(candidate: CandidateForecast, figure: ForecastFigure) -> Plot:
     right.set_ylim(bottom=0)
     right.set_xticks([0], ["the whole\n(refused)" if refusals else "the whole"])
     caption = refusals[0].reason if refusals else "Bar: forecast of the whole with its 90 % interval."
-    return Plot(title=f"{candidate.name}: {figure.name}", caption=caption, svg=svg_of(drawn))
+    return Plot(title=f"{candidate.name}: {figure.name}", caption=caption, svg=svg_of(left))
 
 
 def runs_plot(candidate: CandidateForecast) -> Plot:
     """Return the time of the runs of a candidate without a forecast. Crosses are runs that failed."""
-    drawn = new_figure(7.2, 3.6)
-    axes = drawn.subplots()
+    (axes,) = new_axes()
     for failed, mark, label in ((False, "o", "finished"), (True, "x", "failed")):
         points = [point for point in candidate.points if bool(point.failure) == failed]
         if points:
@@ -79,9 +76,9 @@ def runs_plot(candidate: CandidateForecast) -> Plot:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("% of the data")
     axes.set_ylabel("time [s]")
-    axes.legend(fontsize="small")
+    legend(axes)
     caption = candidate.refusals[0].reason if candidate.refusals else ""
-    return Plot(title=f"{candidate.name}: canary runs", caption=caption, svg=svg_of(drawn))
+    return Plot(title=f"{candidate.name}: canary runs", caption=caption, svg=svg_of(axes))
 
 
 def comparison_plot(candidates: Sequence[CandidateForecast], name: str) -> Plot | None:
@@ -89,17 +86,15 @@ def comparison_plot(candidates: Sequence[CandidateForecast], name: str) -> Plot 
     shown = [(each, figure) for each in candidates if (figure := each.figure(name)) is not None]
     if not shown:
         return None
-    drawn = new_figure(max(4.0, 1.6 * len(shown) + 2), 3.6)
-    axes = drawn.subplots()
+    names = [f"{each.name}\n(refused)" if each.refused(name) else each.name for each, _ in shown]
+    axes = bar_axes(names)
     for at, (candidate, figure) in enumerate(shown):
-        is_refused = bool(candidate.refused(name))
+        colour = QUIET if candidate.refused(name) else PALETTE[at % len(PALETTE)]
         error = [[figure.value - figure.low], [figure.high - figure.value]]
-        axes.bar([at], [figure.value], color="0.8" if is_refused else PALETTE[at % len(PALETTE)], width=0.6)
-        axes.errorbar([at], [figure.value], yerr=error, color="black", capsize=6)
-    labels = [f"{each.name}{chr(10)}(refused)" if each.refused(name) else each.name for each, _ in shown]
-    axes.set_xticks(range(len(shown)), labels, fontsize="small")
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel(f"{name} [{shown[0][1].unit}]")
+        axes.barh([at], [figure.value], color=colour, height=0.6)
+        axes.errorbar([figure.value], [at], xerr=error, color="black", capsize=6)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{name} [{shown[0][1].unit}]")
     return Plot(
-        title=f"Forecast {name} of the whole job", caption="With 90 % intervals. Grey: refused.", svg=svg_of(drawn)
+        title=f"Forecast {name} of the whole job", caption="With 90 % intervals. Grey: refused.", svg=svg_of(axes)
     )

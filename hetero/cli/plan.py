@@ -70,7 +70,12 @@ def add(commands: Subparsers) -> None:
     )
     config.add_price_arguments(parser)
     parser.add_argument("--json", action="store_true", help="write JSON instead of text")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the plan as an HTML page")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help='also write the plan as an HTML page, with a plot if "hetero[plots]" is installed',
+    )
     parser.set_defaults(run=_run)
 
 

@@ -18,7 +18,9 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser("report", allow_abbrev=False, help="show a run, or compare it with its baseline")
     parser.add_argument("baseline", type=Path, metavar="A", help="report.json or its folder: the run, or the baseline")
     parser.add_argument("candidate", type=Path, nargs="?", metavar="B", help="the run to compare with A")
-    parser.add_argument("--html", type=Path, metavar="FILE", help='also write an HTML page (needs "hetero[plots]")')
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help='also write an HTML page, with plots if "hetero[plots]" is installed'
+    )
     parser.set_defaults(run=_run)
 
 

@@ -1,5 +1,5 @@
 """HTML pages about runs, plans, studies and canaries. A page is one file without scripts, which needs no network.
 
-page.py      the frame of a page, its style, tables and figures
-drawing.py   plots by matplotlib, as SVG in the colours of the page
+page.py      the frame of a page, its style, tables, figures and plots
+drawing.py   the one style of all plots: sizes, colours, axes, and SVG by matplotlib
 """

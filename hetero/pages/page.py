@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 
-from hetero.pages.drawing import Plot
-from hetero.system.text import html_text
+from hetero.pages.drawing import Plot, has_matplotlib
+from hetero.system.text import html_text, shortened
 
-__all__ = ["figures_html", "html_page", "plot_html", "table_html"]
+__all__ = ["figures_html", "html_page", "notice_html", "plots_html", "table_html"]
+
+logger = logging.getLogger(__name__)
+
+_PLOTS_HINT = 'The page has no plots, because matplotlib is not installed: pip install "hetero[plots]"'
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy: a browser loads nothing and runs no script, whatever the page holds. matplotlib draws
@@ -46,10 +51,37 @@ def figures_html(cells: Sequence[tuple[str, str, str]]) -> str:
     return f'<dl class="figures">{boxes}</dl>'
 
 
-def plot_html(plot: Plot) -> str:
-    """Return the HTML of a plot with its title and its caption."""
+def notice_html(text: str) -> str:
+    """Return the HTML of a sentence that the reader must not miss."""
+    return f'<p class="notice">{html_text(text)}</p>'
+
+
+def plots_html(draws: Mapping[str, Callable[[], Plot | None]]) -> str:
+    """Return the plots of a page. Without matplotlib, return the sentence that tells how to get them.
+
+    A plot that cannot be drawn becomes a notice, because the rest of the page may show runs that cost money.
+
+    Args:
+        draws: For each plot its name and the function that draws it. The function returns None without data.
+    """
+    if not has_matplotlib():
+        return notice_html(_PLOTS_HINT)
+    drawn, notices = [], []
+    for name, draw in draws.items():
+        try:
+            plot = draw()
+        except Exception as error:
+            logger.warning("the plot of %s cannot be drawn", name, exc_info=True)
+            notices.append(notice_html(shortened(f"The plot of {name} cannot be drawn: {error!r}", 300)))
+        else:
+            drawn += [_plot_html(plot)] if plot is not None else []
+    return "".join(notices) + (f'<div class="plots">{"".join(drawn)}</div>' if drawn else "")
+
+
+def _plot_html(plot: Plot) -> str:
+    wide = " wide" if plot.is_wide else ""
     return (
-        f'<figure class="plot"><h3>{html_text(plot.title)}</h3>{plot.svg}'
+        f'<figure class="plot{wide}"><h3>{html_text(plot.title)}</h3>{plot.svg}'
         f"<figcaption>{html_text(plot.caption)}</figcaption></figure>"
     )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hetero.metrics.figures import BASES, Figure
-from hetero.pages.page import html_page
+from hetero.metrics.figures import BASES
+from hetero.pages.page import figures_html, html_page, plots_html
 from hetero.planning.plan import Plan, PlannedCluster
-from hetero.planning.plan_plot import KINDS, kind_of, pareto_front, plan_svg, rows_text, symbol
+from hetero.planning.plan_plot import plan_plot, rows_text
 from hetero.planning.plan_text import NOT_ON_SAGEMAKER, break_even_text, cluster_text
 from hetero.planning.reasons import seconds_text, usd_text
-from hetero.system.text import counted, html_text, shortened
+from hetero.system.text import html_text, shortened
 
 __all__ = ["plan_page"]
 
@@ -21,7 +21,7 @@ _BASIS_TEXTS = {
 
 
 def plan_page(plan: Plan) -> str:
-    """Return the page. It is valid both as HTML and as XML."""
+    """Return the page. It is valid both as HTML and as XML. Without matplotlib it has no plot."""
     title = shortened(f"Plan for {plan.command}", _MAX_TITLE_CHARS)
     parts = [_headline(plan), _figures(plan), _plot(plan), _table(plan), _to_paste(plan), _notes(plan), _origin(plan)]
     return html_page(title, parts)
@@ -36,56 +36,23 @@ def _headline(plan: Plan) -> str:
 def _figures(plan: Plan) -> str:
     """Return the figures that decide, each with its basis."""
     chosen = plan.chosen
-    cells = [_cell("step time", seconds_text(chosen.step_time.value), chosen.step_time, _step_interval(chosen))]
+    cells = [("step time", seconds_text(chosen.step_time.value), chosen.step_time.basis, _step_interval(chosen))]
     if chosen.usd_per_1k_steps is not None:
-        cost = usd_text(chosen.usd_per_1k_steps.value)
-        cells.append(_cell("USD per 1,000 steps", cost, chosen.usd_per_1k_steps, _usd_interval(chosen)))
-    cells.append(_cell("headspace", seconds_text(plan.headspace.value), plan.headspace, "no cluster is faster"))
+        usd = chosen.usd_per_1k_steps
+        cells.append(("USD per 1,000 steps", usd_text(usd.value), usd.basis, _usd_interval(chosen)))
+    cells.append(("headspace", seconds_text(plan.headspace.value), plan.headspace.basis, "no cluster is faster"))
     if chosen != plan.baseline:
         needed = plan.break_even_speedup
         rest = "" if needed is None else f"break-even at {needed:.3g} times"
-        cells.append(_cell("speed-up", f"{plan.speedup:.3g} times", None, rest))
+        cells.append(("speed-up", f"{plan.speedup:.3g} times", "modelled", rest))
         chance = "not known" if plan.chance_to_pay is None else f"{plan.chance_to_pay:.0%}"
-        cells.append(_cell("chance that it pays", chance, None, "given the intervals"))
-    return f'<dl class="figures">{"".join(cells)}</dl>'
-
-
-def _cell(name: str, value: str, figure: Figure | None, rest: str) -> str:
-    basis = "modelled" if figure is None else figure.basis
-    return (
-        f'<div><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd><dd class="small">{html_text(rest)}</dd>'
-        f'<dd class="small">{basis}</dd></div>'
-    )
+        cells.append(("chance that it pays", chance, "modelled", "given the intervals"))
+    return figures_html([(name, value, ", ".join(filter(None, (rest, basis)))) for name, value, basis, rest in cells])
 
 
 def _plot(plan: Plan) -> str:
-    svg = plan_svg(plan)
-    if not svg:
-        return '<p class="small">There is no drawing of cost against time, because no cluster has a known price.</p>'
-    kinds = {kind_of(cluster) for cluster in plan.alternatives}
-    legend = "".join(
-        f'<span><svg class="symbol" viewBox="-8 -8 16 16" aria-hidden="true">{symbol(kind)}</svg>{kind}</span>'
-        for kind in KINDS
-        if kind in kinds
-    )
-    captions = [
-        "A number is a row of the table.",
-        "A bar is the 90 % interval of a cluster.",
-        "It is slanted because the cost of a step is a price per hour times the step time.",
-        "The headspace is a mean, so a bar may cross it.",
-    ]
-    front = pareto_front(plan.alternatives)
-    if len(front) == 1:
-        captions.append(f"Row {plan.alternatives.index(front[0]) + 1} is both the fastest and the cheapest.")
-    else:
-        captions.append("The line joins the clusters that no other cluster beats in both time and cost.")
-    num_left_out = len(plan.alternatives) - svg.count('<g class="cluster"')
-    if num_left_out:
-        captions.append(f"{counted(num_left_out, 'cluster')} without a known price: only in the table.")
-    return (
-        f'<figure>\n<div class="scroll">{svg}</div>\n<p class="legend">{legend}</p>\n'
-        f"<figcaption>{' '.join(captions)}</figcaption>\n</figure>"
-    )
+    drawn = plots_html({"cost against step time": lambda: plan_plot(plan)})
+    return drawn or '<p class="small">There is no plot of cost against time, because no cluster has a known price.</p>'
 
 
 def _table(plan: Plan) -> str:

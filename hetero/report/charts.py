@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hetero.metrics.step_series import StepSeries
 from hetero.metrics.steps import StepSummary
-from hetero.pages.drawing import PALETTE, Plot, new_figure, svg_of
+from hetero.pages.drawing import PALETTE, QUIET, Plot, bar_axes, legend, new_axes, svg_of
 from hetero.report.compare import Comparison
 from hetero.report.model import Report, TimedEvent
 from hetero.system.quantities import seconds_text
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ShownRun", "cost_plot", "cpu_plot", "parts_plot", "steps_plot"]
 
-_WIDTH_IN = 11.0
 _WINDOW = 0.3
 """Length of the moving mean, as a share of a run's history. A step waits for data or does not, so single steps jump."""
 _MAX_EVENT_TEXTS = 12
@@ -44,27 +43,27 @@ class ShownRun:
     """Events by the clock of ``history``. Empty if the history is of another host than the events."""
 
 
-def steps_plot(runs: Sequence[ShownRun]) -> Plot:
-    """Return step times over the time of the runs, with the events of the runs."""
-    figure = new_figure(_WIDTH_IN, 3.6)
-    axes = figure.subplots()
+def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
+    """Return step times over the time of the runs, with the events of the runs. None if no run has a history."""
+    if not any(run.history.begin_s for run in runs):
+        return None
+    (axes,) = new_axes(is_wide=True)
     for run in runs:
         _draw_steps(axes, run)
     waits_s = {run.steps.step_wait_s for run in runs if run.steps is not None and run.steps.step_wait_s is not None}
     for wait_s in sorted(waits_s):
-        axes.axhline(1000 * wait_s, color="0.5", linewidth=1, linestyle=":")
-        axes.text(1.0, 1000 * wait_s, " accelerator", transform=axes.get_yaxis_transform(), va="center", color="0.5")
+        axes.axhline(1000 * wait_s, color=QUIET, linewidth=1, linestyle=":")
+        axes.text(1.0, 1000 * wait_s, " accelerator", transform=axes.get_yaxis_transform(), va="center", color=QUIET)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("time of the run [s]")
     axes.set_ylabel("step time [ms]")
-    _finish(axes, has_legend=False)
-    figure.legend(loc="outside upper right", frameon=False, ncols=3, fontsize="small")
+    legend(axes, is_outside=True)
     num_steps = max((number for run in runs for number in run.history.num_steps), default=1)
     dot = "A dot is one step" if num_steps == 1 else f"A dot is the mean of up to {num_steps} steps"
     caption = f"{dot}, the line is the mean of the steps around. Where batches come in bursts, few steps wait long."
     if any(map(_events_of_steps, runs)):
         caption += " A dashed vertical line is an event."
-    return Plot(title="Step time over time", caption=caption, svg=svg_of(figure))
+    return Plot(title="Step time over time", caption=caption, svg=svg_of(axes), is_wide=True)
 
 
 def _draw_steps(axes: Axes, run: ShownRun) -> None:
@@ -107,12 +106,13 @@ def step_parts_s(steps: StepSummary) -> dict[str, float]:
     return {"accelerator": compute_s - shown_s, "real work that shows": shown_s, "data wait": wait_s}
 
 
-def parts_plot(runs: Sequence[ShownRun]) -> Plot:
-    """Return where each millisecond of a step goes, as one stacked bar for each run."""
-    figure = new_figure(_WIDTH_IN, 1.0 + 0.6 * len(runs))
-    axes = figure.subplots()
-    labelled: set[str] = set()
+def parts_plot(runs: Sequence[ShownRun]) -> Plot | None:
+    """Return where each millisecond of a step goes, as one stacked bar for each run. None without a measured step."""
+    if not any(run.steps is not None and run.steps.num_steps_measured for run in runs):
+        return None
     known = {run.name: run.steps for run in runs if run.steps is not None}
+    axes = bar_axes(list(known), is_wide=True)
+    labelled: set[str] = set()
     for row, steps in enumerate(known.values()):
         left = 0.0
         for name, seconds in step_parts_s(steps).items():
@@ -121,17 +121,13 @@ def parts_plot(runs: Sequence[ShownRun]) -> Plot:
             labelled |= {name} if label else set()
             left += 1000 * seconds
         axes.text(left, row, f" {seconds_text(left / 1000)}", va="center")
-    axes.set_yticks(range(len(known)), list(known))
-    axes.invert_yaxis()
-    axes.margins(x=0.08)
     axes.set_xlabel("milliseconds of a mean step")
-    _finish(axes, has_legend=False)
-    figure.legend(loc="outside upper right", frameon=False, ncols=3, fontsize="small")
+    legend(axes, is_outside=True)
     has_real_work = any(steps.step_wait_s is not None for steps in known.values())
     caption = "Data wait is the time that the rank with the longest steps was blocked in next()."
     if has_real_work:
         caption += " Real work that shows is compute of this machine beyond the emulated step."
-    return Plot(title="Where the time of a step goes", caption=caption, svg=svg_of(figure))
+    return Plot(title="Where the time of a step goes", caption=caption, svg=svg_of(axes), is_wide=True)
 
 
 def cpu_plot(run: ShownRun) -> Plot | None:
@@ -139,8 +135,7 @@ def cpu_plot(run: ShownRun) -> Plot | None:
     hosts = [usage for usage in run.report.run.hosts if usage.series.begin_s]
     if not hosts:
         return None
-    figure = new_figure(_WIDTH_IN / 2, 2.8)
-    axes = figure.subplots()
+    (axes,) = new_axes()
     roles = run.report.run.host_roles
     for usage, colour in zip(hosts, _HOST_COLOURS, strict=False):
         times_s = [(begin + end) / 2 for begin, end in zip(usage.series.begin_s, usage.series.end_s, strict=True)]
@@ -150,14 +145,14 @@ def cpu_plot(run: ShownRun) -> Plot | None:
     axes.set_xlabel("time of the run, since the start of each host [s]")
     num_cpus = max(usage.num_cpus for usage in hosts)
     axes.set_ylabel(f"CPUs busy, of {num_cpus}")
-    _finish(axes)
+    legend(axes)
     is_shared = any(usage.scope == "tree" for usage in hosts)
     caption = (
         f"All hosts share the {num_cpus} CPUs of one machine. Emulated vCPUs do not show here." if is_shared else ""
     )
     if len(hosts) > len(_HOST_COLOURS):
         caption = f"{caption} The first {len(_HOST_COLOURS)} of {len(hosts)} hosts.".strip()
-    return Plot(title=f"CPU use of the hosts, {run.name}", caption=caption, svg=svg_of(figure))
+    return Plot(title=f"CPU use of the hosts, {run.name}", caption=caption, svg=svg_of(axes))
 
 
 def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
@@ -165,8 +160,7 @@ def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
     even = comparison.break_even_speedup
     if comparison.saving is None or even is None:
         return None
-    figure = new_figure(_WIDTH_IN / 2, 2.8)
-    axes = figure.subplots()
+    axes = bar_axes([run.name for run in runs])
     has_bounds = False
     for row, run in enumerate(runs):
         cost, headline = run.report.cost, run.report.headline
@@ -179,11 +173,7 @@ def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
         if times_s[0] < times_s[1]:
             has_bounds = True
             axes.plot([usd.value * times_s[0] / times_s[1], usd.value], [row, row], color="#000000", linewidth=3)
-    axes.set_yticks(range(len(runs)), [run.name for run in runs])
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
     axes.set_xlabel(f"USD for {'1,000 steps' if comparison.per == 'step' else 'a million samples'}")
-    _finish(axes)
     caption = f"The second run costs as much as the first at {even.value:.2f} times its pace"
     step = None if comparison.baseline.headline is None else comparison.baseline.headline.step_time_mean
     if comparison.per == "step" and step is not None:
@@ -191,13 +181,4 @@ def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
     caption += "."
     if has_bounds:
         caption += " The black line leads to a lower bound without this machine's other work."
-    return Plot(title="Cost of the same work", caption=caption, svg=svg_of(figure))
-
-
-def _finish(axes: Axes, *, has_legend: bool = True) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(visible=True, color="0.5", alpha=0.2)
-    axes.set_axisbelow(True)
-    if has_legend and axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, ncols=3, fontsize="small", loc="best")
+    return Plot(title="Cost of the same work", caption=caption, svg=svg_of(axes))

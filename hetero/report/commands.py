@@ -65,8 +65,7 @@ def page_of_files(path: str | Path, candidate: str | Path | None = None) -> str:
         candidate: The same for the run to compare with it. None: the page shows the first run alone.
 
     Raises:
-        ConfigError: If matplotlib is not installed, a report is missing or malformed, or a compared report has no
-            measured step.
+        ConfigError: If a report is missing or malformed, or a compared report has no measured step.
     """
     from hetero.report.page import comparison_page, run_page
 

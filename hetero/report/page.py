@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.step_series import StepSeries
 from hetero.pages.drawing import PALETTE
-from hetero.pages.page import figures_html, html_page, plot_html, table_html
+from hetero.pages.page import figures_html, html_page, plots_html, table_html
 from hetero.report.charts import ShownRun, cost_plot, cpu_plot, parts_plot, steps_plot
 from hetero.report.compare import Comparison
 from hetero.report.model import Report
@@ -22,11 +23,7 @@ _MAX_ROWS = 100
 
 
 def run_page(report: Report) -> str:
-    """Return the page of one run.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
+    """Return the page of one run. Without matplotlib it has no plots."""
     runs = _shown([report])
     kind = f"{report.run.placement.capitalize()} run"
     if report.run.exit_code:
@@ -42,11 +39,7 @@ def run_page(report: Report) -> str:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Return the page that compares two runs.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
+    """Return the page that compares two runs. Without matplotlib it has no plots."""
     runs = _shown([comparison.baseline, comparison.candidate])
     command = comparison.candidate.run.command
     return html_page(
@@ -146,15 +139,14 @@ def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[s
     if simulated:
         lines = [_of_which_runs(line, runs) for line in simulated]
         yield f'<div class="notice">Simulated, everything else is real:\n{_list(lines)}</div>'
-    if any(run.history.begin_s for run in runs):
-        yield plot_html(steps_plot(runs))
-    if any(run.steps is not None and run.steps.num_steps_measured for run in runs):
-        yield plot_html(parts_plot(runs))
-    plots = [plot for run in runs if (plot := cpu_plot(run)) is not None]
-    if comparison is not None and (plot := cost_plot(comparison, runs)) is not None:
-        plots.insert(0, plot)
-    if plots:
-        yield f'<div class="plots">{"".join(map(plot_html, plots))}</div>'
+    yield plots_html(
+        {
+            "steps": lambda: steps_plot(runs),
+            "the parts of a step": lambda: parts_plot(runs),
+            "costs": lambda: None if comparison is None else cost_plot(comparison, runs),
+            **{f"the CPUs, {run.name}": functools.partial(cpu_plot, run) for run in runs},
+        }
+    )
     for run in runs:
         yield from _tables(run)
     if comparison is not None and comparison.caveats:

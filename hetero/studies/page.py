@@ -5,13 +5,11 @@ The page needs no other file, no network and no script.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN
-from hetero.pages.drawing import PLOTS_HINT, Plot, has_matplotlib
-from hetero.pages.page import html_page, plot_html, table_html
+from hetero.pages.page import html_page, notice_html, plots_html, table_html
 from hetero.report.overruns import excess_share
 from hetero.report.verdict import upper_bounds_note
 from hetero.studies.placeholders import placeholders
@@ -30,7 +28,7 @@ from hetero.studies.statistics import Interval, interval_of, series_of, time_to_
 from hetero.studies.study_file import Factor, Metric, Settings, Study
 from hetero.studies.table import Row, by_levels
 from hetero.system.findings import Finding
-from hetero.system.text import counted, html_text, shortened
+from hetero.system.text import counted, html_text
 
 __all__ = [
     "PAGE_FILE_NAME",
@@ -40,8 +38,6 @@ __all__ = [
     "study_page",
 ]
 
-logger = logging.getLogger(__name__)
-
 PAGE_FILE_NAME = "study.html"
 _MAX_ROWS = 1000
 _SIZE_OPTIONS = ("nproc_per_node", "cluster_file")
@@ -49,7 +45,7 @@ _SIZE_OPTIONS = ("nproc_per_node", "cluster_file")
 
 
 def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Row], findings: Sequence[Finding]) -> str:
-    """Return the page of a study.
+    """Return the page of a study. Without matplotlib it has no plots.
 
     Args:
         plan: The study with its runs.
@@ -58,8 +54,7 @@ def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Ro
         findings: What the checks found.
     """
     study = plan.study
-    notices = [f'<p class="notice">{html_text(note)}</p>' for note in notes(study, results)]
-    parts = [_headline(plan, results), *notices, _plots(plan, results)]
+    parts = [_headline(plan, results), *map(notice_html, notes(study, results)), _plots(plan, results)]
     header, rows = cell_table(study, results)
     if rows:
         parts += [
@@ -166,32 +161,21 @@ def _headline(plan: StudyPlan, results: Sequence[RunResult]) -> str:
 
 
 def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
-    if not has_matplotlib():
-        return f'<p class="notice">{html_text(PLOTS_HINT)}</p>'
     study = plan.study
     names = [factor.name for factor in study.factors if not _chooses_size(factor, plan)]
     found = Results(results=results, factors=names, metric=study.metrics[0] if study.metrics else None)
     correlations = plan.correlations
-    plots: dict[str, Callable[[], Plot | None]] = {
-        "time against ranks": lambda: scaling_plot(found, cost=False),
-        "cost against ranks": lambda: scaling_plot(found, cost=True),
-        "quality": lambda: quality_plot(found),
-        "quality over time": lambda: quality_over_time_plot(found),
-        "cost and time": lambda: pareto_plot(found),
-        "communication over computation": lambda: communication_plot(found),
-        "correlations": lambda: None if correlations is None else correlation_plot(correlations),
-    }
-    drawn, notices = [], []
-    for name, draw in plots.items():
-        try:
-            plot = draw()
-        except Exception as error:  # the runs cost money, and the rest of the page shows them
-            logger.warning("the plot of %s cannot be drawn", name, exc_info=True)
-            text = f"The plot of {name} cannot be drawn: {type(error).__name__}: {error}"
-            notices.append(f'<p class="notice">{html_text(shortened(text, 300))}</p>')
-        else:
-            drawn += [plot_html(plot)] if plot is not None else []
-    return "".join(notices) + (f'<div class="plots">{"".join(drawn)}</div>' if drawn else "")
+    return plots_html(
+        {
+            "time against ranks": lambda: scaling_plot(found, cost=False),
+            "cost against ranks": lambda: scaling_plot(found, cost=True),
+            "quality": lambda: quality_plot(found),
+            "quality over time": lambda: quality_over_time_plot(found),
+            "cost and time": lambda: pareto_plot(found),
+            "communication over computation": lambda: communication_plot(found),
+            "correlations": lambda: None if correlations is None else correlation_plot(correlations),
+        }
+    )
 
 
 def _chooses_size(factor: Factor, plan: StudyPlan) -> bool:

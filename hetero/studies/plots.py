@@ -1,7 +1,4 @@
-"""The plots of a study's page, drawn by matplotlib. Each function returns an SVG document, or None without its data.
-
-matplotlib is imported when a plot is drawn. Nothing here uses pyplot, so no state is shared with a user's own plots.
-"""
+"""The plots of a study's page, drawn by matplotlib. Each function returns a plot, or None without its data."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hetero.pages.drawing import PALETTE, Plot, new_figure, svg_of
+from hetero.pages.drawing import PALETTE, QUIET, Plot, legend, new_axes, plain_ticks, svg_of
 from hetero.studies.designs import Correlations
 from hetero.studies.runs import FINISHED, Level, RunResult
 from hetero.studies.statistics import interval_of, pareto_front, series_of
@@ -21,7 +18,6 @@ from hetero.system.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.ticker import Locator
 
 __all__ = [
     "Results",
@@ -78,21 +74,21 @@ def scaling_plot(found: Results, *, cost: bool) -> Plot | None:
     if len({_ranks(result) for result in runs}) < 2:
         return None
     unit = "USD" if cost else _time_unit(found)
-    figure = new_figure()
-    axes = figure.subplots()
+    (axes,) = new_axes()
     are_joined = _draw_series(axes, found, value_of)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    _plain_ticks(axes, sorted({_ranks(result) for result in runs}))
+    _ticks_at(axes, sorted({_ranks(result) for result in runs}))
+    plain_ticks(axes.yaxis)
     axes.set_xlabel("ranks")
     axes.set_ylabel("cost of a run [USD]" if cost else f"time of a run [{unit}]")
-    _legend(axes)
+    legend(axes)
     what = "Cost" if cost else "Time"
     rest = "" if cost else " A straight line is a power law: with perfect scaling, twice the ranks take half the time."
     return Plot(
         title=f"{what} against ranks",
         caption=f"{what} of a run against its ranks, both logarithmic. {_marks_text(are_joined)}{rest}",
-        svg=svg_of(figure),
+        svg=svg_of(axes),
     )
 
 
@@ -104,8 +100,7 @@ def quality_plot(found: Results) -> Plot | None:
     axis = next((name for name in ("global_batch", "ranks") if _varies(found, name)), None)
     if axis is None or not any(_quality(each, metric) is not None for each in found.finished):
         return None
-    figure = new_figure()
-    axes = figure.subplots()
+    (axes,) = new_axes()
     series = found.series(without=axis)
     has_intervals, are_joined = False, True
     for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
@@ -132,13 +127,13 @@ def quality_plot(found: Results) -> Plot | None:
         for x, values in combinations:
             axes.scatter([x * shift] * len(values), values, s=10, color=style["color"], alpha=0.5, linewidths=0)
     if metric.target is not None:
-        axes.axhline(metric.target, color="#666666", linestyle="--", linewidth=1)
+        axes.axhline(metric.target, color=QUIET, linestyle="--", linewidth=1)
         axes.annotate("target", (0.995, metric.target), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     axes.set_xscale("log", base=2)
-    _plain_ticks(axes, sorted({_number(each.levels.get(axis)) for each in found.finished}), x_only=True)
+    _ticks_at(axes, sorted({_number(each.levels.get(axis)) for each in found.finished}))
     axes.set_xlabel(axis.replace("_", " "))
     axes.set_ylabel(metric.name)
-    _legend(axes)
+    legend(axes)
     text = ""
     if has_intervals:
         text = " Bars are 95 % intervals of the mean over replicates (Student's t)."
@@ -147,7 +142,7 @@ def quality_plot(found: Results) -> Plot | None:
     return Plot(
         title=f"Quality: {metric.name}",
         caption=f"Last value of {metric.name} of each run. {_marks_text(are_joined)}{text}",
-        svg=svg_of(figure),
+        svg=svg_of(axes),
     )
 
 
@@ -171,27 +166,27 @@ def pareto_plot(found: Results) -> Plot | None:
     front = pareto_front(range(len(runs)), costs_of)
     unit_s, unit = _unit(max(each.wall_s for each in runs))
     xs, ys = [each.wall_s / unit_s for each in runs], [each.usd or 0.0 for each in runs]
-    figure = new_figure(7.2)
-    axes = figure.subplots()
+    (axes,) = new_axes()
     rings = axes.scatter([xs[at] for at in front], [ys[at] for at in front], s=150, label="not beaten by any run")
     rings.set(facecolors="none", edgecolors="black", linewidths=1.4)
     if is_rated and metric is not None:
         points = axes.scatter(xs, ys, c=rated, cmap="viridis", s=44)
-        figure.colorbar(points, ax=axes, label=metric.name)
+        axes.figure.colorbar(points, ax=axes, label=metric.name)
     else:
         axes.scatter(xs, ys, color=PALETTE[0], s=44)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    _plain_ticks(axes, [])
+    plain_ticks(axes.xaxis)
+    plain_ticks(axes.yaxis)
     axes.set_xlabel(f"time of a run [{unit}]")
     axes.set_ylabel("cost of a run [USD]")
-    _legend(axes)
+    legend(axes)
     what = f"time, cost and {metric.name}" if is_rated and metric is not None else "time and cost"
     return Plot(
         title="Cost, time and quality" if is_rated else "Cost and time",
         caption=f"Each mark is a run. A ring marks the Pareto front of {what}: no other run is at least as good in all "
         "of them and better in one.",
-        svg=svg_of(figure),
+        svg=svg_of(axes),
     )
 
 
@@ -201,20 +196,19 @@ def communication_plot(found: Results) -> Plot | None:
     runs = [each for each in found.finished if ratios[each.run_id] is not None]
     if not runs:
         return None
-    figure = new_figure()
-    axes = figure.subplots()
+    (axes,) = new_axes()
     are_joined = _draw_series(axes, found, lambda each: ratios[each.run_id])
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
-    _plain_ticks(axes, sorted({_ranks(each) for each in runs}), x_only=True)
+    _ticks_at(axes, sorted({_ranks(each) for each in runs}))
     axes.set_xlabel("ranks")
     axes.set_ylabel("communication / computation")
-    _legend(axes)
+    legend(axes)
     return Plot(
         title="Communication over computation",
         caption="Sum of the metric communication_s over the sum of computation_s, of all ranks of a run. "
         + _marks_text(are_joined),
-        svg=svg_of(figure),
+        svg=svg_of(axes),
     )
 
 
@@ -224,8 +218,7 @@ def quality_over_time_plot(found: Results) -> Plot | None:
     if metric is None or not any(len(series_of(each.metrics, metric.name)) > 1 for each in found.finished):
         return None
     unit_s, unit = _unit(max(each.wall_s for each in found.finished))
-    figure = new_figure(7.2)
-    axes = figure.subplots()
+    (axes,) = new_axes()
     groups: dict[str, list[RunResult]] = {}
     has_sizes = len({_ranks(each) for each in found.finished}) > 1
     for levels, members in found.series().items():
@@ -248,10 +241,10 @@ def quality_over_time_plot(found: Results) -> Plot | None:
                 label=label if number == 0 else None,
             )
     if metric.target is not None:
-        axes.axhline(metric.target, color="#666666", linestyle="--", linewidth=1)
+        axes.axhline(metric.target, color=QUIET, linestyle="--", linewidth=1)
     axes.set_xlabel(f"time since the start of the run [{unit}]")
     axes.set_ylabel(metric.name)
-    _legend(axes)
+    legend(axes)
     return Plot(
         title=f"{metric.name} over time",
         caption=(
@@ -259,7 +252,7 @@ def quality_over_time_plot(found: Results) -> Plot | None:
             + (f" {num_drawn} of {len(found.finished)} runs are shown." if num_drawn < len(found.finished) else "")
             + (" The dashed line is the target." if metric.target is not None else "")
         ),
-        svg=svg_of(figure),
+        svg=svg_of(axes),
     )
 
 
@@ -268,11 +261,12 @@ def correlation_plot(found: Correlations) -> Plot | None:
     number = len(found.columns)
     if number < 2:
         return None
-    size = min(12.0, 2.4 + 0.7 * number)
-    figure = new_figure(size + 1.2, size)
-    axes = figure.subplots()
+    # More columns than these do not fit beside another plot.
+    is_wide = number > 6
+    (axes,) = new_axes(min(11.0, 2.0 + 0.5 * number), is_wide=is_wide)
     values = [[math.nan if value is None else value for value in row] for row in found.values]
     image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
+    axes.grid(visible=False)
     axes.set_xticks(range(number), found.columns, rotation=45, ha="right")
     axes.set_yticks(range(number), found.columns)
     if number <= 12:
@@ -281,11 +275,12 @@ def correlation_plot(found: Correlations) -> Plot | None:
             colour = "white" if abs(value) > 0.6 else "black"
             text = "-" if math.isnan(value) else f"{value:.2f}"
             axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
-    figure.colorbar(image, ax=axes, label="Pearson's correlation")
+    axes.figure.colorbar(image, ax=axes, label="Pearson's correlation")
     return Plot(
         title="Correlations of the design",
         caption="A factor with numbers is one column. Of another factor, each level but the first is a column.",
-        svg=svg_of(figure),
+        svg=svg_of(axes),
+        is_wide=is_wide,
     )
 
 
@@ -348,42 +343,13 @@ def _marks_text(are_joined: bool) -> str:
     )
 
 
-def _plain_ticks(axes: Axes, xs: Sequence[float], *, x_only: bool = False) -> None:
-    """Label logarithmic axes with plain numbers, and the x axis at these values."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+def _ticks_at(axes: Axes, xs: Sequence[float]) -> None:
+    """Label a logarithmic x axis at these values with plain numbers."""
+    from matplotlib.ticker import NullLocator
 
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    if xs:
-        axes.set_xticks(list(xs))
-        axes.set_xlim(xs[0] / 1.3, xs[-1] * 1.3)
-    axes.xaxis.set_major_formatter(plain)
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.margins(0.08)
-
-    def locator(ends: tuple[float, float]) -> Locator:
-        # Less than a decade has too few of the ticks 1, 2, 5.
-        return (
-            LogLocator(subs=(1, 2, 5))
-            if ends[1] > 10 * ends[0] > 0
-            else MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3)
-        )
-
-    if not xs:
-        axes.xaxis.set_major_locator(locator(axes.get_xlim()))
-    if not x_only:
-        axes.yaxis.set_major_locator(locator(axes.get_ylim()))
-        axes.yaxis.set_major_formatter(plain)
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.grid(visible=True, color="#e3e6ea", linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
-def _legend(axes: Axes) -> None:
-    labels = [label for label in axes.get_legend_handles_labels()[1] if label]
-    if labels:
-        axes.legend(frameon=False, fontsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.set_xticks(list(xs), [f"{x:g}" for x in xs])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(xs[0] / 1.3, xs[-1] * 1.3)
 
 
 def _rank_of(results: Sequence[RunResult], name: str) -> Callable[[RunResult], int]:

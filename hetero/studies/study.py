@@ -11,7 +11,6 @@ from typing import Any
 
 from hetero.cluster import slug
 from hetero.errors import ConfigError, ExitCode
-from hetero.pages.drawing import PLOTS_HINT, has_matplotlib
 from hetero.pricing import Catalogue
 from hetero.studies.checks import CHECKS, check_study
 from hetero.studies.conduct import Progress, conduct, read_results
@@ -303,8 +302,6 @@ def write_results(preparation: Preparation, results: Sequence[RunResult], folder
         write_text(folder / PAGE_FILE_NAME, study_page(preparation.whole, results, table, preparation.findings))
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; give another --output-dir") from error
-    if not has_matplotlib():
-        logger.info("%s", PLOTS_HINT)
 
 
 def exit_code_of(results: Sequence[RunResult]) -> int:

@@ -13,9 +13,10 @@ from hetero.canary.conducting import write_report
 from hetero.canary.forecast import Candidate, Forecast, forecast
 from hetero.canary.model import CanaryReport, load_canary
 from hetero.canary.page import canary_page
-from hetero.canary.plots import plots_of
+from hetero.canary.plots import draws_of
 from hetero.canary.text import canary_text, headline_of
 from hetero.errors import ConfigError
+from hetero.pages.drawing import Plot
 
 
 def made(name: str, whole_s: float, hourly_usd: float, noise: float = 0.02) -> Forecast:
@@ -23,6 +24,10 @@ def made(name: str, whole_s: float, hourly_usd: float, noise: float = 0.02) -> F
     return forecast(
         Candidate(name=name, groups=(f"t={name}:1",), points=points, hourly_usd=hourly_usd, memory_limit_bytes=16e9)
     )
+
+
+def drawn(report: CanaryReport) -> list[Plot]:
+    return [plot for draw in draws_of(report).values() if (plot := draw()) is not None]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,7 @@ def test_runs_without_a_forecast_have_a_plot_too() -> None:
     points = job(lambda f: 100 * f, more=lambda f: {"failure": "exit code 1: MemoryError" if f > 0.01 else ""})
     shown = forecast(Candidate(name="small", groups=("t=small:1",), points=points)).shown
     report = CanaryReport(schema_version=1, command="train.py", how="", candidates=(shown,), decision=None)
-    (plot,) = plots_of(report)
+    (plot,) = drawn(report)
     assert plot.title == "small: canary runs"
     assert "MemoryError" in plot.caption
     assert "failed" in plot.svg
@@ -68,7 +73,7 @@ def test_runs_without_a_forecast_have_a_plot_too() -> None:
 
 def test_plots_show_points_and_refusals(report: CanaryReport) -> None:
     pytest.importorskip("matplotlib")
-    plots = plots_of(report)
+    plots = drawn(report)
     titles = [plot.title for plot in plots]
     assert titles[:2] == ["Forecast time of the whole job", "Forecast cost of the whole job"]
     assert "1 x small: time" in titles

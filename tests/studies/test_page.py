@@ -124,7 +124,7 @@ def test_metric_that_no_run_logged_is_a_notice() -> None:
 def test_times_and_costs_are_on_logarithmic_axes(plan: StudyPlan, results: list[RunResult], cost: bool) -> None:
     figures: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "svg_of", lambda figure: str(figures.append(figure)))
+        patch.setattr(plots, "svg_of", lambda axes: str(figures.append(axes.figure)))
         assert plots.scaling_plot(results_of(plan, results), cost=cost) is not None
     (axes,) = figures[0].axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
@@ -136,7 +136,7 @@ def test_times_and_costs_are_on_logarithmic_axes(plan: StudyPlan, results: list[
 def test_quality_has_intervals_of_95_percent(plan: StudyPlan, results: list[RunResult]) -> None:
     figures: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "svg_of", lambda figure: str(figures.append(figure)))
+        patch.setattr(plots, "svg_of", lambda axes: str(figures.append(axes.figure)))
         found = plots.quality_plot(results_of(plan, results))
     assert found is not None
     assert "Bars are 95 % intervals" in found.caption
@@ -156,7 +156,7 @@ def test_curves_over_time_are_told_apart_by_what_varies(clusters: list[str], exp
     plan = plan_of({**CHANGES, "factors": {"cluster": {n: CLUSTERS[n] for n in clusters}, "samples": [10**5, 10**6]}})
     figures: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "svg_of", lambda figure: str(figures.append(figure)))
+        patch.setattr(plots, "svg_of", lambda axes: str(figures.append(axes.figure)))
         assert plots.quality_over_time_plot(results_of(plan, [ended(run) for run in plan.runs])) is not None
     (axes,) = figures[0].axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == expected
@@ -227,7 +227,7 @@ def test_plot_that_fails_is_a_notice(
 
     monkeypatch.setattr(page, "quality_plot", fail)
     text = study_page(plan, results, rows(results), [])
-    assert "The plot of quality cannot be drawn: ValueError: no &lt;room&gt;" in text
+    assert "The plot of quality cannot be drawn: ValueError(&#x27;no &lt;room&gt;&#x27;)" in text
     assert text.count("<svg") == 6
 
 
@@ -235,7 +235,7 @@ def drawn(draw: Callable[[Results], plots.Plot | None], found: Results) -> tuple
     """Return the axes and the caption of a plot."""
     figures: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "svg_of", lambda figure: str(figures.append(figure)))
+        patch.setattr(plots, "svg_of", lambda axes: str(figures.append(axes.figure)))
         plot = draw(found)
     assert plot is not None
     return figures[0].axes[0], plot.caption

@@ -55,7 +55,7 @@ def forecast_of(account: Account, folder: Path, **more: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write pages without plots: tests/canary looks at those, and drawing takes a third of the time of these tests."""
-    monkeypatch.setattr("hetero.canary.plots.has_matplotlib", lambda: False)
+    monkeypatch.setattr("hetero.pages.page.has_matplotlib", lambda: False)
 
 
 @pytest.fixture
