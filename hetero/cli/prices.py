@@ -27,13 +27,8 @@ def add(commands: Subparsers) -> None:
         "refresh",
         allow_abbrev=False,
         help="write AWS's current prices into a price file",
-        description="Write AWS's on-demand prices of training into a price file. Overrides in the file are kept.",
-    )
-    refresh.add_argument(
-        "--from-file",
-        type=Path,
-        metavar="OFFER.json",
-        help="read the prices from AWS's offer file of AmazonSageMaker instead of asking AWS",
+        description="Ask AWS for its on-demand prices of training, with boto3 and your credentials. Write them into a "
+        "price file. Overrides in the file are kept.",
     )
     refresh.add_argument(
         "--region", default="us-east-1", metavar="NAME", help="AWS region of the prices. Default: us-east-1."
@@ -66,14 +61,8 @@ def _run(namespace: argparse.Namespace) -> int:
 
 
 def _refresh(namespace: argparse.Namespace) -> int:
-    from hetero.pricing.offers import read_offer_file
+    from hetero.pricing.price_service import fetch_prices
     from hetero.pricing.refresh import refresh_file
 
-    if namespace.from_file is not None:
-        prices = read_offer_file(namespace.from_file, namespace.region)
-    else:
-        from hetero.pricing.price_service import fetch_prices
-
-        prices = fetch_prices(namespace.region)
-    say(refresh_file(namespace.output, prices) + "\n")
+    say(refresh_file(namespace.output, fetch_prices(namespace.region)) + "\n")
     return int(ExitCode.OK)

@@ -5,8 +5,6 @@ instance_types.py one instance type: its facts with their sources, and its price
 cost.py           cost arithmetic
 tables.py         tables for ``hetero prices`` and for reports
 refresh.py        ``hetero prices refresh``: writes AWS's prices into a price file
-offers.py         reads AWS's offer file
-json_stream.py    reads JSON files of gigabytes, such as the offer file, member by member
 price_service.py  asks AWS's price list service, which needs an account and boto3
 data/             the shipped facts and price profiles
 

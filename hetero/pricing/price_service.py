@@ -1,23 +1,42 @@
-"""Current prices from AWS's price list service.
+"""Current prices from AWS's price list service, which needs an account and boto3.
 
-Unlike the offer file, the service needs an account and network access.
+Source of the format:
+https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/reading-service-price-list-file-for-services.html
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.pricing.offers import OFFER, PriceList, hourly_usd, price_list, trained_type
+from hetero.pricing.catalog import MAX_HOURLY_USD
 
-__all__ = ["fetch_prices"]
+__all__ = ["PriceList", "fetch_prices", "hourly_usd", "is_ours", "trained_type"]
 
+_OFFER = "AmazonSageMaker"
+_SOURCE = f"AWS price list of {_OFFER}, on demand, version"
+_TRAINING = re.compile(r"(?:[A-Z0-9]+-)?Train:(ml\.[a-z0-9-]+\.[a-z0-9]+)")
+"""Matches usage types of training, such as ``EUW1-Train:ml.c5.xlarge``, but not those of warm pools or endpoints."""
 _SERVICE_REGION = "us-east-1"
 """Region of the service, which returns the prices of all regions."""
 _MAX_PAGES = 1000
 """Maximum number of pages with 100 products each. AmazonSageMaker has thousands of products per region."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceList:
+    """Prices of one region."""
+
+    region: str
+    as_of: str
+    """ISO date of AWS's publication."""
+    source: str
+    hourly_usd: Mapping[str, float]
+    """Instance type -> USD per hour, in (0, 1000)."""
 
 
 def fetch_prices(region: str, client: Any = None) -> PriceList:
@@ -35,7 +54,7 @@ def fetch_prices(region: str, client: Any = None) -> PriceList:
     try:
         from botocore.exceptions import BotoCoreError, ClientError
     except ModuleNotFoundError:
-        raise ConfigError(f"boto3 is not installed; pip install boto3, or {_FROM_FILE}") from None
+        raise ConfigError("boto3 is not installed; pip install boto3") from None
     prices: dict[str, float] = {}
     head: dict[str, Any] = {}
     try:
@@ -45,16 +64,13 @@ def fetch_prices(region: str, client: Any = None) -> PriceList:
                 prices[found[0]] = max(usd, prices.get(found[0], 0.0))
                 head = max(head, product, key=lambda item: str(item.get("publicationDate", "")))
     except (BotoCoreError, ClientError) as error:
-        raise ConfigError(f"AWS's price list cannot be read: {str(error)[:300]}\n  to do: {_FROM_FILE}") from error
+        raise ConfigError(
+            f"AWS's price list cannot be read: {str(error)[:300]}\n"
+            "  to do: use credentials that may call pricing:GetProducts, or write a price file (docs/prices.md)"
+        ) from error
     if not prices:
         raise ConfigError(f"AWS lists no prices of training in {region!r}; expected a region such as eu-west-1")
-    return price_list(region, head, prices)
-
-
-_FROM_FILE = (
-    "download https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/AmazonSageMaker/current/REGION/index.json "
-    "and give it to --from-file"
-)
+    return _price_list(region, head, prices)
 
 
 def _client() -> Any:
@@ -65,7 +81,7 @@ def _client() -> Any:
 
 def _products(client: Any, region: str) -> Iterator[dict[str, Any]]:
     request = {
-        "ServiceCode": OFFER,
+        "ServiceCode": _OFFER,
         "Filters": [{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}],
         "FormatVersion": "aws_v1",
         "MaxResults": 100,
@@ -80,3 +96,54 @@ def _products(client: Any, region: str) -> Iterator[dict[str, Any]]:
             return
         request["NextToken"] = page["NextToken"]
     raise ConfigError(f"AWS's price list has more than {_MAX_PAGES} pages for {region}; expected fewer")
+
+
+def trained_type(product: Any) -> tuple[str, str] | None:
+    """Return the instance type and region of a product that is an hour of training. None for other products."""
+    attributes = product.get("attributes") if isinstance(product, Mapping) else None
+    if not isinstance(attributes, Mapping):
+        return None
+    usage = _TRAINING.fullmatch(str(attributes.get("usagetype")))
+    region = attributes.get("regionCode")
+    return (usage[1], region) if usage and isinstance(region, str) else None
+
+
+def hourly_usd(offers: Any) -> float | None:
+    """Return the highest hourly price in USD in the offers for a product, or None if they state none."""
+    found = (
+        dimension["pricePerUnit"].get("USD")
+        for offer in _values(offers)
+        for dimension in _values(offer.get("priceDimensions"))
+        if dimension.get("unit") in ("Hrs", "Hours") and isinstance(dimension.get("pricePerUnit"), Mapping)
+    )
+    prices = [price for text in found if (price := _number(text)) is not None and 0 < price < MAX_HOURLY_USD]
+    return max(prices, default=None)
+
+
+def _price_list(region: str, head: Mapping[str, Any], prices: Mapping[str, float]) -> PriceList:
+    """Return the price list of a region, sorted by instance type.
+
+    Args:
+        region: Region of the prices.
+        head: ``publicationDate`` and ``version`` as AWS states them.
+        prices: Instance type -> USD per hour.
+    """
+    version, date = (str(head.get(name, ""))[:40] for name in ("version", "publicationDate"))
+    ordered = {name: prices[name] for name in sorted(prices)}
+    return PriceList(region=region, as_of=date[:10], source=f"{_SOURCE} {version}", hourly_usd=ordered)
+
+
+def is_ours(source: object) -> bool:
+    """Return whether prices with this source come from AWS's list instead of from the user."""
+    return isinstance(source, str) and source.startswith(_SOURCE)
+
+
+def _values(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value.values() if isinstance(item, Mapping)] if isinstance(value, Mapping) else []
+
+
+def _number(text: Any) -> float | None:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return None

@@ -12,8 +12,7 @@ from guards import hide_account
 from hetero import cli
 from hetero.errors import ConfigError, ExitCode
 from hetero.pricing import price_service
-from hetero.pricing.offers import is_ours
-from hetero.pricing.price_service import fetch_prices
+from hetero.pricing.price_service import fetch_prices, is_ours
 
 boto3 = pytest.importorskip("boto3")
 stub = pytest.importorskip("botocore.stub")
@@ -57,7 +56,7 @@ def test_refusal_says_what_to_do_instead(client: Any) -> None:
         stubber.add_client_error("get_products", "AccessDeniedException", "not authorized to perform pricing")
         with pytest.raises(ConfigError, match="not authorized to perform pricing") as caught:
             fetch_prices("us-east-1", client)
-    assert "--from-file" in str(caught.value)
+    assert "pricing:GetProducts" in str(caught.value)
 
 
 def test_region_without_prices_is_refused(client: Any) -> None:
@@ -76,7 +75,7 @@ def test_service_that_never_ends_is_left(client: Any, monkeypatch: pytest.Monkey
             fetch_prices("us-east-1", client)
 
 
-def test_command_asks_aws_without_a_file(
+def test_command_writes_the_file_that_other_commands_take(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(price_service, "_client", lambda: client)
@@ -85,7 +84,8 @@ def test_command_asks_aws_without_a_file(
         stubber.add_response("get_products", {"PriceList": items()}, REQUEST)
         assert cli.main(["prices", "refresh", "--output", str(path)]) == ExitCode.OK
     assert "3 prices of us-east-1" in capsys.readouterr().out
-    assert json.loads(path.read_text())["hourly_usd"]["ml.g5.xlarge"] == 1.408
+    assert cli.main(["prices", "show", "ml.p4d.24xlarge", "--price-file", str(path)]) == ExitCode.OK
+    assert "25.251 USD/hour in us-east-1" in capsys.readouterr().out
 
 
 def test_command_without_an_account_says_so(
@@ -95,4 +95,4 @@ def test_command_without_an_account_says_so(
     assert cli.main(["prices", "refresh", "--output", str(tmp_path / "prices.json")]) == ExitCode.USAGE
     error = capsys.readouterr().err
     assert "AWS's price list cannot be read: Unable to locate credentials" in error
-    assert "--from-file" in error
+    assert "pricing:GetProducts" in error

@@ -1,4 +1,4 @@
-"""AWS's prices: read from its offer file, written into a price file that keeps what its user wrote."""
+"""AWS's prices: which products they are, and a price file that keeps what its user wrote."""
 
 from __future__ import annotations
 
@@ -8,56 +8,17 @@ from typing import Any
 
 import pytest
 
-from hetero import cli
-from hetero.errors import ConfigError, ExitCode
+from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
-from hetero.pricing.offers import PriceList, hourly_usd, is_ours, read_offer_file, trained_type
+from hetero.pricing.price_service import PriceList, hourly_usd, is_ours, trained_type
 from hetero.pricing.refresh import refresh_file
 
-OFFER = Path(__file__).with_name("offer.json")
-"""In the format of AWS's file, with products of two regions, of training and of other things."""
 PRICES = {"ml.c5.9xlarge": 1.836, "ml.g5.xlarge": 1.408, "ml.p4d.24xlarge": 25.251}
 
 
 def new_prices(**hourly: float) -> PriceList:
-    found = read_offer_file(OFFER, "us-east-1")
-    return PriceList(region=found.region, as_of=found.as_of, source=found.source, hourly_usd=hourly or found.hourly_usd)
-
-
-def test_offer_file_gives_the_prices_of_training_in_one_region() -> None:
-    found = read_offer_file(OFFER, "us-east-1")
-    assert found.hourly_usd == PRICES
-    assert (found.region, found.as_of) == ("us-east-1", "2026-11-01")
-    assert is_ours(found.source)
-    assert "20261101000000" in found.source
-    assert read_offer_file(OFFER, "eu-west-1").hourly_usd == {"ml.c5.9xlarge": 2.074}
-
-
-def test_offer_file_without_the_region_names_those_it_has() -> None:
-    with pytest.raises(
-        ConfigError, match="no prices of training in mars-1; give a --region that it has: eu-west-1, us-east-1"
-    ):
-        read_offer_file(OFFER, "mars-1")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("{}", "offerCode is None; expected the offer file of AmazonSageMaker"),
-        ('{"offerCode": "AmazonEC2", "products": {}}', "offerCode is 'AmazonEC2'"),
-        ('{"terms": {}, "products": {}}', "terms before products"),
-        ('{"offerCode": "AmazonSageMaker"', "expected ','"),
-        ('{"offerCode": "AmazonSageMaker", "products": {"A": 3}, "terms": {"OnDemand": {"A": []}}}', "no region"),
-    ],
-)
-def test_file_that_is_no_offer_is_refused(content: str, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "index.json"
-    path.write_text(content)
-    with pytest.raises(ConfigError) as caught:
-        read_offer_file(path, "us-east-1")
-    assert words in str(caught.value)
-    with pytest.raises(ConfigError, match="No such file"):
-        read_offer_file(tmp_path / "none.json", "us-east-1")
+    source = "AWS price list of AmazonSageMaker, on demand, version 20261101000000"
+    return PriceList(region="us-east-1", as_of="2026-11-01", source=source, hourly_usd=hourly or PRICES)
 
 
 def product(usage: Any, region: Any = "us-east-1") -> dict[str, Any]:
@@ -188,13 +149,3 @@ def test_more_prices_than_a_price_file_holds_are_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="at most 1048576 bytes"):
         refresh_file(tmp_path / "prices.json", new_prices(**many))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_command_writes_the_file_that_other_commands_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tmp_path / "mine.json")
-    assert cli.main(["prices", "refresh", "--from-file", str(OFFER), "--output", path]) == ExitCode.OK
-    assert f"use them with --price-file {path}" in capsys.readouterr().out
-    assert cli.main(["prices", "show", "ml.p4d.24xlarge", "--price-file", path]) == ExitCode.OK
-    assert "25.251 USD/hour in us-east-1" in capsys.readouterr().out
-    assert cli.main(["prices", "refresh", "--from-file", path, "--output", path]) == ExitCode.USAGE
-    assert "offerCode is None" in capsys.readouterr().err
