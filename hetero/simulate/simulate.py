@@ -97,7 +97,7 @@ def simulate(
 
     Raises:
         ClusterError: If vCPUs are to be emulated and their number is not known, or if a group's role is unclear.
-        ConfigError: If the script does not exist, an argument is malformed, or openssl is missing.
+        ConfigError: If the script does not exist, an argument is malformed, or cryptography is missing.
         PortError: If no block of loopback addresses is free.
     """
     _check(options, groups, channels)
@@ -156,7 +156,7 @@ def run_hosts(
             second request kills them.
 
     Raises:
-        ConfigError: If another simulation writes to the folder, or openssl is missing.
+        ConfigError: If another simulation writes to the folder, or cryptography is missing.
         PortError: If no block of addresses is free.
     """
     with contextlib.ExitStack() as stack:

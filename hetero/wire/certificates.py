@@ -1,70 +1,36 @@
-"""Makes the certificates of one job with the ``openssl`` command: an authority, and a key and certificate per host."""
+"""Makes the certificates of one job with the package ``cryptography``: an authority, and a key and one per host."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import ipaddress
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hetero.errors import ConfigError, HeteroError
+from hetero.errors import ConfigError
 from hetero.system.workdir import private_folder
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.x509 import Certificate, ExtensionType
 
 __all__ = ["DEFAULT_DAYS", "make_certificates"]
 
 DEFAULT_DAYS = 30
 _MAX_DAYS = 825
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
-_EARLIER = timedelta(hours=1)  # certificates become valid this long before now, because the hosts' clocks differ
-_TIMEOUT_S = 60.0
+# Certificates become valid this long before now, because the hosts' clocks differ.
+_EARLIER = dt.timedelta(hours=1)
 _SCRATCH_PREFIX = ".certificates-"
-_MAX_KEY_BYTES = 2**16
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-
-# This replaces the system's configuration. `openssl ca` is used because not every version of
-# `openssl x509` can set the start date.
-_CONFIG = """\
-[ca]
-default_ca = job
-[job]
-database = index.txt
-new_certs_dir = .
-certificate = ca.pem
-private_key = {authority_key}
-default_md = sha256
-rand_serial = yes
-unique_subject = no
-policy = names
-[names]
-commonName = supplied
-[req]
-distinguished_name = names
-[authority]
-basicConstraints = critical, CA:TRUE, pathlen:0
-keyUsage = critical, keyCertSign
-subjectKeyIdentifier = hash
-[host]
-basicConstraints = critical, CA:FALSE
-keyUsage = critical, digitalSignature
-extendedKeyUsage = serverAuth, clientAuth
-subjectKeyIdentifier = hash
-authorityKeyIdentifier = keyid
-subjectAltName = {name}
-"""
 
 
 def make_certificates(
-    folder: Path,
-    hosts: Sequence[str],
-    *,
-    days: int = DEFAULT_DAYS,
-    keep_authority_key: bool = False,
-    valid_from: datetime | None = None,
+    folder: Path, hosts: Sequence[str], *, days: int = DEFAULT_DAYS, keep_authority_key: bool = False
 ) -> None:
     """Write ``ca.pem``, and ``HOST.pem`` and ``HOST.key`` for every host. By default, discard the authority's key.
 
@@ -77,44 +43,39 @@ def make_certificates(
         hosts: Names of the hosts as in the description of the cluster.
         days: Days until the certificates expire, 1 to 825.
         keep_authority_key: Whether to write ``ca.key`` as well. With this key, anyone can join the job.
-        valid_from: Start of the certificates' validity. The default is one hour ago.
 
     Raises:
-        ConfigError: If openssl is not installed, if a host's name or ``days`` is invalid, if a file exists already, or
-            if the folder cannot be written to or be restricted to this user.
-        HeteroError: If openssl failed.
+        ConfigError: If cryptography is not installed, if a host's name or ``days`` is invalid, if a file exists
+            already, or if the folder cannot be written to or be restricted to this user.
     """
     # Check the arguments.
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        raise ConfigError(
-            "the command openssl is not in the PATH; install it, or make the certificates elsewhere:\n"
-            "  ca.pem, and HOST.pem and HOST.key for every host, its name as subjectAltName"
-        )
     if not 1 <= days <= _MAX_DAYS:
         raise ConfigError(f"--days is {days}; expected 1 to {_MAX_DAYS}")
     names = [f"{host}.{kind}" for host in hosts for kind in ("pem", "key")]
     _check(folder, hosts, ["ca.pem", *names])
-    # Make everything in a private scratch folder, and move the files when all of them exist.
-    begin = datetime.now(timezone.utc) - _EARLIER if valid_from is None else valid_from
+    # Make everything before the first file is written.
+    now = dt.datetime.now(dt.timezone.utc)
+    begin, end = now - _EARLIER, now + dt.timedelta(days=days)
+    authority = _Authority.new(begin, end)
+    made = {"ca.pem": _pem(authority.certificate)}
+    if keep_authority_key:
+        made["ca.key"] = _pem(authority.key)
+    for host in hosts:
+        key, certificate = authority.issue(host, begin, end)
+        made |= {f"{host}.pem": _pem(certificate), f"{host}.key": _pem(key)}
+    # Write the files into a private scratch folder, and move them when all of them exist.
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             scratch = stack.enter_context(private_folder(_SCRATCH_PREFIX, parent=str(folder)))
+            for name, content in made.items():
+                with open(scratch / name, "xb", opener=_open_private) as file:
+                    file.write(content)
+            for name in made:
+                (scratch / name).replace(folder / name)
         except OSError as error:
             why = error.strerror or error
-            raise ConfigError(f"cannot make the folder {folder}, or one in it: {why}") from error
-        authority_key = os.memfd_create("hetero-ca-key", os.MFD_CLOEXEC)
-        stack.callback(os.close, authority_key)
-        maker = _Maker(openssl, scratch, authority_key, begin, begin + timedelta(days=days) + _EARLIER)
-        maker.make_authority()
-        for host in hosts:
-            maker.make_host(host)
-        kept = ["ca.pem", *(["ca.key"] if keep_authority_key else []), *names]
-        if keep_authority_key:
-            maker.save_authority_key()
-        for name in kept:
-            (scratch / name).replace(folder / name)
+            raise ConfigError(f"cannot make the folder {folder}, or files in it: {why}") from error
 
 
 def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
@@ -130,66 +91,117 @@ def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
         raise ConfigError(f"{folder} holds {taken[0]} already; give another folder, or remove the old certificates")
 
 
-class _Maker:
-    """Runs openssl in a folder that other users cannot read."""
+@dataclass(frozen=True, slots=True)
+class _Authority:
+    """The key that signs the certificates of a job's hosts, and its own certificate."""
 
-    def __init__(self, openssl: str, folder: Path, authority_key: int, begin: datetime, end: datetime) -> None:
-        self._openssl = openssl
-        self._folder = folder
-        self._authority_key = authority_key
-        self._authority_key_path = f"/proc/self/fd/{authority_key}"  # valid in openssl, which inherits the descriptor
-        self._dates = [f"{when:%Y%m%d%H%M%SZ}" for when in (begin, end)]
-        (folder / "index.txt").touch()
+    key: EllipticCurvePrivateKey
+    certificate: Certificate
 
-    def make_authority(self) -> None:
-        """Make the authority's key in memory, and write ``ca.pem``."""
-        key = self._authority_key_path
-        self._make("ca", "hetero job", "authority", "DNS:unused", "-selfsign", "-keyfile", key, key=key)
+    @classmethod
+    def new(cls, begin: dt.datetime, end: dt.datetime) -> _Authority:
+        """Make an authority.
 
-    def save_authority_key(self) -> None:
-        """Write ``ca.key``."""
-        with open(self._folder / "ca.key", "xb", opener=_open_private) as file:
-            file.write(os.pread(self._authority_key, _MAX_KEY_BYTES, 0))
-
-    def make_host(self, host: str) -> None:
-        """Make the key and certificate of a host."""
-        self._make(host, "hetero host", "host", _alternative_name(host), key=f"{host}.key")
-
-    def _make(self, name: str, subject: str, section: str, alternative_name: str, *flags: str, key: str) -> None:
-        config = _CONFIG.format(name=alternative_name, authority_key=self._authority_key_path)
-        (self._folder / "config").write_text(config, encoding="ascii")
-        self._run("req", "-new", *_NEW_KEY, "-subj", f"/CN={subject}", "-keyout", key, "-out", f"{name}.csr")
-        self._run(
-            *("ca", "-batch", "-notext", *flags, "-extensions", section, "-in", f"{name}.csr", "-out", f"{name}.pem"),
-            *("-startdate", self._dates[0], "-enddate", self._dates[1]),
-        )
-
-    def _run(self, command: str, *arguments: str) -> None:
+        Raises:
+            ConfigError: If cryptography is not installed.
+        """
         try:
-            subprocess.run(
-                [self._openssl, command, "-config", "config", *arguments],
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=_TIMEOUT_S,
-                umask=0o077,
-                pass_fds=(self._authority_key,),
-                check=True,
-            )
-        except subprocess.CalledProcessError as error:
-            lines = "".join(f"\n    {line}" for line in error.stdout.decode(errors="replace").splitlines()[-10:])
-            raise HeteroError(f"openssl {command} failed with status {error.returncode}{lines}") from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise HeteroError(f"cannot run {self._openssl}: {error}") from error
+            from cryptography import x509
+        except ImportError as error:
+            raise ConfigError(
+                'certificates are made with cryptography, which is not installed; pip install "hetero[tls]", or make '
+                "them elsewhere:\n  ca.pem, and HOST.pem and HOST.key for every host, its name as subjectAltName"
+            ) from error
+        key = _new_key()
+        extensions: list[tuple[ExtensionType, bool]] = [
+            (x509.BasicConstraints(ca=True, path_length=0), True),
+            (_usage(signs_certificates=True), True),
+        ]
+        return cls(key, _signed("hetero job", key, "hetero job", key, begin, end, extensions))
+
+    def issue(self, host: str, begin: dt.datetime, end: dt.datetime) -> tuple[EllipticCurvePrivateKey, Certificate]:
+        """Return the key and the certificate of a host."""
+        from cryptography import x509
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
+        key = _new_key()
+        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        try:
+            name: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+        except ValueError:
+            name = x509.DNSName(host)
+        extensions: list[tuple[ExtensionType, bool]] = [
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (_usage(signs_certificates=False), True),
+            (both, False),
+            (x509.SubjectAlternativeName([name]), False),
+            # A strict check, as of `openssl verify -x509_strict`, needs the key that signed.
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), False),
+        ]
+        return key, _signed("hetero host", key, "hetero job", self.key, begin, end, extensions)
+
+
+def _new_key() -> EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _usage(*, signs_certificates: bool) -> ExtensionType:
+    """Return what a key is for: to sign certificates, or to sign handshakes."""
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _signed(
+    subject: str,
+    key: EllipticCurvePrivateKey,
+    issuer: str,
+    issuer_key: EllipticCurvePrivateKey,
+    begin: dt.datetime,
+    end: dt.datetime,
+    extensions: Sequence[tuple[ExtensionType, bool]],
+) -> Certificate:
+    """Return a signed certificate of a key. An extension has a flag that says whether it is critical."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.x509.oid import NameOID
+
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    builder = (
+        x509.CertificateBuilder(subject_name=named(subject), issuer_name=named(issuer), public_key=key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    for extension, is_critical in extensions:
+        builder = builder.add_extension(extension, critical=is_critical)
+    return builder.sign(issuer_key, SHA256())
+
+
+def _pem(content: EllipticCurvePrivateKey | Certificate) -> bytes:
+    """Return the content of a file."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509 import Certificate
+
+    if isinstance(content, Certificate):
+        return content.public_bytes(Encoding.PEM)
+    return content.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-def _alternative_name(host: str) -> str:
-    try:
-        return f"IP:{ipaddress.ip_address(host)}"
-    except ValueError:
-        return f"DNS:{host}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import os
 import shutil
 import ssl
 import tempfile
@@ -16,8 +15,11 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from hetero.wire.certificates import _Maker, make_certificates
+from hetero.wire.certificates import _Authority, _pem, make_certificates
 from hetero.wire.tls import Tls, TlsSession
 from hetero.wire.transports.interface import Connection
 from hetero.wire.transports.tls import TlsTransport
@@ -34,9 +36,6 @@ HOSTS = ("algo-1", "algo-2", "data", "trainer", "intruder")
 @functools.cache
 def folder(kind: str) -> Path:
     """Return certificates of `HOSTS`: those of the ``job``, of an ``other`` one, or the job's but ``expired``."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here")
     made = Path(tempfile.mkdtemp(prefix="hetero-test-certificates-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     if kind != "expired":
@@ -45,13 +44,16 @@ def folder(kind: str) -> Path:
     for name in ("ca.pem", "ca.key"):
         shutil.copy(folder("job") / name, made)
     begin = datetime.now(timezone.utc) - timedelta(days=9)
-    authority_key = os.open(made / "ca.key", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        maker = _Maker(openssl, made, authority_key, begin, begin + timedelta(days=1))
-        for host in HOSTS:
-            maker.make_host(host)
-    finally:
-        os.close(authority_key)
+    key = serialization.load_pem_private_key((made / "ca.key").read_bytes(), None)
+    authority = _Authority(
+        cast("EllipticCurvePrivateKey", key), x509.load_pem_x509_certificate((made / "ca.pem").read_bytes())
+    )
+    for host in HOSTS:
+        key, certificate = authority.issue(host, begin, begin + timedelta(days=1))
+        (made / f"{host}.pem").write_bytes(_pem(certificate))
+        (made / f"{host}.key").write_bytes(_pem(key))
+        (made / f"{host}.key").chmod(0o600)
+        (made / f"{host}.pem").chmod(0o600)
     return made
 
 
