@@ -16,7 +16,6 @@ checks.py       mistakes that the plan shows (ST-01 to ST-11)
 runs.py         a run before and after it (`PlannedRun`, `RunResult`), and the interface `Executor`
 executors.py    executes runs as child processes: ``hetero simulate``, ``hetero launch``
 child_job.py    the processes of one run, and their output
-matching.py     searches the output of a run for metrics, in a process of its own
 conduct.py      executes the runs that are left, within the budget
 ledger.py       ``runs.jsonl``, which lets a killed study go on
 statistics.py   intervals, time to quality, quality after time, Pareto fronts

@@ -20,7 +20,7 @@ from hetero.errors import ConfigError
 from hetero.system.process import PARENT_VARIABLE, start_child
 from hetero.system.text import escape_line, shortened
 
-__all__ = ["Job", "Line", "python_path"]
+__all__ = ["Job", "Line"]
 
 _STOP_S = 90.0
 """Seconds from the request to stop until a run is killed. Ranks have 50 s to save a checkpoint."""
@@ -65,7 +65,7 @@ class Job:
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         process = start_child(
             command,
-            env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": python_path()},
+            env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": _python_path()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -129,7 +129,7 @@ class Job:
                 process.kill()
 
 
-def python_path() -> str:
+def _python_path() -> str:
     """Return the PYTHONPATH of a child: this process's, and hetero's source tree unless it is installed."""
     parts = [os.environ.get("PYTHONPATH", "")]
     own = Path(__file__).resolve().parents[2]

@@ -6,7 +6,6 @@ expression finds in the line gets the same time.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import os
 import re
@@ -27,9 +26,8 @@ from hetero.metrics.logged import LoggedMetric, MetricPattern, read_metric_line,
 from hetero.pricing import Catalogue
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report
 from hetero.simulate.simulate import parse_group
-from hetero.studies.child_job import Job, Line, python_path
+from hetero.studies.child_job import Job, Line
 from hetero.studies.ledger import report_in
-from hetero.studies.matching import Search
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
 from hetero.system.process import describe_exit_status
 from hetero.system.scripts import find_script
@@ -82,10 +80,8 @@ class _ChildExecutor:
             (folder / name).unlink(missing_ok=True)
         started_at = dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
         started_s = time.monotonic()
-        with (
-            (folder / LOG_FILE_NAME).open("w", encoding="utf-8") as log,
-            contextlib.closing(_Logged(self._patterns)) as logged,
-        ):
+        logged = _Logged(self._patterns)
+        with (folder / LOG_FILE_NAME).open("w", encoding="utf-8") as log:
             log.write("".join(f"$ {shlex.join(command)}\n" for command in commands))
             job = Job(commands, self._environment(run), log)
             with self._lock:
@@ -97,7 +93,6 @@ class _ChildExecutor:
                     logged.read(line)
                 statuses = job.wait()
                 wall_s = time.monotonic() - started_s
-                logged.finish()
             finally:
                 job.close()
                 with self._lock:
@@ -280,10 +275,9 @@ class _Logged:
     """The metrics in the lines of a run, and its last lines."""
 
     def __init__(self, patterns: Sequence[MetricPattern]) -> None:
-        environment = {**os.environ, "PYTHONPATH": python_path()}
-        self._search = Search(patterns, environment) if patterns else None
+        self._patterns = patterns
         self.found: list[LoggedMetric] = []
-        """Values that the study's expressions found, after `finish`."""
+        """Values that the study's expressions found."""
         self.lines: list[LoggedMetric] = []
         """Values of lines that `hetero.log_metric` wrote, in case that no report has them."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -293,25 +287,17 @@ class _Logged:
         self.tail.append(line.text)
         match = _RANK.search(line.text[:200])
         rank = 0 if match is None else int(match[1])
-        if self._search is not None:
-            self._search.read(line.text, at_s=line.at_s, unix_s=line.unix_s, rank=rank)
+        for pattern in self._patterns:
+            found = pattern.read(line.text)
+            if found is not None:
+                _add(self.found, _metric_of(line, rank, pattern.name, found))
         logged = read_metric_line(line.text)
         if logged is not None:
-            name, value, step = logged
-            _add(
-                self.lines,
-                LoggedMetric(name=name, value=value, step=step, at_s=line.at_s, unix_s=line.unix_s, rank=rank),
-            )
+            _add(self.lines, _metric_of(line, rank, *logged))
 
-    def finish(self) -> None:
-        """Wait for the values that the expressions find. Call this once, after the last line."""
-        for value in self._search.found() if self._search is not None else ():
-            _add(self.found, value)
 
-    def close(self) -> None:
-        """End the search. Idempotent."""
-        if self._search is not None:
-            self._search.close()
+def _metric_of(line: Line, rank: int, name: str, value: float, step: int | None = None) -> LoggedMetric:
+    return LoggedMetric(name=name, value=value, step=step, at_s=line.at_s, unix_s=line.unix_s, rank=rank)
 
 
 def _add(values: list[LoggedMetric], value: LoggedMetric) -> None:

@@ -149,18 +149,6 @@ def test_first_and_last_value_of_a_long_series_are_kept(
         assert len(values) <= 10
 
 
-@pytest.mark.timeout(60)
-def test_expression_that_takes_too_long_is_dropped_and_the_others_are_not(
-    run: PlannedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    slow = MetricPattern(name="slow", regex="((?:a+)+)b")
-    code = "print('loss: 1'); print('a' * 4000); print('loss: 2')"
-    result = ScriptExecutor(code, patterns=[slow, LOSS]).execute(run, tmp_path)
-    assert [(value.name, value.value) for value in result.metrics] == [("loss", 1), ("loss", 2)]
-    assert "metric slow has no values from" in caplog.text
-    assert "because its regex takes too long" in caplog.text
-
-
 def test_stopped_run_ends_and_later_ones_end_at_once(run: PlannedRun, tmp_path: Path) -> None:
     code = "import signal, sys; print('loss: 1', flush=True); signal.sigwait([signal.SIGTERM]); sys.exit(143)"
     code = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n" + code
