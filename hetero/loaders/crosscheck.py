@@ -173,7 +173,7 @@ class CheckedReader(Iterator[Any]):
         reader = _globals_reader(spec)
         own = reader.read()
         for endpoint, description in sorted(descriptions.items()):
-            check_globals(own, description.globals, dataset=spec.name, there=endpoint, warned=reader.warned)
+            check_globals(reader, own, description.globals, dataset=spec.name, there=endpoint)
 
 
 class _OwnDataset:

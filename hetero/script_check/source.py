@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hetero.batches.imported import imported
+from hetero.batches.purity.changes import changes, functions_of, is_global, syntax_tree
 from hetero.batches.purity.reach import Reach, reach, user_modules
 from hetero.datasets import get_factory, registered
 from hetero.script_check.findings import Finding
@@ -34,13 +34,6 @@ _OUTSIDE = frozenset(
     }
 )
 """Functions of the standard library whose results no seed decides."""
-_MUTATORS = frozenset(
-    {
-        *("add", "append", "appendleft", "clear", "discard", "extend", "fill", "insert", "pop", "popitem", "remove"),
-        *("reverse", "setdefault", "sort", "update", "merge_from_dict", "merge_from_file", "merge_from_list"),
-    }
-)
-"""Methods that change a container. The last three are those of yacs and similar libraries."""
 
 
 def static_findings(folder: str) -> list[Finding]:
@@ -61,8 +54,8 @@ def impure_lines(folder: str) -> list[tuple[tuple[str, int], str]]:
     found = [((file, node.lineno), f"{_name(node)}()") for file, node in calls if not node.args]
     for file, function in _functions(used, folder):
         if function.name not in ("__init__", "on_seed"):
-            for names, line in _changes(function):
-                if len(names) > 1 and not _is_global(names[0], function):
+            for names, line in changes(function):
+                if len(names) > 1 and not is_global(names[0], function):
                     found.append(((file, line), f"self.{names[1]}, which {function.name}() changes"))
     # A generator with a seed is only a cause if it lives longer than a sample.
     found = found or [((file, node.lineno), f"{_name(node)}()") for file, node in calls]
@@ -87,9 +80,9 @@ def change_line(label: str, folder: str) -> tuple[str, int] | None:
     """
     name = label.rpartition(".")[2]
     for file in _user_files(folder):
-        for block in _blocks_of_main(_tree(file)):
-            for names, line in _changes(block):
-                is_outside = not isinstance(block, ast.FunctionDef) or _is_global(names[0], block)
+        for block in _blocks_of_main(syntax_tree(file)):
+            for names, line in changes(block):
+                is_outside = not isinstance(block, ast.FunctionDef) or is_global(names[0], block)
                 if name in names[1:] or (name == names[0] and is_outside):
                     return file, line
     return None
@@ -98,7 +91,7 @@ def change_line(label: str, folder: str) -> tuple[str, int] | None:
 def call_line(name: str, folder: str) -> tuple[str, int] | None:
     """Return file and line of the first call of a class or function in the user's files."""
     for file in _user_files(folder):
-        for node in ast.walk(_tree(file)):
+        for node in ast.walk(syntax_tree(file)):
             if isinstance(node, ast.Call) and _name(node).rpartition(".")[2] == name:
                 return file, node.lineno
     return None
@@ -107,7 +100,7 @@ def call_line(name: str, folder: str) -> tuple[str, int] | None:
 def nested_factory(script: str, folder: str) -> tuple[str, int] | None:
     """Return file and line of a factory that is registered inside of a function."""
     for file in (script, *_user_files(folder)):
-        for outer in (node for node in ast.walk(_tree(file)) if isinstance(node, ast.FunctionDef)):
+        for outer in (node for node in ast.walk(syntax_tree(file)) if isinstance(node, ast.FunctionDef)):
             for node in ast.walk(outer):
                 if isinstance(node, ast.FunctionDef) and node is not outer:
                     for each in node.decorator_list:
@@ -133,68 +126,17 @@ def _used() -> Reach:
     return reach(roots)
 
 
-@functools.lru_cache(maxsize=256)
-def _tree(file: str) -> ast.Module:
-    try:
-        return ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ast.Module([], [])
-
-
 def _functions(used: Reach, folder: str) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Yield the functions that the data sets use, with their files. Functions inside others are a part of them."""
-    places = {(os.path.realpath(code.co_filename), code.co_firstlineno) for code in used.functions}
-    for file in sorted({file for file, _ in places if is_user_file(file, folder)}):
-        for node in ast.walk(_tree(file)):
-            if isinstance(node, ast.FunctionDef) and (file, _first_line(node)) in places:
-                yield file, node
+    """Yield the functions that the data sets use, with their files."""
+    for code, function in functions_of(used.functions):
+        if is_user_file(code.co_filename, folder):
+            yield os.path.realpath(code.co_filename), function
 
 
 def _calls(used: Reach, folder: str) -> Iterator[tuple[str, ast.Call]]:
     """Yield the calls in the functions that the data sets use."""
     for file, function in _functions(used, folder):
         yield from ((file, each) for each in ast.walk(function) if isinstance(each, ast.Call))
-
-
-def _changes(block: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield what code assigns or changes, and the lines. ``a.b[0] = 1`` and ``a.b.append(1)`` yield ``("a", "b")``."""
-    for node in ast.walk(block):
-        names: tuple[str, ...] = ()
-        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-            names = _path(node)
-        elif isinstance(node, ast.Call):
-            function = node.func
-            filled = [each.value for each in node.keywords if each.arg == "namespace"]  # argparse fills this object
-            if isinstance(function, ast.Attribute) and function.attr in _MUTATORS:
-                names = _path(function.value)
-            elif _name(node) == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
-                names = (*_path(node.args[0]), str(node.args[1].value))
-            elif filled:
-                names = _path(filled[0])
-        if names:
-            yield names, node.lineno  # type: ignore[attr-defined]
-
-
-def _path(node: ast.expr) -> tuple[str, ...]:
-    """Return the names in an expression of names, attributes and subscripts, the first one first. Else nothing."""
-    if isinstance(node, ast.Name):
-        return (node.id,)
-    if isinstance(node, ast.Attribute) and (path := _path(node.value)):
-        return (*path, node.attr)
-    return _path(node.value) if isinstance(node, ast.Subscript) else ()
-
-
-def _is_global(name: str, function: ast.FunctionDef) -> bool:
-    """Return whether a name in a function is a global, and not an argument or a local variable."""
-    nodes = list(ast.walk(function))
-    if any(isinstance(node, ast.Global) and name in node.names for node in nodes):
-        return True
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return name not in stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
-
-
-def _first_line(node: ast.FunctionDef) -> int:
-    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
 def _name(call: ast.Call) -> str:
@@ -225,7 +167,7 @@ def _environment(used: Reach, folder: str) -> Iterator[Finding]:
     functions = (function for _, function in _functions(used, folder))
     read = {name for function in functions for name, _ in _variables(function, is_write=False)}
     for file in _user_files(folder):
-        for node in _blocks_of_main(_tree(file)):
+        for node in _blocks_of_main(syntax_tree(file)):
             for name, line in _variables(node, is_write=True):
                 if name in read:
                     yield Finding(

@@ -57,9 +57,7 @@ class LocalDataset:
         self._start_failure: Failure | Mismatch | None = None
         self.globals: dict[str, GlobalValue] = {}
         """Values of the globals that the data set's code reads, from the process that starts the workers. Set only for
-        workers that import the script anew, and there until they have been compared."""
-        self._imported: dict[str, str] = {}
-        """Digests of these globals in a worker, before the data set's code ran there."""
+        workers that import the script anew."""
         self.connections: set[str] = set()
         """Names of connections and pipes that were opened while the data set was built here, or computed samples
         here."""
@@ -148,25 +146,15 @@ class LocalDataset:
         self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
 
     def start_own_worker(self, worker_index: int) -> None:
-        """Call `start_worker`. If this fails, answer every later request with the failure."""
+        """Compare the globals, and call `start_worker`. If this fails, answer every later request with the failure."""
         reopen_files(self._files)
-        if self.globals:
-            self._imported = self.globals_reader().digests()
         try:
+            if self.globals:  # compared before the data set's code runs, because that code may fill caches
+                reader, there = self.globals_reader(), f"loader worker {worker_index}"
+                check_globals(reader, self.globals, reader.digests(), dataset=self.name, there=there)
             self.start_worker(worker_index)
         except DatasetError as exc:
             self._start_failure = Failure(exc.record)
-
-    def _compare_globals(self, worker_index: int) -> None:
-        """Compare the globals of this worker with those of the process that started it, once.
-
-        The first batch has been computed, so caches and counters of the data set's code are known. If globals differ,
-        answer this request and every later one with the failure.
-        """
-        own, self.globals = self.globals, {}
-        others = self.globals_reader().unchanged(self._imported)
-        try:
-            check_globals(own, others, dataset=self.name, there=f"loader worker {worker_index}", warned=set())
         except DatasetMismatchError as exc:
             self._start_failure = Mismatch(str(exc))
 
@@ -210,9 +198,6 @@ class LocalDataset:
             content = self.fetch(request, on_skips=skips.append)
         else:
             content = self._answer_in_worker(request, info.num_workers, skips.append)
-            if self.globals:
-                self._compare_globals(info.id)
-                content = self._start_failure or content
         return Answer(number, content, skips[0] if skips else None)
 
     def _answer_in_worker(self, request: BatchRequest, num_workers: int, on_skips: Callable[[Skips], object]) -> Any:

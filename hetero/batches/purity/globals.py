@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from hetero.batches.imported import imported
+from hetero.batches.purity.changes import own_changes
 from hetero.batches.purity.comparison import digest
 from hetero.batches.purity.reach import (
     SCRIPT_NAMES,
@@ -57,6 +58,7 @@ _MAX_BYTES = 2**22  # of a str, bytes or array
 _MAX_PARTS = 50_000  # items of containers, at all levels together
 _MAX_NAMED = 5
 _MAX_SHOWN_CHARS = 60
+# Messages go to logs and to the platform, which more people read than the script.
 _SECRET = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
 _SOURCE = "source of "  # begins the label of a file. The label of a global has no space.
 _BY_TEXT = (
@@ -109,8 +111,6 @@ class GlobalValue:
     """Text of the value when the data set was registered. Empty if the value is the same now, None if not known."""
 
 
-_own: set[str] = set()
-"""Labels of what the code of data sets has changed when it ran in this process, such as a cache that they share."""
 _noted: dict[str, dict[str, GlobalValue]] = {}
 """Values when data sets were registered, by data set and label. Those of globals are under an empty name."""
 
@@ -135,6 +135,8 @@ class GlobalsReader:
     def __init__(self, *roots: Any) -> None:
         self._roots = roots
         self._name = next((root.name for root in roots if isinstance(root, DatasetFactory)), "")
+        self._own: set[str] = set()
+        """Labels of what the data set's code has changed when it ran here."""
         self.warned: set[str] = set()
         """Labels of the globals whose difference was logged."""
 
@@ -152,11 +154,12 @@ class GlobalsReader:
     def _read(self) -> dict[str, GlobalValue]:
         reached = reach(self._roots)
         found: dict[str, GlobalValue] = {}
-        own = reached.stored | reached.assigned | _own
+        own = reached.stored | self._own
         noted = {**_noted.get("", {}), **_noted.get(self._name, {})}
         for label, value in _values_of(reached.places.values()).items():
             if label not in own:
                 found[label] = dataclasses.replace(value, before=_before(noted.get(label), value, reached.names))
+        # An endpoint that is started again imports the script as it is then, perhaps with an edit.
         for name, namespace in reached.modules.items():
             label = _SOURCE + ("the script" if name in SCRIPT_NAMES else name)
             found[label] = GlobalValue(_source_digest(str(namespace.get("__file__"))), "a file", before="")
@@ -165,6 +168,7 @@ class GlobalsReader:
     def digests(self) -> dict[str, str]:
         """Return the digests of plain values by label, for the first `MAX_GLOBALS` labels in sorted order."""
         found = {label: value.digest for label, value in self.read().items() if value.digest}
+        # In sorted order, so that all processes leave out the same ones.
         return dict(sorted(found.items())[:MAX_GLOBALS])
 
     @contextlib.contextmanager
@@ -174,22 +178,22 @@ class GlobalsReader:
         try:
             yield
         finally:
-            self.unchanged(before)
+            after = self.digests()
+            self._own.update(label for label, digest in before.items() if after.get(label) != digest)
 
-    def unchanged(self, before: Mapping[str, str]) -> dict[str, str]:
-        """Return digests from before the data set's code ran, and leave out what it has changed from now on."""
-        after = self.digests()
-        _own.update(label for label, digest in before.items() if after.get(label) != digest)
-        return {label: digest for label, digest in before.items() if label not in _own}
+    @functools.cached_property
+    def own_changes(self) -> set[str]:
+        """Labels of what the source of the data set's code may change. The source is read only once."""
+        return own_changes(reach(self._roots))
 
 
 def check_globals(
+    reader: GlobalsReader,
     own: Mapping[str, GlobalValue],
     others: Mapping[str, str],
     *,
     dataset: str,
     there: str,
-    warned: set[str],
 ) -> None:
     """Compare the globals of the rank with those of another process.
 
@@ -197,27 +201,30 @@ def check_globals(
     that is not known, because the global was made after the last data set was registered. Otherwise it is info.
 
     Args:
+        reader: Reader for the same data set, in this process.
         own: Globals of the rank.
         others: Digests from the other process.
         dataset: Name of the data set.
         there: Name of the other process in messages, for example ``algo-2/0``.
-        warned: Labels of the globals whose difference was logged. Labels are added.
 
     Raises:
         DatasetMismatchError: If the rank's value differs and is not the one that the import made.
     """
+    # A transform that main() sets is None on data hosts, and a transform itself has no digest.
     nothing = digest_of(None)
     differing = [
         label
         for label, value in own.items()
         if label in others and others[label] != value.digest and (value.digest or others[label] == nothing)
     ]
+    # A cache or counter of the data set's code differs where that code has run, for example in a script's own loop.
+    differing = [label for label in differing if label not in reader.own_changes]
     changed = [label for label in differing if own[label].before]
     if changed:
         raise DatasetMismatchError(_complaint(changed, own, dataset=dataset, there=there))
     for label in differing:
-        if label not in warned:
-            warned.add(label)
+        if label not in reader.warned:
+            reader.warned.add(label)
             _log_difference(label, own[label], dataset=dataset, there=there)
 
 
@@ -281,6 +288,7 @@ def _before(noted: GlobalValue | None, value: GlobalValue, names: set[str]) -> s
         # main() may store anything in the global arguments, such as args.rank, of which the data set reads args.root.
         if not changed & names:
             return None
+        return f"{noted.shown} with another {', '.join(sorted(changed & names)[:_MAX_NAMED])}"
     return noted.shown
 
 
@@ -294,7 +302,8 @@ def _values_of(places: Iterable[Place]) -> dict[str, GlobalValue]:
             if whole is not None or callable(value):
                 attributes = {} if callable(value) else getattr(value, "__dict__", {})
                 parts = {name: digest_of(each) or "" for name, each in attributes.items()}
-                found[place.label] = GlobalValue(whole or "", _show(place.label, value), place.is_global, parts)
+                is_global = place.runs is None
+                found[place.label] = GlobalValue(whole or "", _show(place.label, value), is_global, parts)
     return found
 
 

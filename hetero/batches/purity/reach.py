@@ -29,11 +29,13 @@ __all__ = ["SCRIPT_NAMES", "Place", "Reach", "is_user_class", "module_places", "
 SCRIPT_NAMES = ("__main__", "__mp_main__", SCRIPT_MODULE)
 """Names of the user's script in ranks, in torch's workers, and on endpoints (`hetero.dataplane.endpoint.script`)."""
 
+# Bounds of one search, because a global may be a registry with a library's whole tree of objects.
 _MAX_OBJECTS = 20_000
 _MAX_ITEMS = 1_000
 _MAX_MODULES = 2**16
 _MAX_DEPTH = 4
 _HETERO = str(Path(__file__).resolve().parents[2])
+# Python puts these between the loading of a module and of its attribute, other ones in each version.
 _TRANSPARENT = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME"})
 _GLOBAL_LOADS = frozenset({"LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
 _SCALARS = (bool, bytes, complex, float, int, str, type(None))
@@ -54,8 +56,8 @@ class Place:
     """Namespace of the module, the class or object, a dictionary of the values, or the cell of a variable."""
     name: str
     """Name of the global, attribute or value."""
-    is_global: bool = True
-    """Whether it is a global or an attribute of a class, and not a value in a function."""
+    runs: frozenset[CodeType] | None = None
+    """Methods that run when the registered function that holds the value does. None for other places."""
 
     def value(self) -> Any:
         """Return the current value of the global or attribute.
@@ -85,8 +87,6 @@ class Reach:
     """All names in the code, among them the names of all attributes that it reads."""
     stored: set[str] = field(default_factory=set)
     """Labels of the globals that the code assigns."""
-    assigned: set[str] = field(default_factory=set)
-    """Labels of the class attributes, and of the values in functions, whose names the code assigns."""
 
 
 def reach(roots: Iterable[Any], *, without: Iterable[Any] = ()) -> Reach:
@@ -137,7 +137,6 @@ class _Walk:
         self.found = Reach()
         self._queue: deque[tuple[Any, int]] = deque()
         self._seen: dict[int, Any] = {}  # keeps the visited objects alive, because a new object could reuse an id
-        self._assigned: set[str] = set()  # names of the attributes that the code assigns
         self._user_modules = user_modules()
 
     def push(self, value: Any, depth: int) -> None:
@@ -152,10 +151,6 @@ class _Walk:
     def run(self) -> None:
         while self._queue:
             self._visit(*self._queue.popleft())
-        # self.count += 1 may assign this attribute, because the class of self is not known.
-        for place in self.found.places.values():
-            if place.is_global and not isinstance(place.owner, dict) and place.name in self._assigned:
-                self.found.assigned.add(place.label)
 
     def _visit(self, value: Any, depth: int) -> None:
         if isinstance(value, ModuleType):
@@ -166,12 +161,9 @@ class _Walk:
             self._visit_class(value)
         elif isinstance(value, DatasetFactory):
             self._push_all((value.function, value.collate_fn, value.worker_init_fn, value.fingerprint), 0)
-            for label, function in (("collate_fn", value.collate_fn), ("worker_init_fn", value.worker_init_fn)):
-                assigned = _assigned_by(function)
-                for place in _held_by(label, function):
-                    self._note(place)
-                    if place.name in assigned:
-                        self.found.assigned.add(place.label)
+            for place in value_places(value):
+                self._note(place)
+        # A logger leads to all handlers of the program, and so to code that the data set does not use.
         elif depth < _MAX_DEPTH:
             self._push_all(_parts(value), depth + 1)
 
@@ -186,6 +178,7 @@ class _Walk:
         for each in kind.__mro__:
             if not is_user_class(each):
                 continue
+            # A base's method that a subclass overrides may read a global that the data set never reads.
             places = {place.name: place for place in _class_places(each)}
             for name, value in list(vars(each).items()):
                 if name in names and not uses_super:
@@ -227,12 +220,11 @@ class _Walk:
                 value = self._read(vars(value), argument)
                 continue
             value = None
+            # What is not a module leads nowhere: of an object, all attributes of its class are recorded.
             if operation == "IMPORT_NAME":
                 modules.extend(self._imported(argument, namespace))
             elif operation in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 self.found.stored.add(_prefix(namespace.get("__name__", "")) + argument)
-            elif operation == "STORE_ATTR":
-                self._assigned.add(argument)
         # A module that a function imports is a local variable there, so any name in the function may be one of it.
         for module in modules:
             found = [self._read(vars(module), name) for name in code.co_names]
@@ -243,6 +235,7 @@ class _Walk:
 
     def _imported(self, name: str, namespace: Mapping[str, Any]) -> Iterator[ModuleType]:
         """Yield the user's modules that an import statement may mean. The name may be relative to a package."""
+        # `from . import settings` has an empty name. `import a.b` makes `a` a local variable.
         names = (name or namespace.get("__package__"), name.partition(".")[0])
         for module in self._user_modules:
             if module.__name__ in names or module.__name__.endswith(f".{name}"):
@@ -295,6 +288,7 @@ def _class_places(kind: type) -> Iterator[Place]:
 def _held_by(label: str, function: Any) -> Iterator[Place]:
     """Yield the values that a registered function holds."""
     owners: list[tuple[Any, Iterable[str]]] = []
+    runs: frozenset[CodeType] = frozenset()
     if isinstance(function, functools.partial):
         yield from _held_by(label, function.func)
         arguments = {str(number): each for number, each in enumerate(function.args)}
@@ -306,29 +300,24 @@ def _held_by(label: str, function: Any) -> Iterator[Place]:
         owners = [(defaults, defaults), *((cell, (name,)) for name, cell in cells)]
     else:
         holder = getattr(function, "__self__", function)
+        runs = frozenset(_methods_of_call(type(holder), getattr(function, "__name__", "__call__")))
         owners = [(holder, getattr(holder, "__dict__", ()))]
     for owner, names in owners:
         for name in names:
-            yield Place(f"{label}.{name}", owner, name, is_global=False)
+            yield Place(f"{label}.{name}", owner, name, runs)
 
 
-def _assigned_by(function: Any) -> set[str]:
-    """Return the names of the attributes that an object with ``__call__``, or a bound method, assigns when it runs.
-
-    Other methods of the object do not count: the training loop may call them to change an option.
-    """
-    if isinstance(function, functools.partial):
-        return _assigned_by(function.func)
-    kind = type(getattr(function, "__self__", function))
-    pending, seen, assigned = [getattr(function, "__name__", "__call__")], set[str](), set[str]()
+def _methods_of_call(kind: type, method: str) -> set[CodeType]:
+    """Return the code of a method, and of the methods whose names it contains."""
+    pending, seen, found = [method], set[str](), set[CodeType]()
     while pending:
         name = pending.pop()
         code = getattr(getattr(kind, name, None), "__code__", None)
         if code is not None and name not in seen:
             seen.add(name)
+            found.add(code)
             pending.extend(code.co_names)
-            assigned |= {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
-    return assigned
+    return found
 
 
 def _uses_super(value: Any) -> bool:

@@ -69,8 +69,7 @@ class _Served:
         self.description: Task | None = None
         self.experience = Experience()
         self.globals: dict[str, str] = {}
-        """Digests of the globals that the data set's code reads, taken before that code ran in this process. Those that
-        it changes are left out when it has computed the samples of the description."""
+        """Digests of the globals that the data set's code reads, taken before that code ran in this process."""
 
 
 class DataServicer:
@@ -224,8 +223,7 @@ class DataServicer:
         served, built = self._find(requests.spec_from_proto(request.dataset))
         with self._lock:
             if served.description is None:
-                work = functools.partial(self._describe_dataset, served, built)
-                served.description = self._compute.submit(_FIRST, work)
+                served.description = self._compute.submit(_FIRST, lambda _task: describe(built, host=self._name))
             task = served.description
         if not _wait(task, lambda: not context.is_active()):
             return b""
@@ -243,12 +241,6 @@ class DataServicer:
             warnings=description.warnings,
             keeps_samples=self._links is not None and built.is_divisible and _has_homes(request.dataset.name),
         ).SerializeToString()
-
-    def _describe_dataset(self, served: _Served, built: BuiltDataset, _task: Task) -> Description:
-        description = describe(built, host=self._name)
-        # Ranks must not compare caches and counters, which differ where the data set's code has run.
-        served.globals = GlobalsReader(get_factory(built.name)).unchanged(served.globals)
-        return description
 
     def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:
         with self._lock:

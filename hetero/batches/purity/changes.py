@@ -1,0 +1,101 @@
+"""Finds in source code what it assigns or changes. Used when processes differ, and by ``hetero check``."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import CodeType
+
+from hetero.batches.purity.reach import Reach
+
+__all__ = ["changes", "functions_of", "is_global", "own_changes", "syntax_tree"]
+
+_MUTATORS = frozenset(
+    {
+        *("add", "append", "appendleft", "clear", "discard", "extend", "fill", "insert", "pop", "popitem", "remove"),
+        *("reverse", "setdefault", "sort", "update", "merge_from_dict", "merge_from_file", "merge_from_list"),
+    }
+)
+"""Methods that change a container. The last three are those of yacs and similar libraries."""
+
+
+def own_changes(found: Reach) -> set[str]:
+    """Return labels of the places that the code of a data set may change. These are caches and counters.
+
+    Args:
+        found: The code and the places.
+    """
+    own: set[str] = set()
+    for code, function in functions_of(found.functions):
+        for names, _line in changes(function):
+            is_outside = is_global(names[0], function)
+            for place in found.places.values():
+                if place.runs is None:
+                    # self.count += 1 may change any class's attribute of this name, because the class is not known.
+                    is_own = place.name in names[1:] and (is_outside or isinstance(place.owner, type))
+                    is_own = is_own or (is_outside and place.name == names[0] and isinstance(place.owner, dict))
+                else:
+                    # Only what the function runs counts. The loop may call other methods to change an option.
+                    is_own = place.name in names[1:] and code in place.runs
+                if is_own:
+                    own.add(place.label)
+    return own
+
+
+def functions_of(codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, ast.FunctionDef]]:
+    """Yield functions with their source. Functions inside others are a part of them."""
+    for code in codes:
+        for node in ast.walk(syntax_tree(os.path.realpath(code.co_filename))):
+            if isinstance(node, ast.FunctionDef):
+                first_line = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                if first_line == code.co_firstlineno:
+                    yield code, node
+
+
+def changes(block: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield what code assigns or changes, and the lines. ``a.b[0] = 1`` and ``a.b.append(1)`` yield ``("a", "b")``."""
+    for node in ast.walk(block):
+        names: tuple[str, ...] = ()
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            names = _path(node)
+        elif isinstance(node, ast.Call):
+            function = node.func
+            filled = [each.value for each in node.keywords if each.arg == "namespace"]  # argparse fills this object
+            if isinstance(function, ast.Attribute) and function.attr in _MUTATORS:
+                names = _path(function.value)
+            elif ast.unparse(function) == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
+                names = (*_path(node.args[0]), str(node.args[1].value))
+            elif filled:
+                names = _path(filled[0])
+        if names:
+            yield names, node.lineno  # type: ignore[attr-defined]
+
+
+def is_global(name: str, function: ast.FunctionDef) -> bool:
+    """Return whether a name in a function is a global, and not an argument or a local variable."""
+    nodes = list(ast.walk(function))
+    if any(isinstance(node, ast.Global) and name in node.names for node in nodes):
+        return True
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return name not in stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
+@functools.lru_cache(maxsize=256)
+def syntax_tree(file: str) -> ast.Module:
+    """Return the syntax tree of a file, or an empty one if the file cannot be read."""
+    try:
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def _path(node: ast.expr) -> tuple[str, ...]:
+    """Return the names in an expression of names, attributes and subscripts, the first one first. Else nothing."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute) and (path := _path(node.value)):
+        return (*path, node.attr)
+    return _path(node.value) if isinstance(node, ast.Subscript) else ()
