@@ -27,7 +27,7 @@ from hetero.errors import ConfigError
 from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.loaders.state import Progress, Start
 
-__all__ = ["Claim", "PassLog", "ProducedBatch", "Reporter", "Reporting", "Stage", "TensorFlowPass"]
+__all__ = ["Claim", "PassLog", "ProducedBatch", "Reporting", "Stage", "TensorFlowPass"]
 
 _MAX_UNREPORTED = 2**16
 """Maximum number of batches to remember if the script reports none. With a ledger each batch takes 300 bytes."""
@@ -43,6 +43,13 @@ class Stage(enum.Enum):
     - RUNNING, ENDED or CLOSED -> VOID: The pass ended, or a training began or ended, before the pass had happened.
     - VOID -> ENDED: The script reports a batch of the latest pass, which a buffer still held.
 
+    ::
+
+        RUNNING -------> ENDED -------> CLOSED    A pass may go from RUNNING to CLOSED at once.
+           |             ^   |             |
+           |             |   v             |
+           +-----------> VOID <------------+
+
     Consumed batches change `Progress` only in RUNNING and ENDED.
     """
 
@@ -52,60 +59,29 @@ class Stage(enum.Enum):
     VOID = enum.auto()
 
 
-class Reporter(enum.Enum):
-    """What reports the consumed batches of a pass. Fixed when the pass begins."""
-
-    ITERATOR = enum.auto()
-    """The script's iterator, which claimed this pass. Other reports ignore the pass."""
-    ANNOUNCED = enum.auto()
-    """The script, which announced its reports before the pass began."""
-    UNKNOWN = enum.auto()
-    """The script may report the batches, for example by `mark_taken`, or may never report them."""
-
-
 class Reporting(enum.Enum):
     """Whether and how the script reports consumed batches, except the batches that its iterators count.
 
     - NEVER -> ANNOUNCED: The script called `callback` or `measure`, which announces reports.
-    - NEVER -> MARKING: A report came without an announcement, from `mark_taken`.
-    - ANNOUNCED or PAUSED -> TRAINING: A report came.
-    - MARKING -> TRAINING: The script called `callback` or `measure`.
-    - Any state -> TRAINING: A training of Keras began.
-    - TRAINING or MARKING -> PAUSED: The training ended.
+    - Any state -> REPORTING: A report came, or a training of Keras began.
+    - REPORTING -> PAUSED: The training ended.
+
+    ::
+
+        NEVER ---> ANNOUNCED ---> REPORTING <---> PAUSED
+          |                           ^
+          +---------------------------+  mark_taken, which nothing announces
     """
 
     NEVER = enum.auto()
     ANNOUNCED = enum.auto()
-    MARKING = enum.auto()
-    TRAINING = enum.auto()
+    REPORTING = enum.auto()
     PAUSED = enum.auto()
 
     @property
     def has_begun(self) -> bool:
         """Whether the script has ever reported consumed batches."""
-        return self not in (Reporting.NEVER, Reporting.ANNOUNCED)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the script may report batches of a pass that has ended."""
-        return self in (Reporting.MARKING, Reporting.TRAINING)
-
-    @property
-    def is_announced(self) -> bool:
-        """Whether the script announced that it will report the batches of passes that begin now."""
-        return self not in (Reporting.NEVER, Reporting.MARKING)
-
-    def after_announcement(self) -> Reporting:
-        """Return the state after the script announced reports."""
-        return {Reporting.NEVER: Reporting.ANNOUNCED, Reporting.MARKING: Reporting.TRAINING}.get(self, self)
-
-    def after_report(self) -> Reporting:
-        """Return the state after a report of consumed batches."""
-        return Reporting.TRAINING if self.is_announced else Reporting.MARKING
-
-    def after_training(self) -> Reporting:
-        """Return the state after the end of a training."""
-        return Reporting.PAUSED if self.goes_on else self
+        return self in (Reporting.REPORTING, Reporting.PAUSED)
 
 
 class ProducedBatch(NamedTuple):
@@ -129,7 +105,8 @@ class TensorFlowPass:
         num_batches: Number of this rank's batches from the start on.
         num_global_batches: Number of global batches of the whole epoch.
         previous: The pass before this one.
-        reporter: What reports the consumed batches.
+        is_counted: Whether an iterator of the script counts the consumed batches. Other reports ignore the pass.
+        is_announced: Whether the script has announced or begun its reports. If not, it may never report the batches.
     """
 
     def __init__(
@@ -139,14 +116,16 @@ class TensorFlowPass:
         num_batches: int,
         num_global_batches: int,
         previous: TensorFlowPass | None,
-        reporter: Reporter,
+        is_counted: bool,
+        is_announced: bool,
     ) -> None:
         self.start = start
         self.num_batches = num_batches
         self.num_global_batches = num_global_batches
         self.previous = previous
         """Pass before this one, which the next pass follows if this one becomes void. None if no longer needed."""
-        self.reporter = reporter
+        self.is_counted = is_counted
+        self.is_announced = is_announced
         self.stage = Stage.RUNNING
         self.num_produced = 0
         self.num_consumed = 0
@@ -155,11 +134,6 @@ class TensorFlowPass:
         self.failure: Exception | None = None
         """Exception that ended the pass."""
         self._unconsumed: deque[ProducedBatch] = deque()
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether an iterator of the script counts the consumed batches."""
-        return self.reporter is Reporter.ITERATOR
 
     @property
     def is_open(self) -> bool:
@@ -260,13 +234,13 @@ class PassLog:
             self._forget_unreported()
             start = self._next_start(num_global_batches)
             claim, self._claim = self._claim, None
-            unclaimed = Reporter.ANNOUNCED if self._reporting.is_announced else Reporter.UNKNOWN
             begun = TensorFlowPass(
                 start,
                 num_batches=max(0, order.num_batches(shard) - start.batches),
                 num_global_batches=num_global_batches,
                 previous=self._latest,
-                reporter=unclaimed if claim is None else Reporter.ITERATOR,
+                is_counted=claim is not None,
+                is_announced=self._reporting is not Reporting.NEVER,
             )
             if claim is not None:
                 claim.tf_pass = begun
@@ -291,17 +265,19 @@ class PassLog:
 
     def announce_reports(self) -> None:
         """Record that the script will report consumed batches, for the passes that begin from now on."""
-        self._reporting = self._reporting.after_announcement()
+        if self._reporting is Reporting.NEVER:
+            self._reporting = Reporting.ANNOUNCED
 
     def begin_training(self) -> None:
         """Expect the reports of a training. Close the passes that began earlier, which the training does not use."""
         self._leave_behind()
-        self._reporting = Reporting.TRAINING
+        self._reporting = Reporting.REPORTING
 
     def end_training(self) -> None:
         """Close the passes that have begun, because their other batches will not be consumed."""
         self._leave_behind()
-        self._reporting = self._reporting.after_training()
+        if self._reporting is Reporting.REPORTING:
+            self._reporting = Reporting.PAUSED
 
     def report(self, num_batches: int) -> list[ProducedBatch]:
         """Record the next batches as consumed, and return them. Ignores passes that an iterator counts.
@@ -309,7 +285,8 @@ class PassLog:
         Args:
             num_batches: Number of batches. Batches that were not produced are ignored.
         """
-        self._reporting = self._reporting.after_report()
+        # Also after a training, because a loop with mark_taken may follow it.
+        self._reporting = Reporting.REPORTING
         batches: list[ProducedBatch] = []
         while len(batches) < num_batches and (reported := self._reported()) is not None:
             batches.append(self.consume(reported))
@@ -368,20 +345,21 @@ class PassLog:
     def _leave_behind(self) -> None:
         """Close all open passes, except those that an iterator counts. Passes that have not happened become void.
 
-        A complete pass becomes void too if the script had announced reports and consumed none of its batches. The
-        training did not use such a pass.
+        A complete pass becomes void too if the script reports and has consumed none of its batches. The training did
+        not use such a pass. If the script reports nothing, the batches of a complete pass count as they are produced.
         """
         self._dropped = None
         for each in reversed(self._open[:]):
             if each.is_counted:
                 continue
-            if each.num_consumed or (each.is_complete and each.reporter is Reporter.UNKNOWN):
+            if each.num_consumed or (each.is_complete and not each.is_announced):
                 self._close(each, Stage.CLOSED)
             else:
                 self._close(each, Stage.VOID)
 
     def _forget_unreported(self) -> None:
         """Limit memory if the script reports nothing, as for a validation set of `fit`: forget the oldest passes."""
+        # A first report, of mark_taken, is for the first batch, and repeat() may have begun many passes by then.
         unreported = [] if self._reporting.has_begun else [each for each in self._open if not each.is_counted]
         num_kept = sum(each.num_produced for each in unreported)
         for oldest in unreported[:-1]:
@@ -397,7 +375,8 @@ class PassLog:
 
     def _process_end(self, ended: TensorFlowPass) -> None:
         """Decide which stage follows for a pass that has ended."""
-        may_be_reported = self._reporting.goes_on or ended.is_complete or ended.failure is not None
+        is_reporting = self._reporting is Reporting.REPORTING
+        may_be_reported = is_reporting or ended.is_complete or ended.failure is not None
         if ended.has_rest and may_be_reported:
             if ended.is_open:
                 ended.stage = Stage.ENDED
