@@ -84,6 +84,11 @@ def canary(
     get manifests with some of their objects. Times come from the jobs' descriptions, resources from CloudWatch. The
     call blocks until all jobs have ended. Called again with the same folder it goes on where it was.
 
+    A call that goes on needs the same inputs, candidates, fractions and ``whole``, and the same hyperparameters, image,
+    environment, source code and options of a rehearsal. The token that `prepare` makes may differ. Of each input, only
+    the source changes. The channels ``code``, ``sm_drivers`` and ``recipe`` of SDK 3 stay whole. After a job that
+    fails, no more jobs of its cluster begin, and those that run end normally.
+
     With ``rehearse_on`` the same runs are rehearsed on this machine instead, on local folders, without an account.
 
     Args:
