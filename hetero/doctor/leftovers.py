@@ -28,6 +28,9 @@ _MODULES = {
     "hetero.dataplane.pool.tf_server": "server of tf.data.service",
 }
 _SEMAPHORES = "sem.mp-*"
+"""Semaphores of Python's multiprocessing in /dev/shm. A rank whose loader workers are not forked has eight for a loader
+and three more for each worker. The rank's resource tracker removes them, unless it is killed together with the rank. No
+launcher removes them, because the names are random and a semaphore may belong to another program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
