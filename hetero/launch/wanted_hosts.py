@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hetero.control.directory import EndpointRecord
 from hetero.control.status import HostStatus
 from hetero.launch.summaries import longest_summary
+from hetero.metrics.headspace import needed_for_headspace
 
 __all__ = ["BATCHES_COUNTER", "BUSY_COUNTER", "Estimate", "WantedHosts", "Window", "window_of"]
 
@@ -138,5 +139,5 @@ def _wanted(before: Window, now: Window) -> float | None:
         if steps <= steps_before or compute_s <= compute_before_s:
             return None
         demand += (steps - steps_before) / (compute_s - compute_before_s)
-    slots = demand * busy_s / num_batches / _MAX_BUSY
+    slots = needed_for_headspace(demand, _MAX_BUSY * num_batches / busy_s)
     return max(0.0, slots - now.trainer_slots) / now.slots_per_data_host if now.steps else None

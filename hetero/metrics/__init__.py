@@ -8,6 +8,7 @@ history.py  a history of bounded length, for the next two
 step_series.py   the history of a loader's steps
 usage_series.py  the history of a host's resources, and percentiles in little memory
 figures.py  a number with its unit and origin
+headspace.py     how many vCPUs, hosts or slots suffice for steps without waits
 logged.py   values that the script logs, such as its accuracy
 lines.py    log lines with figures, which the platform reads
 """

@@ -12,7 +12,6 @@ figure_checks.py rejects impossible figures of a profile
 options.py       what the user asks of a plan (`PlanOptions`)
 machines.py      the machines of a menu (`Machine`), from the catalogue of instance types
 candidates.py    a cluster that a plan considers (`Candidate`)
-headspace.py     how many vCPUs or hosts suffice for steps without waits, for plans and reports
 steps/           predicts the step time of candidates, with intervals (`StepModel`)
 enumeration.py   the candidates of a plan
 ranking.py       ranks thousands of candidates

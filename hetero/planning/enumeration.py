@@ -9,7 +9,7 @@ from dataclasses import replace
 from hetero.planning.candidates import AS_IS, UINT8, Candidate, DataGroup
 from hetero.planning.machines import Machine
 from hetero.planning.profile import Profile, TrainingProfile
-from hetero.planning.steps.endpoints import MOST_PROCESSES_PER_CPU
+from hetero.planning.steps.endpoints import MOST_PROCESSES_PER_CPU, processes_per_cpu
 from hetero.planning.steps.model import StepModel
 
 __all__ = [
@@ -63,8 +63,7 @@ def _process_counts(profile: Profile, machine: Machine) -> list[int]:
     """
     training, supply = profile.training, profile.supply[0]
     free = free_cpus(training, machine)
-    cpu_s = supply.sample_cpu_s.mean + supply.batch_cpu_s.mean
-    per_cpu = min(MOST_PROCESSES_PER_CPU, 1 + supply.sample_wait_s.mean / cpu_s) if cpu_s > 0 else 1.0
+    per_cpu = processes_per_cpu(supply.sample_cpu_s.mean + supply.batch_cpu_s.mean, supply.sample_wait_s.mean)
     most = max(free, math.floor(free * per_cpu))
     counts = {training.num_local_processes, free, most}
     counts |= {math.ceil(most * eighth / 8) for eighth in range(1, 8)}

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from hetero.metrics.figures import Figure
+from hetero.metrics.headspace import number_for_headspace
 from hetero.metrics.steps import StepSummary
-from hetero.planning.headspace import number_for_headspace
 from hetero.pricing import cost
 from hetero.pricing.catalog import Catalogue
 from hetero.report.model import (

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision, Phase
 from hetero.launch.auto_endpoints.windows import StepTime, Verdict, Window, compare
+from hetero.metrics.headspace import needed_for_headspace
 from hetero.system.text import counted
 
 __all__ = ["Controller", "Phase"]
@@ -421,9 +422,10 @@ class Controller:
 
     def _set_wanted(self, window: Window) -> None:
         """Set the number of endpoints that ends the data wait, with a margin because slots may be slower here."""
-        share = min(window.wait_share, 0.99)
-        slots = _MARGIN * self._now.num_slots * share / (1 - share)
-        self._wanted = self._good + max(1, math.ceil(slots / self._num_hosts / self._slots_per_endpoint))
+        # In units of what one slot makes. Without the limit, steps of nothing but waits would call for infinite slots.
+        busy = max(1 - window.wait_share, 0.01)
+        missing = needed_for_headspace(self._now.num_slots / busy, 1.0) - self._now.num_slots
+        self._wanted = self._good + max(1, math.ceil(_MARGIN * missing / self._num_hosts / self._slots_per_endpoint))
 
     @property
     def _num_warmup(self) -> int:

@@ -8,12 +8,22 @@ from hetero.planning.machines import Machine
 from hetero.planning.profile import Profile
 from hetero.planning.steps.uncertain import UncertainFigures
 
-__all__ = ["MEMORY_SHARE", "MOST_PROCESSES_PER_CPU", "endpoints_on"]
+__all__ = ["MEMORY_SHARE", "MOST_PROCESSES_PER_CPU", "endpoints_on", "processes_per_cpu"]
 
 MOST_PROCESSES_PER_CPU = 8
 """Largest number of processes per CPU that a plan proposes for data that waits for storage."""
 MEMORY_SHARE = 0.9
 """Share of a host's memory that endpoints may use."""
+
+
+def processes_per_cpu(cpu_s: float, wait_s: float) -> float:
+    """Return how many processes keep one CPU busy, 1 to 8. A process that waits leaves its CPU to others.
+
+    Args:
+        cpu_s: CPU seconds of a sample.
+        wait_s: Seconds that a sample waits, mostly for storage.
+    """
+    return min(MOST_PROCESSES_PER_CPU, 1 + wait_s / cpu_s) if cpu_s > 0 else 1.0
 
 
 def endpoints_on(
@@ -25,13 +35,11 @@ def endpoints_on(
         machine: The host's type.
         figures: What a sample costs on it.
         profile: For the memory of an endpoint.
-        wanted: The number that the user wants. None means one per vCPU, or more if they wait for storage: while an
-            endpoint waits, it leaves its CPU to others.
+        wanted: The number that the user wants. None means one per vCPU, or more if they wait for storage.
         has_memory: Whether to assume memory for all.
     """
     cpu_s, wait_s = figures.costs_on(machine, machine.vcpus)
-    per_cpu = min(MOST_PROCESSES_PER_CPU, 1 + wait_s[0] / cpu_s[0]) if cpu_s[0] > 0 else 1.0
-    number = wanted or math.floor(machine.vcpus * per_cpu)
+    number = wanted or math.floor(machine.vcpus * processes_per_cpu(float(cpu_s[0]), float(wait_s[0])))
     supply = profile.supply[0]
     private = supply.endpoint_private_bytes.value if supply.endpoint_private_bytes else 0.0
     shared = supply.endpoint_shared_bytes.value if supply.endpoint_shared_bytes else 0.0

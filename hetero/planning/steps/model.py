@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.metrics.headspace import number_for_headspace
 from hetero.planning.candidates import AS_IS, Candidate
-from hetero.planning.headspace import number_for_headspace
 from hetero.planning.machines import Machine
 from hetero.planning.profile import Profile
 from hetero.planning.steps.endpoints import endpoints_on

@@ -1,10 +1,10 @@
-"""How many vCPUs suffice."""
+"""How many vCPUs, hosts or slots suffice."""
 
 from __future__ import annotations
 
 import pytest
 
-from hetero.planning.headspace import number_for_headspace
+from hetero.metrics.headspace import needed_for_headspace, number_for_headspace
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,9 @@ def test_vcpus_that_suffice_are_those_of_now_divided_by_the_utilisation(
     vcpus: int, utilisation: float, number: int
 ) -> None:
     assert number_for_headspace(1 / utilisation, 1 / vcpus) == number
+
+
+def test_number_that_need_not_be_whole_has_the_same_formula() -> None:
+    # 20 batches/s, of which a slot that computes 90 % of its time makes 0.9.
+    assert needed_for_headspace(20, 0.9) == pytest.approx(22.2, abs=0.03)
+    assert number_for_headspace(20, 0.9) == 23
