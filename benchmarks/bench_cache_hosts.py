@@ -30,8 +30,8 @@ from harness import Column, Competitor, Trial
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader.reader import Reader
-from hetero.dataplane.reader.routing import Router
+from hetero.reader.reader import Reader
+from hetero.reader.routing import Router
 
 NUM_HOSTS = 4
 BATCH_SIZE = 32

@@ -28,7 +28,7 @@ from harness import Column, Competitor, Trial
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader.reader import Reader
+from hetero.reader.reader import Reader
 
 NUM_PROCESSES = 16
 MEGABYTES = 500

@@ -27,7 +27,7 @@ from harness import Column, Competitor, Trial
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader.reader import Reader
+from hetero.reader.reader import Reader
 
 NUM_ENDPOINTS = 8
 BATCH_SIZE = 128

@@ -124,7 +124,7 @@ def rank(config: Mapping[str, Any]) -> Iterator[Any]:
 
     from hetero.batches.indexed import IndexedWork
     from hetero.batches.request import BatchRequest
-    from hetero.dataplane.reader.reader import Reader
+    from hetero.reader.reader import Reader
 
     world_size, batch_size = config["num_ranks"], config["batch_size"]
     spec = ready_batches.tiny_samples()

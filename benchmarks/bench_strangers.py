@@ -35,8 +35,8 @@ from harness import Column, Competitor, Trial
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.security import Token, call_metadata, write_token
-from hetero.dataplane.endpoint_link import EndpointLink
-from hetero.dataplane.reader.reader import Reader
+from hetero.endpoint.link import EndpointLink
+from hetero.reader.reader import Reader
 from hetero.wire.limits import Limits
 from hetero.wire.requests import to_proto
 

@@ -10,11 +10,11 @@ import pytest
 
 from hetero import cli, config
 from hetero.cluster import Role, find_platform
-from hetero.dataplane.reader import reader
 from hetero.errors import ConfigError, ExitCode
 from hetero.loaders import phases
 from hetero.planning import enumeration, ranking, reasons, search
 from hetero.planning.steps import endpoints, timelines, uncertain
+from hetero.reader import reader
 from hetero.report import profile
 
 ROOT = Path(__file__).parent.parent

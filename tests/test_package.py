@@ -32,7 +32,9 @@ LAYERS = (
     {"cache"},
     {"datasets"},
     {"control", "planning"},
-    {"dataplane"},
+    {"endpoint"},
+    {"reader", "pool"},
+    {"sample_costs"},
     {"loaders"},
     {"torch", "tf", "report"},
     {"launch"},
@@ -48,11 +50,11 @@ LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 MAY_IMPORT = {
     "boto3": {"sagemaker", "pricing/price_service.py"},
-    "grpc": {"wire", "control", "dataplane"},
+    "grpc": {"wire", "control", "endpoint"},
     "ray": {"ray"},
     "sagemaker": {"sagemaker"},
     "sagemaker_training": {"sagemaker"},
-    "tensorflow": {"tf", "dataplane/pool/tf_server.py"},
+    "tensorflow": {"tf", "pool/tf_server.py"},
 }
 PLATFORM_NAMES = re.compile(r"\bSM_|TRAINING_JOB_NAME|SAGEMAKER_BASE_DIR|/opt/ml")
 MAY_NAME_PLATFORMS = {
@@ -190,7 +192,7 @@ def test_launcher_and_agent_need_no_numpy_and_no_framework(program: str) -> None
 
 
 def test_rank_imports_no_code_of_the_servers() -> None:
-    servers = ("hetero.dataplane.endpoint", "hetero.dataplane.pool")
+    servers = ("hetero.endpoint", "hetero.pool")
     pytest.importorskip("torch")
     code = f"import sys, hetero.torch; print([name for name in sys.modules if name.startswith({servers})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -21,8 +21,8 @@ from harness import Competitor
 from feeds import ready_batches, served
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import get_factory
+from hetero.reader.reader import Reader
 from hetero.spec import DatasetSpec
 from hetero.wire.certificates import make_certificates
 from hetero.wire.tls import Tls

@@ -23,11 +23,11 @@ from hetero.control.directory import Directory, EndpointRecord
 from hetero.control.rank import session as control
 from hetero.control.security import Token
 from hetero.control.status import SessionOptions
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
-from hetero.dataplane.reader.fleet import Fleet
+from hetero.endpoint.options import EndpointOptions
 from hetero.errors import EndpointUnavailableError
 from hetero.metrics.logged import MetricLog
+from hetero.pool.pool import EndpointPool, PoolOptions
+from hetero.reader.fleet import Fleet
 from hetero.wire.tls import Tls
 
 JOB = "benchmark"

@@ -11,10 +11,10 @@ from typing import Any
 from feeds import served
 
 from hetero.control.security import Token, write_token
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
-from hetero.dataplane.reader import reader
-from hetero.dataplane.reader.window import Window
+from hetero.endpoint.options import EndpointOptions
+from hetero.pool.pool import EndpointPool, PoolOptions
+from hetero.reader import reader
+from hetero.reader.window import Window
 from hetero.torch import DataLoader
 from peers import LENGTH_BATCHES, NUM_PROCESSES, PipelineCompetitor, endpoint_script
 

@@ -1,6 +1,6 @@
 """A rank's reader: its window, its choice of endpoints, and when it asks a second endpoint.
 
-The rules are those of the data plane (``hetero/dataplane/reader``), written anew. Left out are failures, and the time
+The rules are those of the data plane (``hetero/reader``), written anew. Left out are failures, and the time
 until a thread wakes up.
 """
 

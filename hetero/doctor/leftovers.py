@@ -21,11 +21,11 @@ _PREFIXES = ("hetero-", "tf-dispatcher-")
 _WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
 _MODULES = {
     "hetero.cli": "launcher",
-    "hetero.dataplane.endpoint.endpoint": "endpoint",
-    "hetero.dataplane.endpoint.fork_server": "endpoint",
+    "hetero.endpoint.endpoint": "endpoint",
+    "hetero.pool.fork_server": "endpoint",
     "hetero.launch.ranks.agent": "ranks",
     "hetero.launch.ranks.rank": "ranks",
-    "hetero.dataplane.pool.tf_server": "server of tf.data.service",
+    "hetero.pool.tf_server": "server of tf.data.service",
 }
 _SEMAPHORES = "sem.mp-*"
 """Semaphores of Python's multiprocessing in /dev/shm. A rank whose loader workers are not forked has eight for a loader

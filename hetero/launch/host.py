@@ -22,7 +22,6 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.membership import Membership
 from hetero.control.rank.session import HOST_VARIABLE, TLS_VARIABLE
 from hetero.control.status import Cause, HostState
-from hetero.dataplane.pool.pool import EndpointPool
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.addresses import Addresses
@@ -39,6 +38,7 @@ from hetero.launch.timeline import Timeline
 from hetero.launch.wanted_hosts import WantedHosts
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
+from hetero.pool.pool import EndpointPool
 from hetero.report.model import JoinedFacts
 from hetero.system import logs
 from hetero.system.cpu_pressure import CpuPressure

@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING
 from hetero import __version__
 from hetero.cluster import Role
 from hetero.control.status import HostState, HostStatus, RankReport
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.spawn import PoolOptions, child_environment
-from hetero.dataplane.supply.options import Channel, SupplyOptions
+from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode, HeteroError, first_line
 from hetero.launch.summary import run_facts, simulated_parts
 from hetero.planning.assembly import JobFacts, assemble_profile, check_ranks
 from hetero.planning.parts import PHASES, HostPart, RankPart
 from hetero.planning.profile import PROFILE_FILE_NAME, write_profile
 from hetero.planning.profile_text import first_sentence, render_profile
+from hetero.pool.spawn import PoolOptions, child_environment
 from hetero.pricing import Catalogue
 from hetero.report.build import build_report
 from hetero.report.model import Report
 from hetero.report.overruns import excess_share, overrun_sentences
+from hetero.sample_costs.options import Channel, SupplyOptions
 from hetero.system.cgroups import usable_cpus
 from hetero.system.documents import write_text
 from hetero.system.process import start_child
@@ -203,7 +203,7 @@ class JobProfile:
         host.relay.add("profile", read_end)
         with theirs:
             process = start_child(
-                [sys.executable, "-m", "hetero.dataplane.supply.measuring", str(theirs.fileno())],
+                [sys.executable, "-m", "hetero.sample_costs.measuring", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,

@@ -25,12 +25,12 @@ from hetero.batches.purity.globals import GlobalsReader, check_globals
 from hetero.batches.request import BatchRequest, Cancelled
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.structure.conversion import flatten, unflatten
-from hetero.dataplane.reader.consistency import ServedDataset
-from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import get_factory, prebuild
 from hetero.epochs import epoch_text
 from hetero.errors import DatasetError, DatasetMismatchError
+from hetero.reader.consistency import ServedDataset
+from hetero.reader.fleet import Fleet
+from hetero.reader.reader import Reader
 from hetero.spec import DatasetFactory, DatasetSpec
 from hetero.system.process import thread_limits
 

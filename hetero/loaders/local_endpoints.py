@@ -11,10 +11,10 @@ from pathlib import Path
 
 from hetero.control.directory import Directory
 from hetero.control.security import Token, token_memfd
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
-from hetero.dataplane.reader.fleet import Fleet
+from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, EndpointUnavailableError
+from hetero.pool.pool import EndpointPool, PoolOptions
+from hetero.reader.fleet import Fleet
 from hetero.system.waits import LOG_INTERVAL_S
 
 __all__ = ["LocalEndpoints", "local_endpoints", "script_path"]

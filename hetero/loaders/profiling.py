@@ -403,8 +403,8 @@ def measure_here(make: Callable[[], BuiltDataset], requests: list[BatchRequest])
     Raises:
         DatasetError: If the user's code raises.
     """
-    from hetero.dataplane.supply.contents import measure_contents  # imports the wire format, which loaders do not need
-    from hetero.dataplane.supply.samples import measure_samples
+    from hetero.sample_costs.contents import measure_contents  # imports the wire format, which loaders do not need
+    from hetero.sample_costs.samples import measure_samples
 
     with preserved_generators(), single_threaded():
         # Other threads of this process may work meanwhile, so only this thread's CPU time counts.

@@ -13,9 +13,9 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
-from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.reader import Reader
 from hetero.loaders.crosscheck import CheckedReader
+from hetero.reader.fleet import Fleet
+from hetero.reader.reader import Reader
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 

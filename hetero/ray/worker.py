@@ -14,8 +14,8 @@ from hetero.batches.structure.conversion import set_script_module
 from hetero.control.rank import session as sessions
 from hetero.control.rank.session import LAUNCHER_VARIABLE, RankSession
 from hetero.control.security import TOKEN_FILE_VARIABLE, Token, token_memfd
-from hetero.dataplane.endpoint.script import load_script
 from hetero.datasets import get_factory, registered
+from hetero.endpoint.script import load_script
 from hetero.errors import ConfigError, DataPlaneError, HeteroError
 from hetero.loaders.remote import fleet_for
 from hetero.ray.connection import ServiceGoneError

@@ -21,7 +21,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 from hetero.control.rank import session as sessions
-from hetero.dataplane.endpoint.script import join_package
+from hetero.endpoint.script import join_package
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError
 from hetero.script_check.findings import Finding
 from hetero.script_check.session import CheckSession
@@ -47,7 +47,7 @@ _PURE = (
 )
 _LATE_S = 5.0
 """Seconds after its time that a script has to ask for a batch."""
-_OF_ERRORS = ("hetero.dataplane", "hetero.torch.passes")
+_OF_ERRORS = ("hetero.reader", "hetero.endpoint", "hetero.pool", "hetero.torch.passes")
 """Loggers whose warnings announce an exception, which is recorded itself."""
 
 

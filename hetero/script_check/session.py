@@ -14,11 +14,11 @@ from hetero.control.directory import Directory
 from hetero.control.rank.session import RankSession
 from hetero.control.security import Token, token_memfd
 from hetero.control.status import SessionOptions
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode
 from hetero.metrics.logged import MetricLog
 from hetero.metrics.steps import Timer
+from hetero.pool.pool import EndpointPool, PoolOptions
 from hetero.wire.limits import Limits
 
 __all__ = ["CheckSession"]

@@ -21,8 +21,6 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
 from hetero.control.rank.stopping import StopError
-from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import build
 from hetero.errors import ConfigError, HeteroError
 from hetero.loaders import auditing, remote
@@ -33,6 +31,8 @@ from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
 from hetero.loaders.profiling import Kept, LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
+from hetero.reader.fleet import Fleet
+from hetero.reader.reader import Reader
 from hetero.spec import DatasetSpec
 from hetero.tf.passes import PassLog, ProducedBatch, TensorFlowPass
 

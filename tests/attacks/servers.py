@@ -19,9 +19,9 @@ from hetero.control.joined import JoinedHost
 from hetero.control.membership import Member, Membership
 from hetero.control.registrar import REGISTRAR_POLICIES, Registrar
 from hetero.control.status import HostStatus, SessionOptions
-from hetero.dataplane.endpoint.endpoint import Endpoint
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.endpoint.service import DATA_POLICIES
+from hetero.endpoint.endpoint import Endpoint
+from hetero.endpoint.options import EndpointOptions
+from hetero.endpoint.service import DATA_POLICIES
 from hetero.wire import channels  # noqa: F401  (before grpc: sets its environment)
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.proto import data_pb2 as pb

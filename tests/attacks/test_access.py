@@ -18,7 +18,7 @@ from waiting import wait_for
 
 import hetero
 from hetero.control.security import Policy, Token, call_metadata
-from hetero.dataplane.endpoint.service import DATA_POLICIES
+from hetero.endpoint.service import DATA_POLICIES
 from hetero.wire.proto import control_pb2, data_pb2
 
 import grpc  # isort: skip
@@ -119,7 +119,7 @@ def test_every_server_of_the_package_is_behind_the_interceptor() -> None:
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("grpc.server", "grpc.aio.server", "server"):
                 found[str(path.relative_to(PACKAGE))] = {keyword.arg for keyword in node.keywords}
-    assert set(found) == {"control/hub.py", "control/registrar.py", "dataplane/endpoint/endpoint.py"}
+    assert set(found) == {"control/hub.py", "control/registrar.py", "endpoint/endpoint.py"}
     assert all("interceptors" in keywords for keywords in found.values())
 
 

@@ -19,9 +19,9 @@ from unauthenticated_peers import KINDS, UnauthenticatedPeers
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.endpoint import delivery as delivery_module
-from hetero.dataplane.endpoint.endpoint import allow_descriptors
-from hetero.dataplane.endpoint_link import EndpointLink
+from hetero.endpoint import delivery as delivery_module
+from hetero.endpoint.endpoint import allow_descriptors
+from hetero.endpoint.link import EndpointLink
 from hetero.wire import channels
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder

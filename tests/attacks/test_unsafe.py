@@ -64,7 +64,7 @@ ALLOWED = {
     ("ray/worker.py", "import_module"),
     ("__init__.py", "import_module"),
     ("batches/imported.py", "import_module"),
-    ("dataplane/endpoint/script.py", "loader.exec_module"),
+    ("endpoint/script.py", "loader.exec_module"),
     ("doctor/versions.py", "import_module"),
     ("launch/ranks/observed.py", "compile"),
     ("launch/ranks/rank.py", "runpy.run_module"),

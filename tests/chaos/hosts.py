@@ -225,14 +225,14 @@ class Hosts:
 
 def _is_fork_server(process: psutil.Process | None) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process is not None and "hetero.dataplane.endpoint.fork_server" in process.cmdline()
+        return process is not None and "hetero.pool.fork_server" in process.cmdline()
     return False
 
 
 def _is_endpoint(process: psutil.Process) -> bool:
     """Tell whether it is one that was not forked."""
     with contextlib.suppress(psutil.Error):
-        return "hetero.dataplane.endpoint.endpoint" in process.cmdline()
+        return "hetero.endpoint.endpoint" in process.cmdline()
     return False
 
 

@@ -186,9 +186,9 @@ class Job:
             return next(iter(self._find(_LAUNCHER, host)), None) if self._has_printed(f" {host} ") else None
         host = plan.data_hosts[plan.victim]
         if plan.service == "grpc":
-            fork_servers = self._find("hetero.dataplane.endpoint.fork_server", host)
+            fork_servers = self._find("hetero.pool.fork_server", host)
             return next((child for fork_server in fork_servers for child in fork_server.children()), None)
-        servers = self._find("hetero.dataplane.pool.tf_server", host)
+        servers = self._find("hetero.pool.tf_server", host)
         index = 1 if plan.fault is Fault.KILL_SERVER and host == plan.data_hosts[0] else 0  # the dispatcher comes first
         return servers[index] if len(servers) > index else None
 

@@ -27,12 +27,12 @@ from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
-from hetero.dataplane.endpoint.delivery import Delivery
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.endpoint_link import EndpointLink
-from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
-from hetero.dataplane.reader.connection import EndpointConnection, Fetched, SentBatch
-from hetero.dataplane.reader.fleet import Fleet
+from hetero.endpoint.delivery import Delivery
+from hetero.endpoint.link import EndpointLink
+from hetero.endpoint.options import EndpointOptions
+from hetero.pool.pool import EndpointPool, PoolOptions
+from hetero.reader.connection import EndpointConnection, Fetched, SentBatch
+from hetero.reader.fleet import Fleet
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 from hetero.wire.transports.interface import Transport

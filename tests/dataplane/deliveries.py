@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from in_process import InProcess
 
-from hetero.dataplane.endpoint.delivery import Delivery
-from hetero.dataplane.endpoint.replies import Reply
+from hetero.endpoint.delivery import Delivery
+from hetero.endpoint.replies import Reply
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import GREETING, Limits
 from hetero.wire.transports.interface import Connection

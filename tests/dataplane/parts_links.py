@@ -11,7 +11,7 @@ import numpy as np
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest, Helper
-from hetero.dataplane.endpoint_link import Call
+from hetero.endpoint.link import Call
 from hetero.spec import DatasetSpec
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder, EncodedBatch

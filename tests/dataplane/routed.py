@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.reader.connection import EndpointConnection
-from hetero.dataplane.reader.routing import ConnectionTable, Router
+from hetero.reader.connection import EndpointConnection
+from hetero.reader.routing import ConnectionTable, Router
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 

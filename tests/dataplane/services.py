@@ -9,10 +9,10 @@ from typing import Any
 from deliveries import TCP
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.endpoint.compute import Compute
-from hetero.dataplane.endpoint.replies import Reply
-from hetero.dataplane.endpoint.service import DataServicer
-from hetero.dataplane.endpoint_link import Call, EndpointLink
+from hetero.endpoint.compute import Compute
+from hetero.endpoint.link import Call, EndpointLink
+from hetero.endpoint.replies import Reply
+from hetero.endpoint.service import DataServicer
 from hetero.wire import channels
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import Limits

@@ -13,9 +13,9 @@ from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.reader.connection import EndpointConnection, Fetched
-from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.reader import Reader
+from hetero.reader.connection import EndpointConnection, Fetched
+from hetero.reader.fleet import Fleet
+from hetero.reader.reader import Reader
 from hetero.wire.faults import CallFailedError, Fault
 
 NBYTES = 1000
@@ -76,7 +76,7 @@ class Stage:
                 on_call(call)
                 return call.result()
 
-        monkeypatch.setattr("hetero.dataplane.reader.fleet.EndpointConnection", Connection)
+        monkeypatch.setattr("hetero.reader.fleet.EndpointConnection", Connection)
 
     def read(
         self, requests: list[BatchRequest], *, num_endpoints: int = 2, num_observed: int = 128, **options: Any

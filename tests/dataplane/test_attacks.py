@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from hetero.control.security import call_metadata
-from hetero.dataplane.endpoint_link import EndpointLink
-from hetero.dataplane.reader.reader import Reader
+from hetero.endpoint.link import EndpointLink
 from hetero.errors import DatasetError
+from hetero.reader.reader import Reader
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import MAX_FETCH_BYTES, PROTOCOL, Limits

@@ -16,9 +16,9 @@ from calls import Measured
 from chaos_proxy import Chaos, ChaosProxy, Faults, Way
 
 from hetero.control.directory import Directory
-from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import ExitCode, ProtocolError
+from hetero.reader.fleet import Fleet
+from hetero.reader.reader import Reader
 
 _number = itertools.count(1)
 

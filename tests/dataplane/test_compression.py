@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.dataplane.reader.reader import Reader
+from hetero.reader.reader import Reader
 from hetero.wire.compression import COMPRESSIONS
 
 pytest.importorskip("lz4")

@@ -14,9 +14,9 @@ import pytest
 from job_certificates import folder as certificates
 from job_certificates import tls
 
-from hetero.dataplane.reader.homes import homes_of
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError
+from hetero.reader.homes import homes_of
+from hetero.reader.reader import Reader
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from calls import in_thread
 
-from hetero.dataplane.reader.reader import Reader
-from hetero.dataplane.reader.window import WindowGrowth
+from hetero.reader.reader import Reader
+from hetero.reader.window import WindowGrowth
 
 pytestmark = pytest.mark.integration
 
@@ -45,8 +45,8 @@ TRAINER = '''
     from hetero.control.directory import Directory, EndpointRecord
     from hetero.control.security import load_token
     from hetero.spec import DatasetSpec
-    from hetero.dataplane.reader.fleet import Fleet
-    from hetero.dataplane.reader.reader import Reader
+    from hetero.reader.fleet import Fleet
+    from hetero.reader.reader import Reader
 
     given = json.loads(sys.stdin.readline())
     spec = DatasetSpec(*given["spec"])

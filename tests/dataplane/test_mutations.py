@@ -20,7 +20,7 @@ from seeds import BATCHES, answer, seeds
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.endpoint_link import EndpointLink
+from hetero.endpoint.link import EndpointLink
 from hetero.errors import DatasetError, ProtocolError
 from hetero.wire.faults import CallFailedError
 from hetero.wire.framing import BatchDecoder

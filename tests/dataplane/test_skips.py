@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hetero.batches.skips import Skips
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError
+from hetero.reader.reader import Reader
 
 POISON = 17
 """Of 48 indices in 12 batches of 4, each once."""

@@ -11,9 +11,9 @@ import pytest
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.batches.structure.leaves import UnknownTypeError
-from hetero.dataplane.endpoint.service import MAX_DATASETS
-from hetero.dataplane.reader.reader import Reader
+from hetero.endpoint.service import MAX_DATASETS
 from hetero.errors import DatasetError
+from hetero.reader.reader import Reader
 from hetero.wire.limits import Limits
 
 RECORDS = """

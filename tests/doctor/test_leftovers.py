@@ -94,7 +94,7 @@ def test_processes_are_said_with_their_job(tmp_path: Path, stray: list[subproces
 
 
 def test_processes_whose_launcher_has_ended_are_to_be_killed(tmp_path: Path) -> None:
-    endpoints = [[sys.executable, "-c", READ, "-m", "hetero.dataplane.endpoint.endpoint", str(n)] for n in range(9)]
+    endpoints = [[sys.executable, "-c", READ, "-m", "hetero.endpoint.endpoint", str(n)] for n in range(9)]
     environment = {**os.environ, "HETERO_JOB_ID": "lost-job"}
     read_end, write_end = os.pipe()
     pids = []
@@ -115,7 +115,7 @@ def test_processes_whose_launcher_has_ended_are_to_be_killed(tmp_path: Path) -> 
 
 
 def test_processes_of_a_living_program_are_no_leftovers(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:
-    stray.append(start(["-m", "hetero.dataplane.endpoint.endpoint", "3"], ""))
+    stray.append(start(["-m", "hetero.endpoint.endpoint", "3"], ""))
     (diagnosis,) = [each for each in examine(here(tmp_path)) if str(stray[0].pid) in each.found]
     assert diagnosis.found.startswith(f"a Python program reads data here: process {os.getpid()}, with the processes ")
     assert diagnosis.to_do.startswith("keep it if it belongs to this job")
@@ -128,7 +128,7 @@ def test_what_only_reads_a_launcher_is_none(tmp_path: Path, stray: list[subproce
 
 
 def test_endpoint_of_a_living_launcher_is_no_leftover(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:
-    child = f"[{sys.executable!r}, '-c', {READ!r}, '-m', 'hetero.dataplane.endpoint.endpoint']"
+    child = f"[{sys.executable!r}, '-c', {READ!r}, '-m', 'hetero.endpoint.endpoint']"
     code = f"import subprocess, sys; subprocess.run({child}, stdin=sys.stdin)"
     command = [sys.executable, "-c", code, "-m", "hetero.cli", "launch"]
     launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -18,7 +18,7 @@ FAKE = "import sys; data = bytearray(50_000_000); print('up', flush=True); sys.s
 
 def test_processes_of_endpoints_are_added_up_for_each_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "MEMORY", tmp_path)
-    command = [sys.executable, "-c", FAKE, "-m", "hetero.dataplane.endpoint.fork_server"]
+    command = [sys.executable, "-c", FAKE, "-m", "hetero.pool.fork_server"]
     environment = {**os.environ, "HETERO_JOB_ID": "doctor-memory-test"}
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) for _ in range(2)

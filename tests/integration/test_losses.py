@@ -32,7 +32,7 @@ def bereaved(start_shared_job: StartJob) -> Bereaved:
         environment={"HETERO_TIME_SCALE": str(TIME_SCALE)},
     )
     job.wait_line("step 5")
-    fork_server = job.find("hetero.dataplane.endpoint.fork_server", host="algo-1")[0]
+    fork_server = job.find("hetero.pool.fork_server", host="algo-1")[0]
     fork_server.children()[0].send_signal(signal.SIGKILL)
     job.wait_line("step 15")
     own = job.find(host="algo-2")

@@ -11,12 +11,12 @@ from typing import Protocol
 import pytest
 from harness import Job, Start, StartJob, StartLauncher
 
-from hetero.dataplane.supply.measuring import burst_sizes
 from hetero.errors import ConfigError
 from hetero.planning import PlanOptions, make_plan
 from hetero.planning.profile import Profile, load_profile
 from hetero.planning.profile_text import first_sentence
 from hetero.pricing import Catalogue
+from hetero.sample_costs.measuring import burst_sizes
 from hetero.system.cgroups import usable_cpus
 
 pytestmark = pytest.mark.timeout(240)  # up to a minute of training, and the samples after it

@@ -66,13 +66,13 @@ def restarted(start_shared_job: StartJob, shared_folder: Path) -> Restarted:
     args = ["--fail-at", "18", "40", "--how", "kill", "raise", "--sleep-s", "0.005"]
     job = train(TWO_HOSTS, "--job-restarts", "3", args=args)
     job.wait_line("step 5")
-    endpoints = job.find("hetero.dataplane.endpoint.fork_server")[0].children()
+    endpoints = job.find("hetero.pool.fork_server")[0].children()
     ranks = job.find("hetero.launch.ranks.rank")
     job.wait_line("goes on after step")
     assert ranks
     assert endpoints
     alive = [rank for rank in ranks if rank.is_running()]
-    endpoints_after = job.find("hetero.dataplane.endpoint.fork_server")[0].children()
+    endpoints_after = job.find("hetero.pool.fork_server")[0].children()
     assert job.wait() == 0, job.output
     return Restarted(job, shared_folder / "results", (endpoints, endpoints_after), alive)
 

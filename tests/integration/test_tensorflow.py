@@ -67,7 +67,7 @@ def test_endpoint_killed_under_tensorflow_loses_and_repeats_nothing(
     args = ["--output", str(tmp_path), "--num-samples", str(NUM_SAMPLES), "--sleep-s", "0.005"]
     job = start_job([data(1), DNN], "--endpoints-per-host", "2", script=SCRIPT, args=args)
     job.wait_line("step 20")
-    fork_server = job.find("hetero.dataplane.endpoint.fork_server", host="algo-1")[0]
+    fork_server = job.find("hetero.pool.fork_server", host="algo-1")[0]
     fork_server.children()[0].send_signal(signal.SIGKILL)
     assert not any("step 100" in line for line in job.lines), "the machine is too slow: the kill came late"
     assert job.wait() == 0, job.output

@@ -77,7 +77,7 @@ class Trial:
 
 def servers(job: Job, host: str) -> list[psutil.Process]:
     """Return the servers of tf.data.service of a host, oldest first: the dispatcher, until it is started again."""
-    return job.find("hetero.dataplane.pool.tf_server", host=host)
+    return job.find("hetero.pool.tf_server", host=host)
 
 
 def kill(job: Job, host: str) -> None:

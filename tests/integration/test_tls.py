@@ -38,7 +38,7 @@ def test_endpoint_killed_under_tls_gives_the_same_chain(start_job: StartJob, tmp
     args = ["--faults", "sleep_s=0.01", *SAMPLES]
     job = start_job(GROUPS, "--endpoints-per-host", "2", "--tls-dir", str(certificates(tmp_path)), args=args)
     job.wait_line("step 10")
-    job.find("hetero.dataplane.endpoint.fork_server")[0].children()[0].send_signal(signal.SIGKILL)
+    job.find("hetero.pool.fork_server")[0].children()[0].send_signal(signal.SIGKILL)
     assert job.wait() == 0, job.output
     assert chains(job.directory, 1) == chains_alone(*SAMPLES)
     assert job.report()["run"]["events"]["endpoint restarts"] == 1

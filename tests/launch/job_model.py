@@ -9,10 +9,10 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field
 
-from hetero.dataplane.reader.window import WindowGrowth
 from hetero.launch.auto_endpoints.controller import Controller
 from hetero.launch.auto_endpoints.decisions import Conditions, Decision
 from hetero.launch.auto_endpoints.windows import StepTime
+from hetero.reader.window import WindowGrowth
 
 REPORT_S = 0.25
 """Seconds between two reports of a rank."""

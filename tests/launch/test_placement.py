@@ -9,10 +9,10 @@ from clusters import cluster
 
 from hetero.cluster import ClusterSpec
 from hetero.config import LaunchOptions, Timings
-from hetero.dataplane.pool.pool import PoolOptions
-from hetero.dataplane.pool.tf_pool import ServiceOptions
 from hetero.launch import placement
 from hetero.launch.data_services import HostFacts, endpoints, tf_data
+from hetero.pool.pool import PoolOptions
+from hetero.pool.tf_pool import ServiceOptions
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.limits import Limits
 

@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 
 import hetero
-from hetero.dataplane.endpoint import service
+from hetero.endpoint import service
 
 if __name__ == "__hetero_script__":  # in an endpoint
     service.MAX_DATASETS = 2**20  # each case is a data set of its own

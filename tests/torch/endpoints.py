@@ -13,10 +13,10 @@ from typing import Any
 
 from hetero.control.directory import Directory
 from hetero.control.security import Token, write_token
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.endpoint.options import EndpointOptions
 from hetero.loaders import remote
 from hetero.metrics.logged import MetricLog
+from hetero.pool.pool import EndpointPool, PoolOptions
 
 
 class ServedJob:

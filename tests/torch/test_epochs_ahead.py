@@ -279,7 +279,7 @@ def test_first_batches_of_the_next_epoch_arrive_during_another_loaders_pass(
     assert min(windows) >= 3
     assert sum(windows) == requested - delivered
     # The first batches of both loaders are there. No endpoint is needed for them.
-    monkeypatch.setattr("hetero.dataplane.reader.fetchers.Fetchers._start_first", lambda _: None)
+    monkeypatch.setattr("hetero.reader.fetchers.Fetchers._start_first", lambda _: None)
     passes = [iter(train), iter(validation)]
     sizes = [min(window, NUM_SAMPLES // 4) for window in windows]  # a window that has grown may reach further
     found.append(tuple(plain([next(each) for _ in range(size)]) for each, size in zip(passes, sizes, strict=True)))
@@ -300,7 +300,7 @@ def test_loader_that_a_tool_has_rebuilt_goes_on_with_the_next_epoch_too(
     requested, delivered = counts(loader)
     assert requested >= delivered + 3
     wait_for(lambda: fetched() == requested)
-    monkeypatch.setattr("hetero.dataplane.reader.fetchers.Fetchers._start_first", lambda _: None)
+    monkeypatch.setattr("hetero.reader.fetchers.Fetchers._start_first", lambda _: None)
     third = iter(rebuilt)
     found.append(plain([next(third) for _ in range(3)]))
     monkeypatch.undo()

@@ -44,7 +44,7 @@ def test_status_that_endpoints_do_not_send_is_an_internal_failure() -> None:
 
 def test_statuses_that_the_data_plane_names_are_in_the_catalogue() -> None:
     known = {status for fault in Fault for status in fault.value.statuses} | {"UNAUTHENTICATED"}  # ends all reading
-    for path in Path(hetero.__file__).parent.joinpath("dataplane").rglob("*.py"):
+    for path in Path(hetero.__file__).parent.joinpath("endpoint").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "grpc.StatusCode":
                 assert node.attr in known, path

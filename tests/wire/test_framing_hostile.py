@@ -401,7 +401,7 @@ def test_decoder_mutated_answers_raise_nothing_but_protocol_errors() -> None:
             hostile[at] = mutate(hostile[at], rng)
         try:
             decode((hostile[0], hostile[1]))
-            # What follows the payload is found by the connection, see `hetero.dataplane.endpoint_link`.
+            # What follows the payload is found by the connection, see `hetero.endpoint.link`.
             outcomes["longer" if len(hostile[1]) > len(payload) else "batch"] += 1
         except (ProtocolError, DatasetError, CallFailedError) as error:
             outcomes[type(error).__name__] += 1

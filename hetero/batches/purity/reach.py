@@ -27,7 +27,7 @@ from hetero.system.scripts import SCRIPT_MODULE
 __all__ = ["SCRIPT_NAMES", "Place", "Reach", "is_user_class", "module_places", "reach", "user_modules", "value_places"]
 
 SCRIPT_NAMES = ("__main__", "__mp_main__", SCRIPT_MODULE)
-"""Names of the user's script in ranks, in torch's workers, and on endpoints (`hetero.dataplane.endpoint.script`)."""
+"""Names of the user's script in ranks, in torch's workers, and on endpoints (`hetero.endpoint.script`)."""
 
 # Bounds of one search, because a global may be a registry with a library's whole tree of objects.
 _MAX_OBJECTS = 20_000

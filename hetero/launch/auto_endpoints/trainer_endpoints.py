@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class ResizablePool(Protocol):
-    """The part of `hetero.dataplane.pool.pool.EndpointPool` that this module uses."""
+    """The part of `hetero.pool.pool.EndpointPool` that this module uses."""
 
     @property
     def num_used(self) -> int:

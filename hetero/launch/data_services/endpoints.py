@@ -8,9 +8,9 @@ from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.config.options import AUTO
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.endpoint.options import EndpointOptions
 from hetero.launch.data_services.service import DataService, HostFacts, Servers
+from hetero.pool.pool import EndpointPool, PoolOptions
 from hetero.system.cgroups import usable_cpus
 
 __all__ = ["Endpoints", "pool_options"]

@@ -11,7 +11,7 @@ from hetero.cluster import ClusterSpec
 from hetero.config import LaunchOptions, Timings
 from hetero.control.directory import EndpointRecord
 from hetero.control.status import Cause, RankReport
-from hetero.dataplane.pool.pool import EndpointPool
+from hetero.pool.pool import EndpointPool
 
 __all__ = ["DataService", "HostFacts", "Servers", "ServiceWatch"]
 

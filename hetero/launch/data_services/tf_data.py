@@ -15,13 +15,13 @@ from hetero.cluster import ClusterSpec
 from hetero.config import LaunchOptions, Timings
 from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.control.status import Cause, RankReport
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.pool import EndpointPool
+from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ExitCode
 from hetero.launch.data_services.service import DataService, HostFacts, Servers
+from hetero.pool.pool import EndpointPool
 
 if TYPE_CHECKING:
-    from hetero.dataplane.pool.tf_pool import ServiceOptions
+    from hetero.pool.tf_pool import ServiceOptions
 
 __all__ = ["TfData", "TfDataWatch", "service_options"]
 
@@ -51,7 +51,7 @@ class TfData(DataService):
         on_line: Callable[[str, str], None],
     ) -> EndpointPool:
         """Return the pool of the servers of a host. Log once per job that the token does not protect the servers."""
-        from hetero.dataplane.pool.tf_pool import ServicePool  # imports NumPy, which takes half a second
+        from hetero.pool.tf_pool import ServicePool  # imports NumPy, which takes half a second
 
         if facts.token_path is not None and facts.name == facts.servers.dispatcher_host:
             logger.warning(
@@ -75,7 +75,7 @@ class TfData(DataService):
 
 def service_options(facts: HostFacts) -> ServiceOptions:
     """Return the settings of a host's pool of servers."""
-    from hetero.dataplane.pool.tf_pool import ServiceOptions  # imports NumPy, as in `TfData.make_pool`
+    from hetero.pool.tf_pool import ServiceOptions  # imports NumPy, as in `TfData.make_pool`
 
     options, servers, timings = facts.options, facts.servers, facts.timings
     has_dispatcher = facts.name == servers.dispatcher_host

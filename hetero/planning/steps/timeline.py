@@ -5,7 +5,7 @@ because the parts wait for each other. For example, batches arrive in order, so 
 of the fast ones. A `Timeline` follows each batch through the data plane. This takes milliseconds, so a plan makes
 timelines of its best candidates only. Deterministic: equal arguments give equal times.
 
-The rules are those of the readers and endpoints (hetero/dataplane):
+The rules are those of the readers and endpoints (hetero/reader, hetero/endpoint):
 
 - A rank asks for the batches of its window in advance: two per endpoint that serves it, within its bytes.
 - A request goes to the endpoint with the fewest requests of this rank, then to the one that reported the fewest.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hetero.dataplane.endpoint.compute import Compute, Task
+from hetero.endpoint.compute import Compute, Task
 
 
 @pytest.fixture
@@ -166,14 +166,14 @@ def test_compute_closed_refuses_work(compute: Compute) -> None:
 def test_task_whose_turn_comes_at_once_asks_nobody_whether_it_is_wanted(
     compute: Compute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.dataplane.endpoint.compute._ASK_INTERVAL_S", 1000.0)
+    monkeypatch.setattr("hetero.endpoint.compute._ASK_INTERVAL_S", 1000.0)
     task = compute.submit(0, lambda _task: 7, is_abandoned=lambda: pytest.fail("asked"))
     assert task.wait(30)
     assert task.result() == 7
 
 
 def test_task_that_waited_for_its_turn_is_not_run_for_nobody(compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.dataplane.endpoint.compute._ASK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("hetero.endpoint.compute._ASK_INTERVAL_S", 0.0)
     release = hold(compute)
     ran: list[int] = []
     task = compute.submit(0, lambda _task: ran.append(1), is_abandoned=lambda: True)

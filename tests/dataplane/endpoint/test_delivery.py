@@ -27,9 +27,9 @@ from deliveries import (
 )
 from ends import connect
 
-from hetero.dataplane.endpoint import delivery as delivery_module
-from hetero.dataplane.endpoint.delivery import Delivery
-from hetero.dataplane.endpoint.replies import Reply
+from hetero.endpoint import delivery as delivery_module
+from hetero.endpoint.delivery import Delivery
+from hetero.endpoint.replies import Reply
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import EncodedBatch
 from hetero.wire.limits import GREETING, SESSION_TOKEN_BYTES

@@ -12,8 +12,8 @@ import pytest
 from ends import connect
 
 from hetero.control.security import Token, call_metadata
-from hetero.dataplane.endpoint.service import DATA_POLICIES
-from hetero.dataplane.reader.reader import Reader
+from hetero.endpoint.service import DATA_POLICIES
+from hetero.reader.reader import Reader
 from hetero.wire import channels
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder

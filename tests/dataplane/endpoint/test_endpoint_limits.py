@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hetero.control.security import call_metadata
-from hetero.dataplane.endpoint_link import EndpointLink
+from hetero.endpoint.link import EndpointLink
 from hetero.wire.limits import GREETING, SESSION_TOKEN_BYTES, Limits
 
 pytestmark = pytest.mark.integration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetero.dataplane.endpoint.batches import Experience
+from hetero.endpoint.batches import Experience
 
 
 @pytest.mark.parametrize(

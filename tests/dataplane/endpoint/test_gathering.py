@@ -17,8 +17,8 @@ from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import fetch
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest, Cancelled, Helper
-from hetero.dataplane.endpoint.gathering import Gathering
-from hetero.dataplane.endpoint.parts import Links
+from hetero.endpoint.gathering import Gathering
+from hetero.endpoint.parts import Links
 from hetero.errors import DatasetError
 from hetero.spec import DatasetSpec
 from hetero.wire.faults import CallFailedError, Fault

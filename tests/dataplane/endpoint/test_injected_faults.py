@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hetero.dataplane.reader.reader import Reader
+from hetero.reader.reader import Reader
 
 
 def read(job: Any, tools: Any, rules: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from deliveries import NETWORK, REQUEST, admitted, echo, num_threads, receive
 
-from hetero.dataplane.endpoint.delivery import Delivery
-from hetero.dataplane.endpoint.replies import LATER, Later, Reply
+from hetero.endpoint.delivery import Delivery
+from hetero.endpoint.replies import LATER, Later, Reply
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import EncodedBatch
 

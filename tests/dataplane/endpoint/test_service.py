@@ -14,9 +14,9 @@ import pytest
 from services import make_service
 
 from hetero.batches.build import BuiltDataset
-from hetero.dataplane.endpoint.compute import Compute
-from hetero.dataplane.endpoint.replies import Answer, Later, Reply
-from hetero.dataplane.endpoint.service import DataServicer, _Served
+from hetero.endpoint.compute import Compute
+from hetero.endpoint.replies import Answer, Later, Reply
+from hetero.endpoint.service import DataServicer, _Served
 from hetero.errors import DatasetError
 from hetero.wire import requests
 from hetero.wire.framing import BatchDecoder, EncodedBatch
@@ -33,8 +33,8 @@ def answer_of(service: DataServicer, request: bytes, has_left: Callable[[], bool
 
 def test_batch_that_is_there_is_sent_without_asking_for_whom(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question is a system call, and the handler thread sends next: then it finds out."""
-    monkeypatch.setattr("hetero.dataplane.endpoint.compute._ASK_INTERVAL_S", 0.0)
-    monkeypatch.setattr("hetero.dataplane.endpoint.service._POLL_S", 30.0)
+    monkeypatch.setattr("hetero.endpoint.compute._ASK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("hetero.endpoint.service._POLL_S", 30.0)
     asked_in: list[threading.Thread] = []
 
     def has_left() -> bool:

@@ -12,10 +12,10 @@ import pytest
 from deliveries import REQUEST, admitted, connected, echoed, peer_of
 from job_certificates import folder, opener, tls, without_certificate
 
-from hetero.dataplane.endpoint import delivery as delivery_module
-from hetero.dataplane.endpoint.delivery import Delivery
-from hetero.dataplane.reader.reader import Reader
+from hetero.endpoint import delivery as delivery_module
+from hetero.endpoint.delivery import Delivery
 from hetero.errors import AuthenticationError, EndpointUnavailableError
+from hetero.reader.reader import Reader
 from hetero.wire.limits import GREETING, SESSION_TOKEN_BYTES
 from hetero.wire.tls import TlsError
 from hetero.wire.transports.interface import Connection

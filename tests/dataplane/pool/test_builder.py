@@ -17,8 +17,8 @@ import pytest
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError
+from hetero.reader.reader import Reader
 from hetero.spec import DatasetSpec
 
 SCRIPT = """
@@ -158,7 +158,7 @@ class Host:
         (pid,) = [
             process.pid
             for process in psutil.Process().children(recursive=True)
-            if "hetero.dataplane.endpoint.fork_server" in process.cmdline() and process.ppid() == os.getpid()
+            if "hetero.pool.fork_server" in process.cmdline() and process.ppid() == os.getpid()
         ]
         return pid
 

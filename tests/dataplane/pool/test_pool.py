@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.reader.reader import Reader
+from hetero.endpoint.options import EndpointOptions
 from hetero.errors import AuthenticationError, ChildFailedError, ConfigError, ExitCode, HeteroError, PortError
+from hetero.reader.reader import Reader
 from hetero.spec import DatasetSpec
 
 
@@ -150,8 +150,8 @@ def test_pool_of_a_killed_process_leaves_nothing(job: Any, tools: Any, tmp_path:
     program.write_text(
         textwrap.dedent("""
             import sys
-            from hetero.dataplane.endpoint.options import EndpointOptions
-            from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+            from hetero.endpoint.options import EndpointOptions
+            from hetero.pool.pool import EndpointPool, PoolOptions
             options = EndpointOptions(
                 script=sys.argv[1], host="algo-1", address="127.0.0.1", num_endpoints=2, job_id="x"
             )
@@ -189,9 +189,7 @@ def test_pool_serves_by_fork_or_by_fresh_processes(job: Any, tools: Any, needs_f
     pool = job.pool(num_endpoints=2)
     assert any("fresh processes" in line for line in job.lines) is bool(needs_fresh)
     commands = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2] for pid in pool.pids}
-    assert commands == {
-        b"hetero.dataplane.endpoint.endpoint" if needs_fresh else b"hetero.dataplane.endpoint.fork_server"
-    }
+    assert commands == {b"hetero.endpoint.endpoint" if needs_fresh else b"hetero.pool.fork_server"}
     wanted = tools.requests(tools.spec())
     with Reader(job.fleet(), iter(wanted)) as reader:
         assert len(list(reader)) == len(wanted)

@@ -6,8 +6,8 @@ import pytest
 from freed_memory import LIVE_THREADS, MAX_FAULTS_IF_REUSED, needs_glibc, page_faults_of_threads
 
 POOL = """
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.endpoint.options import EndpointOptions
+from hetero.pool.pool import EndpointPool, PoolOptions
 options = EndpointOptions(host="algo-1", address="127.0.0.1", script="none.py", num_endpoints=1, job_id="j")
 pool = EndpointPool(PoolOptions(endpoint=options, num_at_start=0), lambda records: None)
 pool.start()

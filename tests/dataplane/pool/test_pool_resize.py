@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from hetero.dataplane.pool.pool import EndpointPool
-from hetero.dataplane.pool.slot import LEAVE_S, MAX_LEAVE_S, Liveness, Slot
-from hetero.dataplane.reader.reader import Reader
+from hetero.pool.pool import EndpointPool
+from hetero.pool.slot import LEAVE_S, MAX_LEAVE_S, Liveness, Slot
+from hetero.reader.reader import Reader
 
 
 def children() -> set[int]:
@@ -41,7 +41,7 @@ def test_pool_without_a_wanted_endpoint_ends_its_fork_server_and_starts_it_again
     job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr("hetero.dataplane.pool.pool._IDLE_STARTER_S", 0.5)
+    monkeypatch.setattr("hetero.pool.pool._IDLE_STARTER_S", 0.5)
     before = children()
     pool = job.pool(num_endpoints=1, num_at_start=1)
     assert children() > before

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from hetero.dataplane.pool.slot import DUMP_S, Action, Liveness, is_suspended
+from hetero.pool.slot import DUMP_S, Action, Liveness, is_suspended
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.pool import PoolOptions
-from hetero.dataplane.pool.slot import RestartBudget, backoff_s
+from hetero.endpoint.options import EndpointOptions
 from hetero.errors import AuthenticationError, ConfigError
+from hetero.pool.pool import PoolOptions
+from hetero.pool.slot import RestartBudget, backoff_s
 
 HOUR_S = 3600.0
 OFTEN = 1e-6
@@ -133,7 +133,7 @@ class Refilled(RestartBudget):
 def budget(monkeypatch: pytest.MonkeyPatch) -> Refilled:
     """What pools of this test have."""
     refilled = Refilled(1, 1.0)
-    monkeypatch.setattr("hetero.dataplane.pool.pool.RestartBudget", lambda *_: refilled)
+    monkeypatch.setattr("hetero.pool.pool.RestartBudget", lambda *_: refilled)
     return refilled
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.pool.slot import is_suspended
-from hetero.dataplane.reader.reader import Reader
+from hetero.pool.slot import is_suspended
+from hetero.reader.reader import Reader
 
 HANGS = '''
 import ctypes
@@ -28,7 +28,7 @@ def hold_interpreter():
 def hold_lock():
     """Take the lock of the service that runs this, and wait for ever."""
     import gc
-    from hetero.dataplane.endpoint.service import DataServicer
+    from hetero.endpoint.service import DataServicer
     (service,) = [found for found in gc.get_objects() if isinstance(found, DataServicer)]
     service._lock.acquire()
     threading.Event().wait()

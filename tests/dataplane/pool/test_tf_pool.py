@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
-from hetero.dataplane.endpoint.options import EndpointOptions
-from hetero.dataplane.pool.tf_pool import ServiceOptions, ServicePool, _Servers
+from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode
+from hetero.pool.tf_pool import ServiceOptions, ServicePool, _Servers
 from hetero.wire.channels import without_proxy
 
 needs_tensorflow = pytest.mark.skipif(
@@ -115,8 +115,8 @@ def test_journal_that_a_killed_launcher_left_is_removed_by_the_next_on_this_mach
     elsewhere = tmp_path / "tf-dispatcher-elsewhere-1"
     elsewhere.mkdir(mode=0o700)
     program = (
-        "import os; from hetero.dataplane.endpoint.options import EndpointOptions\n"
-        "from hetero.dataplane.pool.tf_pool import ServiceOptions, _Servers\n"
+        "import os; from hetero.endpoint.options import EndpointOptions\n"
+        "from hetero.pool.tf_pool import ServiceOptions, _Servers\n"
         "endpoint = EndpointOptions(host='algo-1', address='::1', num_endpoints=1, job_id='job')\n"
         f"servers = _Servers(ServiceOptions(endpoint=endpoint, work_dir={str(tmp_path)!r}, has_dispatcher=True))\n"
         "servers._work_dir(); os.kill(os.getpid(), 9)"

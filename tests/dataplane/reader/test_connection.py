@@ -8,9 +8,9 @@ import pytest
 from calls import fault_of
 
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.reader.connection import EndpointConnection
-from hetero.dataplane.reader.consistency import ServedDataset
-from hetero.dataplane.reader.fleet import Fleet
+from hetero.reader.connection import EndpointConnection
+from hetero.reader.consistency import ServedDataset
+from hetero.reader.fleet import Fleet
 from hetero.wire.faults import Fault
 from hetero.wire.limits import Limits
 from hetero.wire.proto import data_pb2 as pb
@@ -44,7 +44,7 @@ class FakeLink:
 def links(monkeypatch: pytest.MonkeyPatch) -> list[FakeLink]:
     """The links that are opened."""
     monkeypatch.setattr(FakeLink, "opened", [], raising=False)
-    monkeypatch.setattr("hetero.dataplane.reader.connection.EndpointLink", FakeLink)
+    monkeypatch.setattr("hetero.reader.connection.EndpointLink", FakeLink)
     return FakeLink.opened
 
 

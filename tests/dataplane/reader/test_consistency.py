@@ -7,9 +7,9 @@ import pytest
 
 from hetero.batches.fetch import Description
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
-from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.errors import DatasetError, DatasetMismatchError, ExitCode, ProtocolMismatchError, SampleFailure
+from hetero.reader.connection import ConnectionState, EndpointConnection
+from hetero.reader.consistency import ServedDataset
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from calls import fault_of, in_thread
+from hetero.dataplane import endpoint_link as link_module
 from services import Endpoint, echo, fetch
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane import endpoint_link as link_module
-from hetero.dataplane.endpoint.replies import Reply
-from hetero.dataplane.endpoint_link import EndpointLink
+from hetero.endpoint.link import EndpointLink
+from hetero.endpoint.replies import Reply
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder, encode_failure, encode_refusal
@@ -74,12 +74,12 @@ def test_connection_is_used_again_only_while_both_sides_are_in_step(
 def test_connection_that_is_turned_away_for_good_is_replaced(
     start_endpoint: Any, link_to: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.dataplane.endpoint.delivery._MAX_CONNECTIONS", 0)
+    monkeypatch.setattr("hetero.endpoint.delivery._MAX_CONNECTIONS", 0)
     endpoint = start_endpoint()
     link = link_to(endpoint.record)
     for _ in range(3):
         assert fault_of(lambda: fetch(link)) == (Fault.BUSY, "0 connections are open already")
-    monkeypatch.setattr("hetero.dataplane.endpoint.delivery._MAX_CONNECTIONS", 1024)
+    monkeypatch.setattr("hetero.endpoint.delivery._MAX_CONNECTIONS", 1024)
     assert fetch(link) == {"request": b"request"}
 
 

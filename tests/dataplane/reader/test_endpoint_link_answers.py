@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from google.protobuf.internal import api_implementation
 from hetero.control.directory import EndpointRecord
 from hetero.wire.faults import CallFailedError
-from hetero.dataplane.endpoint_link import EndpointLink
+from hetero.endpoint.link import EndpointLink
 from hetero.wire import channels
 from hetero.wire.limits import Limits
 from hetero.wire.proto import data_pb2 as pb

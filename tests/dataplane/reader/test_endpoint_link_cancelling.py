@@ -14,8 +14,8 @@ from deliveries import NETWORK, TCP
 from listening import full_listener
 from services import echo, fetch
 
-from hetero.dataplane.endpoint.replies import Reply
-from hetero.dataplane.endpoint_link import Call
+from hetero.endpoint.link import Call
+from hetero.endpoint.replies import Reply
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.transports.interface import Transport

@@ -10,8 +10,8 @@ import pytest
 from calls import LARGE, fault_of, in_thread
 
 from hetero.control.security import call_metadata
-from hetero.dataplane.endpoint_link import EndpointLink
-from hetero.dataplane.reader.connection import EndpointConnection
+from hetero.endpoint.link import EndpointLink
+from hetero.reader.connection import EndpointConnection
 from hetero.wire.faults import Fault
 from hetero.wire.limits import Limits
 

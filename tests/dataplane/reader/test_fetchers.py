@@ -13,13 +13,13 @@ from staging import Stage
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.reader.connection import EndpointConnection, Fetched
-from hetero.dataplane.reader.consistency import ServedDataset
-from hetero.dataplane.reader.fetchers import Fetchers
-from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.outcomes import Outcomes
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import HeteroError, ProtocolError
+from hetero.reader.connection import EndpointConnection, Fetched
+from hetero.reader.consistency import ServedDataset
+from hetero.reader.fetchers import Fetchers
+from hetero.reader.fleet import Fleet
+from hetero.reader.outcomes import Outcomes
+from hetero.reader.reader import Reader
 from hetero.wire.faults import CallFailedError, Fault
 
 Outcome = int | CallFailedError
@@ -74,8 +74,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         def fetch(self, request: BatchRequest, **_: Any) -> Fetched:
             return calls.fetch(request)
 
-    monkeypatch.setattr("hetero.dataplane.reader.fleet.EndpointConnection", Connection)
-    monkeypatch.setattr("hetero.dataplane.reader.fetchers.POLL_S", 1e6)
+    monkeypatch.setattr("hetero.reader.fleet.EndpointConnection", Connection)
+    monkeypatch.setattr("hetero.reader.fetchers.POLL_S", 1e6)
     yield calls
     calls.end_all()
 

@@ -9,11 +9,11 @@ import pytest
 
 from hetero.batches.fetch import Description
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
-from hetero.dataplane.reader.consistency import ServedDataset
-from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetMismatchError, EndpointUnavailableError, ExitCode, HeteroError, ProtocolMismatchError
+from hetero.reader.connection import ConnectionState, EndpointConnection
+from hetero.reader.consistency import ServedDataset
+from hetero.reader.fleet import Fleet
+from hetero.reader.reader import Reader
 from hetero.spec import DatasetSpec
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.limits import PROTOCOL
@@ -51,7 +51,7 @@ def preparing(
 
 
 def test_back_off_grows_until_a_batch_came_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.dataplane.reader.connection._random.uniform", lambda _, bound_s: bound_s)
+    monkeypatch.setattr("hetero.reader.connection._random.uniform", lambda _, bound_s: bound_s)
     with offline_fleet(1, 1) as fleet:
         (connection,) = fleet.router.used
         backoffs_s = []
@@ -201,7 +201,7 @@ def test_fleet_names_hosts_whose_data_differ(job: Any, tools: Any) -> None:
 
 @pytest.mark.fault("F32")
 def test_fleet_names_an_endpoint_of_another_protocol(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.dataplane.reader.connection.PROTOCOL", PROTOCOL + 1)  # of this process alone
+    monkeypatch.setattr("hetero.reader.connection.PROTOCOL", PROTOCOL + 1)  # of this process alone
     job.pool()
     words = rf"algo-1/0 \(.*\) speaks another protocol: .* protocol {PROTOCOL + 1}, this endpoint has {PROTOCOL}"
     with pytest.raises(ProtocolMismatchError, match=words) as caught:

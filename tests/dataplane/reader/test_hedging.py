@@ -10,10 +10,10 @@ from staging import NBYTES, Call, Stage
 
 from hetero.batches.failures import dataset_error
 from hetero.batches.skips import Skip, Skips
-from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
-from hetero.dataplane.reader.hedging import Budget
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError, EndpointUnavailableError, ProtocolError
+from hetero.reader.connection import ConnectionState, EndpointConnection
+from hetero.reader.hedging import Budget
+from hetero.reader.reader import Reader
 from hetero.wire.faults import CallFailedError, Fault
 
 
@@ -210,7 +210,7 @@ def test_suspect_runs_alone_and_is_not_hedged(stage: Stage, tools: Any) -> None:
 
 
 def test_batch_that_was_never_sent_is_not_blamed(stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.dataplane.reader.connection._random.uniform", lambda *_: 1e6)  # none comes back
+    monkeypatch.setattr("hetero.reader.connection._random.uniform", lambda *_: 1e6)  # none comes back
     reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_endpoints=4)
     for _ in range(3):
         stage.pending(0)[0].end(CallFailedError(Fault.UNSENT, "it is gone"))
@@ -226,7 +226,7 @@ def test_batch_that_was_never_sent_is_not_blamed(stage: Stage, tools: Any, monke
 def test_batch_whose_endpoints_neither_return_nor_leave_fails_in_time(
     stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.dataplane.reader.connection._random.uniform", lambda *_: 1e6)
+    monkeypatch.setattr("hetero.reader.connection._random.uniform", lambda *_: 1e6)
     reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_endpoints=4)
     for _ in range(3):
         stage.pending(0)[0].end(CallFailedError(Fault.UNREACHABLE, "reset"))

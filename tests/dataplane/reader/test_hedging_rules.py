@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.dataplane.reader.hedging import Budget, Pace
+from hetero.reader.hedging import Budget, Pace
 
 
 @given(st.lists(st.booleans(), max_size=2000))

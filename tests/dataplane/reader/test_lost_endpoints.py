@@ -16,9 +16,9 @@ from calls import Asked, Measured, in_thread
 from hetero.batches.request import BatchRequest
 from hetero.config import Timings
 from hetero.control.directory import Directory
-from hetero.dataplane.reader.connection import ConnectionState
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import EndpointUnavailableError, ExitCode
+from hetero.reader.connection import ConnectionState
+from hetero.reader.reader import Reader
 
 REISSUED_S = 2.0
 """Promised: from the death of an endpoint, where the kernel tells, to its requests being asked for elsewhere."""
@@ -190,7 +190,7 @@ def test_stopped_endpoint_is_overtaken_and_used_again_when_it_goes_on(
     fleet = job.fleet()
     reader = Reader(fleet, iter(wanted))
     found = [next(reader) for _ in range(100)]
-    with caplog.at_level(logging.INFO, logger="hetero.dataplane.reader.fetchers"):
+    with caplog.at_level(logging.INFO, logger="hetero.reader.fetchers"):
         os.kill(pool.pids[0], signal.SIGSTOP)
         try:
             found += [next(reader) for _ in range(100)]

@@ -11,10 +11,10 @@ from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skip, Skips
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.reader.connection import EndpointConnection, Fetched
-from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError, SampleFailure
+from hetero.reader.connection import EndpointConnection, Fetched
+from hetero.reader.fleet import Fleet
+from hetero.reader.reader import Reader
 
 NUM_BATCHES = 20
 SKIPS = Skips(num_skipped=1, listed=(Skip(index="7", exception="FileNotFoundError: 7.jpg"),))
@@ -55,7 +55,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tools: Any) -> Iterator[Callable[..., 
             def fetch(self, request: BatchRequest, **_: Any) -> Fetched:
                 return answer(self.record, request)
 
-        monkeypatch.setattr("hetero.dataplane.reader.fleet.EndpointConnection", Connection)
+        monkeypatch.setattr("hetero.reader.fleet.EndpointConnection", Connection)
         names = ["algo-9/0", *(f"algo-{number}/0" for number in range(1, num_data_hosts + 1))]
         records = [
             EndpointRecord(

@@ -16,15 +16,15 @@ import pytest
 from calls import Asked
 from deliveries import num_descriptors
 
-from hetero.dataplane.reader import consistency
-from hetero.dataplane.reader.connection import EndpointConnection, SentBatch
-from hetero.dataplane.reader.consistency import ServedDataset
-from hetero.dataplane.reader.own_fetches import OwnFetches
-from hetero.dataplane.reader.reader import Reader
-from hetero.dataplane.reader.receiver_choice import ReceiverChoice
-from hetero.dataplane.reader.routing import Router
-from hetero.dataplane.reader.window import Window
 from hetero.errors import DatasetError
+from hetero.reader import consistency
+from hetero.reader.connection import EndpointConnection, SentBatch
+from hetero.reader.consistency import ServedDataset
+from hetero.reader.own_fetches import OwnFetches
+from hetero.reader.reader import Reader
+from hetero.reader.receiver_choice import ReceiverChoice
+from hetero.reader.routing import Router
+from hetero.reader.window import Window
 from hetero.wire.faults import CallFailedError, Fault
 
 LARGE_WIDTH = 40_000
@@ -123,7 +123,7 @@ def test_consumer_with_a_step_leaves_batches_to_fetchers(
 def test_answers_of_a_consumer_that_is_away_are_received_by_another_thread(
     shared_job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.dataplane.reader.own_fetches._ABSENT_S", 0.05)
+    monkeypatch.setattr("hetero.reader.own_fetches._ABSENT_S", 0.05)
     shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
     reader = Reader(shared_job.fleet(), iter(wanted))
@@ -139,7 +139,7 @@ def test_answers_of_a_consumer_that_is_away_are_received_by_another_thread(
 @pytest.fixture
 def never_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no other thread receive for the consumer, which a busy machine may hold up for more than a second."""
-    monkeypatch.setattr("hetero.dataplane.reader.own_fetches._ABSENT_S", 3600.0)
+    monkeypatch.setattr("hetero.reader.own_fetches._ABSENT_S", 3600.0)
 
 
 @pytest.mark.usefixtures("never_absent")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from deliveries import num_descriptors
 
-from hetero.dataplane.reader.own_fetches import OwnFetches
+from hetero.reader.own_fetches import OwnFetches
 from hetero.wire.faults import CallFailedError, Fault
 
 HANG_S = 1000.0

@@ -9,11 +9,11 @@ import pytest
 from staging import Stage
 
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.reader.attempts import PoisonDetector
-from hetero.dataplane.reader.connection import EndpointConnection
-from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError, EndpointUnavailableError, ExitCode
+from hetero.reader.attempts import PoisonDetector
+from hetero.reader.connection import EndpointConnection
+from hetero.reader.fleet import Fleet
+from hetero.reader.reader import Reader
 from hetero.wire.faults import CallFailedError, Fault
 
 RECORD = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:9", incarnation="a")
@@ -22,7 +22,7 @@ RECORD = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.
 @pytest.fixture(autouse=True)
 def _no_return(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was lost is not asked again within a test."""
-    monkeypatch.setattr("hetero.dataplane.reader.connection._random.uniform", lambda *_: 1e6)
+    monkeypatch.setattr("hetero.reader.connection._random.uniform", lambda *_: 1e6)
 
 
 def lose(stage: Stage, fault: Fault = Fault.UNREACHABLE) -> EndpointConnection:
@@ -115,10 +115,10 @@ def test_batch_that_three_endpoints_died_with_while_they_sent_it_is_not_blamed(s
 
 def test_batch_that_was_lost_is_not_shared_again(stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its samples may kill endpoints. If another endpoint computes a part of it, two can die at once."""
-    monkeypatch.setattr("hetero.dataplane.reader.consistency.ServedDataset.is_gathered", lambda *_: True)
+    monkeypatch.setattr("hetero.reader.consistency.ServedDataset.is_gathered", lambda *_: True)
     named: list[int] = []
     monkeypatch.setattr(
-        "hetero.dataplane.reader.routing.Router.choose_homes",
+        "hetero.reader.routing.Router.choose_homes",
         lambda _, request, lead: named.append(request.position) or ((), None),
     )
     reader = stage.read(tools.requests(tools.spec(), num_batches=2), num_endpoints=4)

@@ -18,8 +18,8 @@ from calls import Measured
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader.reader import Reader, default_window_bytes
 from hetero.errors import AuthenticationError, ConfigError, EndpointUnavailableError, HeteroError
+from hetero.reader.reader import Reader, default_window_bytes
 from hetero.system.cgroups import MemoryUse
 
 BUFFERS = """
@@ -244,7 +244,7 @@ def test_large_batch_below_the_limit_comes_whole(job: Any, tools: Any, measured:
 def test_reader_waiting_long_says_for_whom_and_again_when_twice_the_time_has_passed(
     shared_job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hetero.dataplane.reader.reader.LOG_INTERVAL_S", 0.4)
+    monkeypatch.setattr("hetero.reader.reader.LOG_INTERVAL_S", 0.4)
     reader = Reader(shared_job.fleet(prepare_timeout_s=2.6, data_timeout_s=2.6), iter(tools.requests(tools.spec())))
     with caplog.at_level(logging.WARNING), pytest.raises(EndpointUnavailableError, match="no endpoint has appeared"):
         next(reader)
@@ -281,7 +281,7 @@ def test_window_is_this_ranks_share_of_a_quarter_of_memory_and_at_most_a_gibibyt
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", num_ranks)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory_gib * 2**18}.__getitem__)
-    monkeypatch.setattr("hetero.dataplane.reader.reader.memory_use", lambda: use)
+    monkeypatch.setattr("hetero.reader.reader.memory_use", lambda: use)
     assert default_window_bytes() == expected
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hetero.dataplane.reader.receiver_choice import ReceiverChoice
+from hetero.reader.receiver_choice import ReceiverChoice
 
 
 class Consumer:

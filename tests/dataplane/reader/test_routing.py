@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from routed import Routed
 
-from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
-from hetero.dataplane.reader.routing import Stragglers, subset
+from hetero.reader.connection import ConnectionState, EndpointConnection
+from hetero.reader.routing import Stragglers, subset
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from calls import fault_of, in_thread
 from deliveries import NETWORK
 from services import Endpoint, echo, fetch
 
-from hetero.dataplane.endpoint.replies import LATER, Later, Reply
-from hetero.dataplane.endpoint_link import EndpointLink, SentFetch
+from hetero.endpoint.link import EndpointLink, SentFetch
+from hetero.endpoint.replies import LATER, Later, Reply
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.compression import ChecksumError
 from hetero.wire.faults import CallFailedError, Fault
@@ -241,7 +241,7 @@ def test_long_request_is_left_to_another_fetch_and_the_connection_stays(link: En
 def test_request_that_the_kernel_does_not_take_at_once_is_left_to_another_fetch(
     start_endpoint: Any, link_to: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.dataplane.endpoint_link._MAX_BEGUN_BYTES", 2**30)
+    monkeypatch.setattr("hetero.endpoint.link._MAX_BEGUN_BYTES", 2**30)
     endpoint = start_endpoint(desk, transport=NETWORK)
     link = link_to(endpoint.record, transport=NETWORK)
     link.attend()

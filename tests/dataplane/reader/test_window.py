@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.reader.connection import EndpointConnection
-from hetero.dataplane.reader.consistency import ServedDataset
-from hetero.dataplane.reader.window import Arrived, Window, WindowGrowth
+from hetero.reader.connection import EndpointConnection
+from hetero.reader.consistency import ServedDataset
+from hetero.reader.window import Arrived, Window, WindowGrowth
 from hetero.wire.limits import Limits
 
 RECORD = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:9", incarnation="a")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hetero.dataplane.supply.options import Channel, SupplyOptions
 from hetero.planning.parts import HostPart, SampledWork
+from hetero.sample_costs.options import Channel, SupplyOptions
 
 SCRIPT = """
 import threading, time
@@ -67,7 +67,7 @@ def measure(folder: Path, *, at_import: str = "", arguments: str = "{}", **chang
     options = SupplyOptions(**values | changes)
     channel, theirs = Channel.pair("the process that measures")
     with theirs:
-        command = [sys.executable, "-m", "hetero.dataplane.supply.measuring", str(theirs.fileno())]
+        command = [sys.executable, "-m", "hetero.sample_costs.measuring", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     try:
         channel.send(options.to_json())

@@ -10,13 +10,13 @@ import pytest
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.collation import collate_arrays
-from hetero.dataplane.supply.contents import measure_contents
-from hetero.dataplane.supply.measuring import burst_sizes, emulated_supply, most_processes
-from hetero.dataplane.supply.options import SupplyOptions
-from hetero.dataplane.supply.samples import measure_samples, requests_of, split
 from hetero.errors import ConfigError, DatasetError
 from hetero.planning.parts import SampledWork
 from hetero.planning.profile import Spread, SupplyProfile
+from hetero.sample_costs.contents import measure_contents
+from hetero.sample_costs.measuring import burst_sizes, emulated_supply, most_processes
+from hetero.sample_costs.options import SupplyOptions
+from hetero.sample_costs.samples import measure_samples, requests_of, split
 
 
 class Skewed:

@@ -1,0 +1,220 @@
+"""Computes what one request asks for, a batch or a part of one, and encodes it as the answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.failures import dataset_error
+from hetero.batches.fetch import fetch, fetch_part
+from hetero.batches.request import BatchRequest, Cancelled
+from hetero.batches.skips import Skips
+from hetero.batches.structure.conversion import check_stacked
+from hetero.batches.structure.plain import is_plain
+from hetero.endpoint.compute import Compute, Task
+from hetero.endpoint.gathering import Gathering
+from hetero.endpoint.parts import Links
+from hetero.endpoint.replies import AT_ONCE_BYTES
+from hetero.errors import ConfigError, DatasetError, ProtocolError
+from hetero.wire.compression import is_installed
+from hetero.wire.framing import EncodedBatch
+from hetero.wire.limits import Limits
+
+__all__ = ["Experience", "RequestedBatch"]
+
+_MEDIUM_BYTES = 512 * 2**10
+_QUICK_S = 0.0005
+
+
+class Experience:
+    """What an endpoint has learnt from the batches of one data set."""
+
+    def __init__(self) -> None:
+        self.num_checked = 0
+        """Largest number of samples in a computed batch. Batches of up to this size need no check in advance."""
+        self.latest_bytes = math.inf
+        """Bytes of the payload of the latest batch. Infinite before the first."""
+        self.latest_s = math.inf
+        """Seconds that the compute thread took for it."""
+        self.is_plain = True
+        """Whether no sample was found that cannot be sent without collation."""
+        self.num_parts = 0
+        """Parts that were computed for other endpoints."""
+        self.sample_s: float | None = None
+        """Mean seconds per sample of the latest parts. None before the first."""
+
+    @property
+    def is_sent_at_once(self) -> bool:
+        """Whether the compute thread should send the next batch itself.
+
+        It should if the batch is small, or of medium size and ready-made. To send a batch of medium size takes a while.
+        If the compute thread has something to compute, another thread can send meanwhile.
+        """
+        return self.latest_bytes <= (AT_ONCE_BYTES if self.latest_s < _QUICK_S else _MEDIUM_BYTES)
+
+    def computed_part(self, num_samples: int, took_s: float) -> None:
+        """Record that a part was computed."""
+        self.num_parts += 1
+        sample_s = took_s / num_samples
+        self.sample_s = sample_s if self.sample_s is None else self.sample_s + 0.2 * (sample_s - self.sample_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedBatch:
+    """One request, and what this endpoint needs to answer it.
+
+    Attributes:
+        request: The request.
+        data: Its bytes, as they arrived.
+        built: Its data set.
+        experience: What was learnt from earlier batches of the data set.
+        limits: Bounds of the batch.
+        name: Name of this endpoint, for the user's errors.
+        load: The compute threads, whose queue is this endpoint's load.
+        links: Links to the endpoints of other hosts that keep samples. None: this endpoint computes all samples.
+    """
+
+    request: BatchRequest
+    data: bytes
+    built: BuiltDataset
+    experience: Experience
+    limits: Limits
+    name: str
+    load: Compute
+    links: Links | None
+
+    def gathering(self) -> Gathering | None:
+        """Return how other hosts give the samples that they keep. None: this endpoint computes all samples."""
+        request = self.request
+        if request.homes is None or request.verify or request.on_sample_error == "skip" or self.links is None:
+            return None
+        if not (self.experience.is_plain and self.built.is_divisible):
+            return None
+        return Gathering(
+            request,
+            limits=self.limits,
+            links=self.links,
+            on_refused=self._note_refused,
+            sample_s=self.experience.sample_s,
+        )
+
+    def compute(self, task: Task, gathering: Gathering | None = None) -> EncodedBatch | tuple[Any, Skips | None, int]:
+        """Compute the batch or the part. Runs on a compute thread.
+
+        Args:
+            task: The task.
+            gathering: The samples that other hosts have given.
+
+        Returns:
+            It encoded, or, if its memory is new, unencoded together with its skips and the number of its parts.
+
+        Raises:
+            Cancelled: The task was cancelled.
+            DatasetError: The user's code raised, or the result cannot be sent.
+            ProtocolError: A part was requested of a data set that is not divisible here.
+        """
+        try:
+            return self._compute_part(task) if self.request.is_part else self._compute_batch(task, gathering)
+        except (DatasetError, Cancelled, ProtocolError):
+            raise
+        except BaseException as error:
+            # A transform may call sys.exit(), for example. This is the user's failure, and must not end the endpoint.
+            raise dataset_error(error, dataset=self.request.spec.name, host=self.name, stage="sample") from error
+
+    def finish(self, task: Task) -> EncodedBatch | None:
+        """Return the batch of a task that is done, None if the task was cancelled.
+
+        Raises:
+            DatasetError, ProtocolError: As in `compute`.
+        """
+        if task.was_cancelled:
+            return None
+        try:
+            found = task.result()
+        except Cancelled:
+            return None
+        if not isinstance(found, EncodedBatch):
+            batch, skips, num_parts = found
+            found = self._encode(batch, skips, num_parts, copy=False)
+        if not self.request.is_part:
+            self.experience.latest_bytes = found.nbytes
+        # If the package is not installed here, the batch is sent uncompressed, and the reader logs a warning. The batch
+        # is the same, and a slower job is better than a job that does not run.
+        if self.request.compression is not None and is_installed(self.request.compression):
+            found.compress(self.request.compression)
+        return found
+
+    def _compute_batch(self, task: Task, gathering: Gathering | None) -> EncodedBatch | tuple[Any, Skips | None, int]:
+        request, built = self.request, self.built
+        begin_s = time.monotonic()
+        skipped: list[Skips] = []
+        # Refuse a batch over the limit before all of it is computed. Batches of the same or a smaller number of samples
+        # are not checked again here, to save time.
+        num_samples, on_first = request.work.num_samples, None
+        if num_samples > self.experience.num_checked and built.makes_new_memory(collate=request.collate):
+            on_first = partial(self._check_first, num_samples)
+        batch = fetch(
+            built,
+            request,
+            host=self.name,
+            cancelled=task.is_cancelled,
+            on_skips=skipped.append,
+            on_first=on_first,
+            positions=None if gathering is None else gathering.positions,
+        )
+        num_parts = 1 if gathering is None else gathering.num_parts
+        self.experience.num_checked = max(self.experience.num_checked, num_samples)
+        skips = skipped[0] if skipped else None
+        # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise it
+        # may be in a buffer that the user's code fills again for the next batch.
+        is_new = built.makes_new_memory(collate=request.collate)
+        encoded = None if is_new else self._encode(batch, skips, num_parts, copy=True)
+        self.experience.latest_s = time.monotonic() - begin_s
+        return encoded or (batch, skips, num_parts)
+
+    def _note_refused(self) -> None:
+        self.experience.is_plain = False
+
+    def _compute_part(self, task: Task) -> EncodedBatch:
+        if self.links is None or not self.built.is_divisible:
+            raise ProtocolError(f"batches of data set {self.request.spec.name!r} are not computed in parts here")
+        begin_s = time.monotonic()
+        samples = fetch_part(self.built, self.request, host=self.name, cancelled=task.is_cancelled)
+        if not all(map(is_plain, samples)):
+            raise self._unsendable(ConfigError("a sample may change if it is sent without collation"))
+        encoded = self._encode(samples, None, 1, copy=True)
+        self.experience.computed_part(len(samples), time.monotonic() - begin_s)
+        return encoded
+
+    def _encode(self, batch: Any, skips: Skips | None, num_parts: int, *, copy: bool) -> EncodedBatch:
+        """Return a batch or a list of samples as the answer. It is copied on the compute thread, during its own task.
+
+        Raises:
+            DatasetError: The batch holds an object that cannot be sent, or is too large.
+        """
+        try:
+            return EncodedBatch(
+                batch,
+                limits=self.limits,
+                num_queued=self.load.num_queued - copy,
+                copy=copy,
+                skips=skips,
+                request=self.data,
+                is_part=self.request.is_part,
+                num_parts=num_parts,
+            )
+        except ConfigError as error:
+            raise self._unsendable(error) from error
+
+    def _check_first(self, num_samples: int, sample: Any) -> None:
+        try:
+            check_stacked(sample, num_samples, self.limits)
+        except ConfigError as error:
+            raise self._unsendable(error) from error
+
+    def _unsendable(self, error: ConfigError) -> DatasetError:
+        return dataset_error(str(error), dataset=self.request.spec.name, host=self.name, stage="encode")

@@ -1,0 +1,349 @@
+"""The connections over which an endpoint delivers batches.
+
+One thread accepts connections and reads the first bytes of each. It closes a connection whose first bytes hold no valid
+session token. It also does the TLS handshakes, which take about a millisecond of work each. It never waits for the
+bytes of one peer, so a peer that stops in the middle of a handshake does not delay other peers.
+
+Each admitted connection has its own thread, which reads the requests. It also sends the answers, except for those of
+`hetero.endpoint.replies.LATER`. A session token is valid during the reader's call of Attend
+(`hetero.endpoint.service`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import math
+import secrets
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from hetero.endpoint.replies import Answer, Later, Reply
+from hetero.errors import ProtocolError
+from hetero.system.fault_injection import Strike, faults_at
+from hetero.system.waits import LOG_INTERVAL_S, POLL_S, SHORT_POLL_S
+from hetero.wire.faults import Fault
+from hetero.wire.framing import EncodedBatch, encode_refusal
+from hetero.wire.limits import GREETING, MAX_FETCH_BYTES, SESSION_TOKEN_BYTES
+from hetero.wire.tls import TlsError
+from hetero.wire.transports.interface import Connection, Transport, UnauthenticatedPeer
+
+__all__ = ["Delivery"]
+
+_HELLO_BYTES = len(GREETING) + SESSION_TOKEN_BYTES
+_HELLO_TIMEOUT_S = 5.0  # includes the TLS handshake
+_MAX_PEERS = 128
+_MAX_CONNECTIONS = 1024  # each has a thread, even while it is idle, but readers keep few idle connections
+_REJECT_S = 5.0  # seconds for a surplus connection to send a request, which is then refused
+_REJECT_BYTES = 2**20  # a surplus connection with a longer request is closed
+
+Answerer: TypeAlias = Callable[[bytes, Reply], Answer | Later]
+"""Called with a request. Returns the answer, or `LATER` if it will call `Reply.send`."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Hello:
+    """The bytes that an unauthenticated peer has sent, and the deadline for the rest."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.deadline_s = time.monotonic() + _HELLO_TIMEOUT_S
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the bytes cannot be the start of a greeting."""
+        return not (self.received + GREETING[len(self.received) :]).startswith(GREETING)
+
+
+class _RareWarning:
+    """Logs a warning at most every 10 s. For use by one thread."""
+
+    def __init__(self) -> None:
+        self._next_s = -math.inf
+
+    def __call__(self, text: str, *facts: object) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + LOG_INTERVAL_S
+            logger.warning(text, *facts)
+
+
+class Delivery:
+    """Accepts connections from `start` to the end of `stop`. Thread-safe.
+
+    Args:
+        address: Numeric address to bind. The system chooses the port.
+        answer: Called with each request, in the connection's thread. Raises nothing.
+        max_requests: Largest number of requests in progress. Further requests are refused as `Fault.BUSY`. Idle
+            connections do not count here, but at most 1,024 connections may be open.
+        transport: How readers connect.
+
+    Raises:
+        PortError: The address cannot be bound.
+        OSError: No descriptors are left.
+    """
+
+    def __init__(self, address: str, answer: Answerer, *, max_requests: int, transport: Transport) -> None:
+        self._answer = answer
+        self._max_requests = max_requests
+        self._lock = threading.Lock()  # not reentrant, so no finalizer or signal handler may need it
+        self._changed = threading.Condition(self._lock)
+        self._session_tokens: dict[bytes, set[Connection]] = {}
+        self._dismissed: deque[bytes] = deque(maxlen=_MAX_CONNECTIONS)
+        self._num_connections = 0
+        self._num_busy = 0
+        self._is_draining = False
+        self.is_stopped = False
+        """Whether the grace period of `stop` has ended."""
+        self._peers: dict[UnauthenticatedPeer, _Hello] = {}
+        self._fetch_fault, self._send_fault = faults_at("Fetch"), faults_at("send")
+        self._warn_of_rejected, self._warn_of_failed = _RareWarning(), _RareWarning()
+        self._listener = transport.listen(address)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self.port = self._listener.port
+        self.num_batches = 0
+        """Batches that were sent completely."""
+        self.num_rejected = 0
+        """Connections rejected because they failed TLS or showed no valid session token of this job."""
+
+    def start(self) -> None:
+        """Start to accept connections."""
+        threading.Thread(target=self._accept, name="delivery", daemon=True).start()
+
+    def admit(self) -> bytes:
+        """Make a session token and return it."""
+        session_token = secrets.token_bytes(SESSION_TOKEN_BYTES)
+        with self._lock:
+            self._session_tokens[session_token] = set()
+        return session_token
+
+    @property
+    def num_busy(self) -> int:
+        """Requests in progress."""
+        with self._lock:
+            return self._num_busy
+
+    def dismiss(self, session_token: bytes) -> None:
+        """Invalidate a session token and close the connections that used it."""
+        with self._lock:
+            connections = self._session_tokens.pop(session_token, set())
+            self._dismissed.append(session_token)
+        for connection in connections:
+            connection.shut_down()
+
+    def stop(self, grace_s: float) -> None:
+        """Wait up to ``grace_s`` seconds for answers in progress, then close all connections. Idempotent. Blocks.
+
+        Meanwhile new requests are refused as `Fault.BUSY`, on old and new connections. If the connections were closed
+        at once, readers would treat the endpoint as dead and give up the answers that they wait for.
+        """
+        with self._lock:
+            self._is_draining = True
+            self._changed.wait_for(lambda: not self._num_busy, grace_s)
+            self.is_stopped = True
+            session_tokens = list(self._session_tokens)
+        self._listener.shut_down()  # wakes the accepting thread
+        for session_token in session_tokens:
+            self.dismiss(session_token)
+
+    # Unauthenticated peers
+
+    def _accept(self) -> None:
+        with contextlib.closing(self._listener), self._selector:
+            while not self.is_stopped:
+                for key, _ in self._selector.select(POLL_S):
+                    if key.fileobj is self._listener:
+                        self._accept_peer()
+                    elif key.fileobj in self._peers:  # otherwise it was closed to make room for a newer peer
+                        with self._closing_on_failure(key.fileobj):
+                            self._read_greeting(key.fileobj)
+                now_s = time.monotonic()
+                while self._peers and next(iter(self._peers.values())).deadline_s <= now_s:
+                    self._reject(next(iter(self._peers)))
+            for peer in list(self._peers):
+                self._reject(peer)
+
+    def _accept_peer(self) -> None:
+        try:
+            peer = self._listener.accept()
+        except Exception as error:  # noqa: BLE001 - if descriptors or memory run out, the listener stays readable
+            if not self.is_stopped:
+                self._warn_of_failed("cannot accept connections of readers: %s", error)
+            # No event reports that a descriptor is free again.
+            time.sleep(SHORT_POLL_S)
+            return
+        if len(self._peers) >= _MAX_PEERS:
+            self._reject(next(iter(self._peers)))
+        with self._closing_on_failure(peer):
+            self._peers[peer] = _Hello()
+            self._selector.register(peer, selectors.EVENT_READ)
+            self._read_greeting(peer)  # nearly always the bytes have arrived already
+
+    @contextlib.contextmanager
+    def _closing_on_failure(self, peer: UnauthenticatedPeer) -> Iterator[None]:
+        """Close the peer's connection if the body raises. The exception does not end the accepting thread."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - for example when memory runs out
+            self._warn_of_failed("a connection was closed: %r", error)
+            self._reject(peer)
+
+    def _read_greeting(self, peer: UnauthenticatedPeer) -> None:
+        hello = self._peers[peer]
+        try:
+            received = peer.receive(_HELLO_BYTES - len(hello.received))
+        except TlsError as error:
+            self.num_rejected += 1
+            self._warn_of_rejected("rejected a connection, TLS: %s (%d so far)", error, self.num_rejected)
+            self._reject(peer)
+            return
+        if received is None:
+            return
+        hello.received += received
+        is_complete = len(hello.received) == _HELLO_BYTES
+        if received and not hello.is_wrong and not is_complete:
+            return
+        self._forget(peer)
+        if is_complete and not hello.is_wrong and self._admit(peer, hello):
+            return
+        # A reader that lost its link while this host was frozen may have left a connection with its old session token.
+        was_dismissed = hello.received[len(GREETING) :] in self._dismissed
+        if (is_complete and not was_dismissed) or hello.is_wrong:
+            self.num_rejected += 1
+            # Log none of the bytes that the peer sent, because it chose them.
+            self._warn_of_rejected(
+                "rejected a connection without a session token of this job (%d so far)", self.num_rejected
+            )
+        self._reject(peer)
+
+    def _forget(self, peer: UnauthenticatedPeer) -> None:
+        if self._peers.pop(peer, None) is not None:
+            with contextlib.suppress(KeyError):  # perhaps it was never registered
+                self._selector.unregister(peer)
+
+    def _reject(self, peer: UnauthenticatedPeer) -> None:
+        self._forget(peer)
+        peer.close()
+
+    # Admitted connections
+
+    def _admit(self, peer: UnauthenticatedPeer, hello: _Hello) -> bool:
+        """Start a thread for the connection if its session token is valid. Return whether it is."""
+        shown = hello.received[len(GREETING) :]
+        with self._lock:
+            session_token = next((known for known in self._session_tokens if hmac.compare_digest(known, shown)), None)
+            if session_token is None:
+                return False
+            # Only after the check of the token, because this allocates memory.
+            connection = peer.admit()
+            is_full = self._num_connections >= _MAX_CONNECTIONS
+            self._num_connections += 1
+            self._session_tokens[session_token].add(connection)
+        thread = threading.Thread(
+            target=self._serve, args=(connection, session_token, is_full), name="connection", daemon=True
+        )
+        try:
+            thread.start()
+        except BaseException:  # for example when the host runs out of threads
+            self._retire(connection, session_token)
+            raise
+        return True
+
+    def _serve(self, connection: Connection, session_token: bytes, is_full: bool) -> None:
+        try:
+            if is_full:
+                # If the connection were closed at once, the reader would take it for a failed one.
+                deadline_s = time.monotonic() + _REJECT_S
+                asked = connection.receive_message(_REJECT_BYTES, deadline_s=deadline_s) or b""
+                why_not = f"{_MAX_CONNECTIONS} connections are open already"
+                connection.send(encode_refusal(Fault.BUSY, why_not, request=asked))
+                return
+            self._converse(connection)
+        except (OSError, ProtocolError) as error:
+            logger.debug("a connection failed: %s", error)
+        finally:
+            self._retire(connection, session_token)
+
+    def _retire(self, connection: Connection, session_token: bytes) -> None:
+        with self._lock:
+            self._num_connections -= 1
+            self._session_tokens.get(session_token, set()).discard(connection)
+        connection.close()
+
+    def _converse(self, connection: Connection) -> None:
+        """Answer requests until the connection cannot be used again."""
+        reply: Reply | None = None
+        try:
+            while True:
+                refusal = None
+                try:
+                    request = connection.receive_message(MAX_FETCH_BYTES)
+                except ProtocolError as error:
+                    request, refusal = b"", encode_refusal(Fault.MALFORMED, str(error))
+                # Send nothing before the earlier answer is complete. A reader of hetero asks again only after that.
+                if request is None or (reply is not None and not reply.wait()):
+                    return
+                if refusal is not None:
+                    connection.send(refusal)
+                    return
+                if self._fetch_fault is not None and not self._survives(self._fetch_fault, connection, request):
+                    return
+                reply = None
+                why_not = self._why_not()
+                if why_not:
+                    connection.send(encode_refusal(Fault.BUSY, why_not, request=request))
+                    continue
+                reply = Reply(connection, self._end_request, None if self._send_fault is None else self._spoil)
+                answer = self._answer(request, reply)
+                if not isinstance(answer, Later) and not reply.send_here(answer):
+                    return
+        finally:
+            if reply is not None:
+                reply.give_up()
+
+    def _why_not(self) -> str:
+        """Return why a request is refused. If it is not, count it as in progress, and return nothing."""
+        with self._lock:
+            if self._is_draining:
+                return "the endpoint is about to end"
+            if self._num_busy >= self._max_requests:
+                return f"{self._max_requests} requests are in progress already"
+            self._num_busy += 1
+            return ""
+
+    def _end_request(self, is_batch: bool) -> None:
+        with self._lock:
+            self.num_batches += is_batch
+            self._num_busy -= 1
+            if self._is_draining:
+                self._changed.notify_all()
+
+    # Faults for tests
+
+    def _survives(self, strike: Strike, connection: Connection, request: bytes) -> bool:
+        """Apply a fault to a request. Return False if the connection must then end."""
+        fault = strike()
+        if fault is not None and fault.action == "busy":
+            connection.send(encode_refusal(Fault.BUSY, "on purpose", request=request))
+        return fault is None
+
+    def _spoil(self, answer: EncodedBatch) -> tuple[bytes, Sequence[memoryview]] | None:
+        """Return the damaged message and payload if a fault strikes, else None."""
+        assert self._send_fault is not None
+        fault = self._send_fault()
+        if fault is None:
+            return None
+        message, payload = bytearray(answer.message), [memoryview(bytearray(piece)) for piece in answer.payload]
+        damaged = max([memoryview(message), *payload], key=len)
+        if fault.action == "corrupt":
+            damaged[fault.place(len(damaged))] ^= 1
+        elif payload:
+            payload[-1] = payload[-1][: len(payload[-1]) // 2]
+        return bytes(message), [piece for piece in payload if piece]

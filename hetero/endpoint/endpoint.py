@@ -1,0 +1,333 @@
+"""One endpoint process: a gRPC server and a `Delivery`, each on its own port, and compute threads.
+
+`hetero.pool.fork_server` imports the script and forks this process. If forking is not safe, it starts a
+fresh process, which imports the script itself. On the end signal (`hetero.system.stop_signals`) the process refuses new
+requests, finishes those in progress within the grace period, and ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hetero.batches.request import Helper
+from hetero.cache.loads import COUNTS
+from hetero.cache.tiers import close_tiers
+from hetero.control.directory import EndpointRecord
+from hetero.control.security import ServerInterceptor, call_metadata, token_from_environment
+from hetero.endpoint.compute import Compute
+from hetero.endpoint.link import EndpointLink
+from hetero.endpoint.options import EndpointOptions
+from hetero.endpoint.prebuilt import Announcements, Prebuilt
+from hetero.endpoint.script import load_script
+from hetero.endpoint.service import DATA_POLICIES, DataServicer
+from hetero.errors import ChildFailure, ExitCode, HeteroError
+from hetero.spec import DatasetSpec
+from hetero.system.memory import ProcessMemory, be_killed_first, keep_freed_memory, process_memory
+from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
+from hetero.system.stop_signals import end_signal, ignore_platform
+from hetero.wire import channels
+from hetero.wire.limits import Limits
+from hetero.wire.tls import Tls
+from hetero.wire.transports import choose_transport
+
+import grpc  # isort: skip
+import grpc._server  # isort: skip - each endpoint would import these two itself, into memory of its own
+import grpc._utilities  # isort: skip
+
+__all__ = ["Endpoint", "EndpointStatistics", "main", "run_endpoint", "run_to_end"]
+
+_REPORT_INTERVAL_S = 1.0
+_MEMORY_INTERVAL_S = 10.0
+"""The kernel counts the pages of the process for this, which takes milliseconds per gigabyte."""
+_EVENT_TIMEOUT_S = 5.0
+_MAX_CALLS = 1024
+"""Largest number of concurrent gRPC calls. Each needs a thread. A rank's Attend call lasts while the rank reads."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointStatistics:
+    """Counters of one endpoint process since its start, and its load."""
+
+    num_batches: int = 0
+    num_requests: int = 0
+    """Requests in progress now."""
+    num_parts: int = 0
+    """Parts of batches that were computed for other endpoints."""
+    num_overruns: int = 0
+    """Emulated batches whose real work took longer than the emulated time."""
+    late_s: float = 0.0
+    """Seconds in which at least one slot was occupied for longer than emulated. See `Compute.late_s`."""
+    busy_s: float = 0.0
+    """Seconds spent on batches, over all slots."""
+    auth_failures: int = 0
+    num_kept: int = 0
+    """Samples whose first part was taken from a cache."""
+    num_loaded: int = 0
+    """Samples of data sets with a cache whose first part the user's code has loaded."""
+    num_damaged: int = 0
+    """Kept samples that were damaged, and were loaded anew."""
+    private_bytes: int = 0
+    """Memory that no other process shares, at the latest reading. 0 if the system does not say."""
+    shared_bytes: int = 0
+
+
+class Endpoint:
+    """The servers and compute threads of an endpoint. Context manager.
+
+    Args:
+        options: The endpoint's settings.
+        on_build: Called with False when the build of a data set begins, and with True when it has ended.
+        prebuilt: Data sets that the main thread built before this process was forked. If there are any, the main thread
+            has to call `compute`, because some objects may be used only by the thread that made them.
+        announcements: Names data sets to the fork server before this process builds any. None: it builds its own.
+
+    Raises:
+        AuthenticationError: The token file or the certificate cannot be used.
+        PortError: The address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        options: EndpointOptions,
+        on_build: Callable[[bool], None] = lambda has_ended: None,
+        *,
+        prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
+        announcements: Announcements | None = None,
+    ) -> None:
+        token = token_from_environment(os.environ)
+        tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
+        # Each request in progress holds a batch in memory. All ranks together have about two requests per slot in
+        # flight, and with a cache each other host as many for parts, which this bound allows for 48 hosts. Further
+        # requests are refused as `Fault.BUSY`, because readers would not see that they are queued. The endpoints whose
+        # parts are refused compute these samples themselves.
+        max_requests = 96 + 4 * options.num_slots
+        self._options = options
+        self._token = token
+        self._tls = tls
+        self._compute = Compute(options.num_slots, is_served_by_caller=bool(prebuilt))
+        self._service = DataServicer(
+            self._compute,
+            address=options.address,
+            max_requests=max_requests,
+            name=options.name,
+            worker_index=options.index,
+            num_workers=options.num_endpoints,
+            sample_time_s=options.sample_time_s,
+            limits=Limits(max_batch_bytes=options.max_batch_bytes),
+            transport=choose_transport(tls),
+            on_build=on_build,
+            prebuilt=prebuilt or {},
+            announce=None if announcements is None else announcements.announce,
+            # An emulated endpoint waits for its emulated time after its work, so a helper's part would come too late.
+            connect=None if options.sample_time_s or options.num_slots > 1 else self._connect,
+        )
+        self._memory: ProcessMemory | None = None
+        self._memory_due_s = time.monotonic() + _REPORT_INTERVAL_S
+        self._access = ServerInterceptor(
+            token,
+            job_id=options.job_id,
+            policies=DATA_POLICIES,
+            incarnation=options.incarnation,
+        )
+        self._server = grpc.server(
+            ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="call"),
+            handlers=[self._service.handler()],
+            interceptors=[self._access],
+            options=channels.server_options(max_streams=_MAX_CALLS),
+            maximum_concurrent_rpcs=_MAX_CALLS,
+        )
+        self.port = channels.bind(self._server, options.address, tls=tls)
+
+    def _connect(self, helper: Helper) -> EndpointLink:
+        """Return a link to an endpoint that keeps samples of a batch."""
+        record = EndpointRecord(**dataclasses.asdict(helper))
+        metadata = call_metadata(self._token, self._options.job_id, incarnation=helper.incarnation)
+        return EndpointLink(record, metadata, Limits(max_batch_bytes=self._options.max_batch_bytes), self._tls)
+
+    def __enter__(self) -> Endpoint:
+        self._service.delivery.start()
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(0.0)
+
+    def compute(self) -> None:
+        """Run the user's code on the calling thread until this stops."""
+        self._compute.serve()
+
+    def stop(self, grace_s: float) -> None:
+        """Accept no new requests, give those in progress ``grace_s`` seconds, and end. Idempotent."""
+        self._service.delivery.stop(grace_s)
+        self._server.stop(0.0).wait(1.0)
+        self._compute.close()
+
+    def statistics(self, *, reads_memory: bool = False) -> EndpointStatistics:
+        """Return the counters. Blocks while the service is stuck, so a result shows that the service is not stuck.
+
+        Args:
+            reads_memory: Whether the memory is to be read now. Otherwise it is up to 10 s old.
+        """
+        self._service.show_life()
+        now_s = time.monotonic()
+        if reads_memory or now_s >= self._memory_due_s:
+            self._memory, self._memory_due_s = process_memory(), now_s + _MEMORY_INTERVAL_S
+        return EndpointStatistics(
+            num_batches=self._service.delivery.num_batches,
+            num_requests=self._service.delivery.num_busy,
+            num_parts=self._service.num_parts,
+            num_overruns=self._compute.num_overruns,
+            late_s=self._compute.late_s,
+            busy_s=self._compute.busy_s,
+            auth_failures=self._access.auth_failures + self._service.delivery.num_rejected,
+            private_bytes=0 if self._memory is None else self._memory.private_bytes,
+            shared_bytes=0 if self._memory is None else self._memory.shared_bytes,
+            **dataclasses.asdict(COUNTS),
+        )
+
+
+def run_endpoint(
+    options: EndpointOptions,
+    reports: socket.socket,
+    *,
+    prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
+    announcements: Announcements | None = None,
+) -> int:
+    """Serve until the end signal. Blocks the main thread, which calls this.
+
+    Args:
+        options: The endpoint's settings. This process has imported the script already.
+        reports: Socket to the pool for ``ready``, ``build``, ``statistics`` and ``failed`` events.
+        prebuilt: Data sets that were built before this process was forked.
+        announcements: See `Endpoint`.
+
+    Returns:
+        The exit status.
+    """
+    limit_threads()
+    allow_descriptors()
+    be_killed_first()
+    ignore_platform()
+    with SignalWaiter((end_signal(),)) as signals:
+
+        def report(event: str, facts: dict[str, Any]) -> None:
+            send_event(reports, event, index=options.index, incarnation=options.incarnation, **facts)
+
+        def report_build(has_ended: bool) -> None:
+            report("build", {"has_ended": has_ended})
+
+        try:
+            endpoint = Endpoint(options, report_build, prebuilt=prebuilt, announcements=announcements)
+        except HeteroError as error:
+            report_failure(reports, error)
+            return int(error.exit_code)
+
+        def serve() -> int:
+            while end_signal() not in signals.wait(_REPORT_INTERVAL_S):
+                report("statistics", dataclasses.asdict(endpoint.statistics()))  # the pool takes it as a sign of life
+            endpoint.stop(options.grace_s)
+            close_tiers()
+            report("statistics", dataclasses.asdict(endpoint.statistics(reads_memory=True)))
+            return int(ExitCode.OK)
+
+        with endpoint:
+            report("ready", {"pid": os.getpid(), "port": endpoint.port})
+            if not prebuilt:
+                return serve()
+            # This thread may not come back from the user's code, so the other one ends the process.
+            serving = threading.Thread(target=run_to_end, args=(serve,), name="serve")
+            serving.start()
+            endpoint.compute()
+            serving.join()
+            raise AssertionError("unreachable")
+
+
+def send_event(reports: socket.socket, event: str, **facts: object) -> None:
+    """Send one event to the pool. Drop it if the pool is gone or does not read, because the endpoint still serves."""
+    message = json.dumps({"event": event, **facts}).encode()
+    deadline_s = time.monotonic() + _EVENT_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        try:
+            reports.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return
+        except BlockingIOError:
+            if event == "statistics":
+                return  # newer statistics follow
+            select.select([], [reports], [], _EVENT_TIMEOUT_S)
+        except OSError:
+            return
+
+
+def report_failure(reports: socket.socket, error: HeteroError) -> None:
+    """Report to the pool why this process cannot go on."""
+    child = dataclasses.asdict(error.record) if isinstance(error.record, ChildFailure) else None
+    send_event(reports, "failed", kind=type(error).__name__, message=str(error)[:32_768], child=child)
+
+
+def configure_process(level: str) -> None:
+    """Set up logging to stderr and stack dumps on SIGUSR1, and ignore the terminal's Ctrl-C."""
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    # Ctrl-C signals the whole foreground process group, but only the launcher reacts to it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def exit_process(status: int, *, flush: Callable[[], None] = logging.shutdown) -> None:
+    """End this process without the parent's exit handlers and without waiting for threads."""
+    flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(status)
+
+
+def run_to_end(run: Callable[[], int]) -> NoReturn:
+    """Call ``run``, and end this process with the exit status that it returns."""
+    status = int(ExitCode.INTERNAL)
+    try:
+        status = run()
+    except BaseException:
+        logger.exception("a process of the data host failed")
+    finally:
+        exit_process(status)
+    raise AssertionError("unreachable")
+
+
+def main() -> None:
+    """Run an endpoint in a fresh process. Stdin has the options as JSON. ``argv[1]`` is the pool's descriptor."""
+    options, parent_pid = EndpointOptions.from_json(sys.stdin.buffer.read())
+    die_with_parent(parent_pid)
+    configure_process(options.log_level)
+    keep_freed_memory()
+    reports = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        load_script(options.script, options.script_args, host=options.name, is_module=options.is_module)
+        status = run_endpoint(options, reports)
+    except HeteroError as error:
+        report_failure(reports, error)
+        status = int(error.exit_code)
+    exit_process(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Gathers the samples of a batch from the hosts that keep them.
+
+With a cache, each sample is kept by one host: its home. The reader names one endpoint of each home in its request. The
+endpoint with the request asks them for their samples at once, on the thread of the connection. When the parts have
+arrived, its compute thread computes the samples that its own host keeps, and collates. So compute threads never wait
+for each other.
+
+If a part does not come while the endpoint has nothing else to do, the endpoint computes these samples too. It does not
+ask that helper again for a while. So a slow host does not slow the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from hetero.batches.request import BatchRequest
+from hetero.endpoint.parts import Links, Parts
+from hetero.system.waits import SHORT_POLL_S
+from hetero.wire.limits import Limits
+
+__all__ = ["Gathering"]
+
+_PATIENCE = 3.0
+"""How long to wait for parts with nothing else to do, as a multiple of the time that a part takes here."""
+_MIN_PATIENCE_S = 0.5
+"""The least such time."""
+_FIRST_PATIENCE_S = 5.0
+"""Such a time while it is not known how long a part takes here."""
+_MAX_WAIT_S = 30.0
+"""How long to wait for parts in any case."""
+
+
+class Gathering:
+    """The samples of one batch that other hosts keep. Use it as a context manager, and `positions` with `fetch`.
+
+    Args:
+        request: The batch, with homes.
+        limits: Bounds of the batch.
+        links: Links to the endpoints of the homes.
+        on_refused: Called if the samples of this data set cannot be sent.
+        sample_s: Seconds that a sample in a part takes here. None if this is not known.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        request: BatchRequest,
+        *,
+        limits: Limits,
+        links: Links,
+        on_refused: Callable[[], object],
+        sample_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert request.homes is not None
+        self._homes = request.homes
+        self._helpers = request.helpers
+        self._clock = clock
+        self._links = links
+        self._parts = Parts(request, limits=limits, links=links, on_refused=on_refused)
+        self._is_used = False
+        self._begin_s = self._busy_s = clock()
+        self._patience_s = _FIRST_PATIENCE_S
+        if sample_s is not None:
+            largest = int(np.bincount(self._homes)[1:].max(initial=0))
+            self._patience_s = max(_MIN_PATIENCE_S, _PATIENCE * sample_s * largest)
+
+    @property
+    def num_parts(self) -> int:
+        """Endpoints that have computed samples of the batch."""
+        return 1 + self._parts.num_taken
+
+    def __enter__(self) -> Gathering:
+        for number, helper in enumerate(self._helpers, 1):
+            if not self._links.is_avoided(helper):
+                self._parts.ask(helper, np.flatnonzero(self._homes == number).tolist())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parts.give_up()
+
+    def wait(self, *, is_busy: bool) -> bool:
+        """Block for at most 50 ms. Return whether to compute the batch now, with or without the missing parts.
+
+        Args:
+            is_busy: Whether this endpoint has something else to do.
+        """
+        if self._parts.wait(SHORT_POLL_S):
+            return True
+        now_s = self._clock()
+        if is_busy:
+            self._busy_s = now_s
+        waited_s = now_s - self._begin_s
+        late = [part.helper for part in self._parts.missing if not part.has_ended]
+        if all(map(self._links.is_avoided, late)):  # another batch has waited for them already
+            return True
+        is_over = now_s - self._busy_s > self._patience_s or waited_s > max(_MAX_WAIT_S, self._patience_s)
+        for helper in late if is_over else ():
+            self._links.avoid(helper)
+        return is_over
+
+    def positions(self, samples: list[Any]) -> Iterator[int]:
+        """See `hetero.batches.request.ChoosePositions`. A second call computes all samples here.
+
+        Args:
+            samples: The samples of the batch.
+        """
+        if self._is_used:
+            # fetch() computes a batch twice if its first sample imported torch, which was not seeded until then.
+            self._parts.begin_again()
+            yield from range(len(samples))
+            return
+        self._is_used = True
+        yield from self._own
+        yield from self._parts.rest(samples)
+
+    @property
+    def _own(self) -> list[int]:
+        """Positions of the samples that no other endpoint was asked for."""
+        asked = {position for part in self._parts.all for position in part.positions}
+        return [position for position in range(len(self._homes)) if position not in asked]

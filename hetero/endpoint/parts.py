@@ -1,0 +1,325 @@
+"""Asks other endpoints for parts of a batch: for some of its samples, uncollated.
+
+The samples are the same wherever they are computed, and whatever part of them each endpoint computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hetero.batches.request import BatchRequest, Helper
+from hetero.endpoint.failures import record_of
+from hetero.endpoint.link import Call, EndpointLink
+from hetero.errors import DatasetError
+from hetero.wire import requests
+from hetero.wire.faults import CallFailedError
+from hetero.wire.framing import BatchDecoder
+from hetero.wire.limits import Limits
+
+__all__ = ["Links", "Part", "Parts"]
+
+_FETCH_TIMEOUT_S = 600.0
+_SPARE_BYTES = 2**20
+_SMALL_PART = 128
+"""Samples of one part. The answer to a request has at most 1,024 arrays."""
+_MAX_PER_HELPER = 8
+"""Parts of one helper. If a batch needs more, they are larger."""
+
+logger = logging.getLogger(__name__)
+
+
+class Links:
+    """This endpoint's links to other endpoints, which stay open for later parts. Thread-safe.
+
+    Args:
+        connect: Opens a link to an endpoint.
+        clock: Returns monotonic seconds.
+    """
+
+    MAX_IDLE = 64
+    """Links without a part in progress. If there are more, the least recently used are closed."""
+    AVOIDED_S = 10.0
+    """How long an endpoint is not asked after it was late."""
+
+    def __init__(
+        self, connect: Callable[[Helper], EndpointLink], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._links: dict[Helper, EndpointLink] = {}
+        self._num_users: Counter[EndpointLink] = Counter()
+        self._late_until_s: dict[Helper, float] = {}
+        self._named: set[Helper] = set()
+
+    def fetch(self, helper: Helper, message: bytes, decoder: BatchDecoder, *, on_call: Callable[[Call], None]) -> None:
+        """Ask an endpoint for a part and receive it into ``decoder``. Blocks.
+
+        Raises:
+            DatasetError, ProtocolError, CallFailedError, AuthenticationError: As in `EndpointLink`.
+        """
+        with self._attended(helper) as link:
+            try:
+                link.fetch(message, decoder, timeout_s=_FETCH_TIMEOUT_S, on_call=on_call)
+            except CallFailedError as error:
+                if error.fault.is_loss:
+                    self._forget(helper, link)
+                raise
+
+    def avoid(self, helper: Helper) -> None:
+        """Note that a part of an endpoint was late. The first time it is logged."""
+        with self._lock:
+            self._late_until_s[helper] = self._clock() + self.AVOIDED_S
+            is_new = helper not in self._named
+            self._named.add(helper)
+        if is_new:
+            logger.warning(
+                "samples from %s did not come in time. They are computed here, and it is not asked for %g s",
+                helper.endpoint_id,
+                self.AVOIDED_S,
+            )
+
+    def is_avoided(self, helper: Helper) -> bool:
+        """Return whether a part of an endpoint was late in the last ten seconds."""
+        with self._lock:
+            if self._late_until_s.get(helper, 0.0) > self._clock():
+                return True
+            self._late_until_s.pop(helper, None)
+            return False
+
+    @contextlib.contextmanager
+    def _attended(self, helper: Helper) -> Iterator[EndpointLink]:
+        """Yield a link that is ready for a fetch."""
+        link, is_new = self._link(helper)
+        try:
+            try:
+                link.attend()
+            except CallFailedError:
+                self._forget(helper, link)
+                if is_new:
+                    raise
+                self._release(link)
+                link, _ = self._link(helper)  # the old one had ended while it was idle
+                link.attend()
+            yield link
+        finally:
+            self._release(link)
+
+    def _link(self, helper: Helper) -> tuple[EndpointLink, bool]:
+        """Return a link, and whether it is a new one. `_release` gives it back."""
+        with self._lock:
+            link = self._links.pop(helper, None)
+            is_new = link is None
+            if link is None:
+                link = self._connect(helper)
+            self._links[helper] = link  # as the last one, because it is used last
+            self._num_users[link] += 1
+            return link, is_new
+
+    def _release(self, link: EndpointLink) -> None:
+        with self._lock:
+            self._num_users[link] -= 1
+            if not self._num_users[link]:
+                del self._num_users[link]
+            idle = [helper for helper, each in self._links.items() if each not in self._num_users]
+            dropped = [self._links.pop(helper) for helper in idle[: max(0, len(idle) - self.MAX_IDLE)]]
+        for each in dropped:
+            each.close()
+
+    def _forget(self, helper: Helper, link: EndpointLink) -> None:
+        with self._lock:
+            if self._links.get(helper) is link:
+                del self._links[helper]
+        link.close()
+
+
+class Part:
+    """The samples that one endpoint is asked for.
+
+    Args:
+        helper: The endpoint.
+        positions: Positions of the samples in the batch.
+    """
+
+    def __init__(self, helper: Helper, positions: Sequence[int]) -> None:
+        self.helper = helper
+        self.positions = tuple(positions)
+        self.missing = list(positions)
+        """Positions that neither the helper nor this endpoint has computed."""
+        self.decoder: BatchDecoder | None = None
+        self.problem = ""
+        """Why the part did not arrive."""
+        self.is_refused = False
+        """Whether the helper's samples cannot be sent."""
+        self.has_ended = False
+        """Whether the part has arrived or its helper has failed."""
+        self.is_failed = False
+        self._is_cancelled = False
+        self._call: Call | None = None
+
+    def conclude(self, problem: str) -> None:
+        """Record that the part has arrived, or why it did not."""
+        self.problem = problem
+        self.has_ended = True
+
+    def on_call(self, call: Call) -> None:
+        """Note the call. This needs no lock: of this and `cancel`, at least one sees what the other has set."""
+        self._call = call
+        if self._is_cancelled:
+            call.cancel()
+
+    def cancel(self) -> None:
+        """End the call for the part, if it has begun or will begin. Idempotent. Any thread."""
+        self._is_cancelled = True
+        if self._call is not None:
+            self._call.cancel()
+
+
+class Parts:
+    """The parts of one batch. Each has a thread that waits for it.
+
+    The methods are for one thread at a time, except `give_up`.
+
+    Args:
+        request: The batch.
+        limits: Bounds of the batch.
+        links: Links to the other endpoints.
+        on_refused: Called if the samples of this data set cannot be sent.
+    """
+
+    def __init__(
+        self, request: BatchRequest, *, limits: Limits, links: Links, on_refused: Callable[[], object]
+    ) -> None:
+        self._request = request
+        self._limits = limits
+        self._links = links
+        self._on_refused = on_refused
+        self._changed = threading.Condition()
+        self._parts: list[Part] = []
+        self.num_taken = 0
+        """Parts whose samples are in the batch."""
+
+    @property
+    def all(self) -> tuple[Part, ...]:
+        """The parts that were asked for."""
+        return tuple(self._parts)
+
+    @property
+    def missing(self) -> list[Part]:
+        """The parts whose samples are not in the batch yet."""
+        return [part for part in self._parts if part.missing]
+
+    def ask(self, helper: Helper, positions: Sequence[int]) -> None:
+        """Ask an endpoint for the samples at some positions, in one or several parts. Does not block.
+
+        Args:
+            helper: The endpoint.
+            positions: The positions, which no other part has.
+        """
+        size = max(_SMALL_PART, -(-len(positions) // _MAX_PER_HELPER))
+        for begin in range(0, len(positions), size):
+            part = Part(helper, positions[begin : begin + size])
+            self._parts.append(part)
+            thread = threading.Thread(target=self._fetch, args=(part,), name=f"part-{helper.endpoint_id}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the host runs out of threads
+                part.conclude(str(error))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until all parts have ended. Return False if the time was over first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: all(part.has_ended for part in self.missing), timeout_s)
+
+    def rest(self, samples: list[Any]) -> Iterator[int]:
+        """Put the parts that have arrived into the list, and yield the positions of the other samples.
+
+        A part may arrive while its samples are computed here. It saves the rest of them.
+
+        Args:
+            samples: The samples of the batch.
+        """
+        while True:
+            for part in self.missing:
+                if part.has_ended and not part.is_failed:
+                    self._take(part, samples)
+            missing = self.missing
+            if not missing:
+                return
+            # Begin with a part that has failed, because the others may still arrive.
+            part = next((part for part in missing if part.is_failed), missing[-1])
+            yield part.missing.pop()
+            if not part.missing:
+                part.cancel()
+
+    def give_up(self) -> None:
+        """Cancel the parts that have not arrived. Any thread."""
+        for part in self._parts:
+            part.cancel()
+
+    def begin_again(self) -> None:
+        """Cancel the parts that have not arrived, and forget all."""
+        self.give_up()
+        self._parts = []
+        self.num_taken = 0
+
+    def _take(self, part: Part, samples: list[Any]) -> None:
+        found, problem = None, part.problem
+        if part.decoder is not None:
+            try:
+                found = part.decoder.result()
+            except Exception as error:  # noqa: BLE001 - this endpoint computes the part then
+                problem = str(error)
+            part.decoder = None
+        if type(found) is not list or len(found) != len(part.positions):
+            part.is_failed = True
+            problem = problem or "the answer has another number of samples"
+            logger.debug("%s did not help with batch %d: %s", part.helper.endpoint_id, self._request.position, problem)
+            if part.is_refused:
+                self._on_refused()
+            return
+        self.num_taken += 1
+        by_position = dict(zip(part.positions, found, strict=True))
+        for position in part.missing:
+            samples[position] = by_position[position]
+        part.missing.clear()
+
+    def _fetch(self, part: Part) -> None:
+        """Ask a helper for its part, and wait for it. Runs in a thread of the part."""
+        problem = ""
+        try:
+            limits = self._limits_of(part)
+            message = requests.serialize(
+                dataclasses.replace(
+                    self._request,
+                    work=self._request.work.part(part.positions),
+                    verify=False,
+                    compression=None,
+                    helpers=(),
+                    homes=None,
+                    is_part=True,
+                ),
+                limits,
+            )
+            decoder = BatchDecoder(limits, request=message)
+            self._links.fetch(part.helper, message, decoder, on_call=part.on_call)
+            part.decoder = decoder
+        except Exception as error:  # noqa: BLE001 - the asking endpoint computes the part then
+            # Keep only the text, because the exception refers to frames that hold the samples.
+            problem = str(error) or type(error).__name__
+            part.is_refused = isinstance(error, DatasetError) and record_of(error).stage == "encode"
+        with self._changed:
+            part.conclude(problem)
+            self._changed.notify_all()
+
+    def _limits_of(self, part: Part) -> Limits:
+        """Return the bounds of a part: twice its share of the batch, because samples may be larger before collation."""
+        share = 2 * self._limits.max_batch_bytes * len(part.positions) // self._request.work.num_samples
+        return self._limits.within(share + _SPARE_BYTES)

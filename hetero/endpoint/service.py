@@ -1,0 +1,354 @@
+"""Answers the readers of an endpoint: Prepare, Describe and Attend over gRPC, batches over separate connections.
+
+Handler threads parse requests. Only `Compute` runs the user's code. A handler thread waits for a large batch and sends
+it, while `Compute` computes the next. It checks every half second whether the caller has left, and then stops waiting.
+The compute thread sends a small batch itself: see `hetero.endpoint.replies`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.failures import dataset_error
+from hetero.batches.fetch import Description, describe
+from hetero.batches.request import Helper
+from hetero.control.security import Policy
+from hetero.datasets import get_factory
+from hetero.endpoint.batches import Experience, RequestedBatch
+from hetero.endpoint.compute import Compute, Task
+from hetero.endpoint.delivery import Delivery
+from hetero.endpoint.failures import Failures, UnpreparedError, record_of
+from hetero.endpoint.gathering import Gathering
+from hetero.endpoint.link import EndpointLink
+from hetero.endpoint.parts import Links
+from hetero.endpoint.prebuilt import Prebuilt, build, is_shareable
+from hetero.endpoint.replies import LATER, Answer, Later, Reply
+from hetero.errors import DatasetError, ProtocolError
+from hetero.spec import DatasetSpec
+from hetero.system.fault_injection import faults_at
+from hetero.wire import framing, requests  # before grpc: channels sets its environment
+from hetero.wire.limits import MAX_EXPECTED, PROTOCOL, SERVICE, Limits
+from hetero.wire.messages import parse
+from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.transports.interface import Transport
+
+import grpc  # isort: skip
+
+__all__ = ["DATA_POLICIES", "DataServicer"]
+
+DATA_POLICIES: Mapping[str, Policy] = {
+    f"/{SERVICE}/Prepare": Policy.TOKEN,
+    f"/{SERVICE}/Describe": Policy.TOKEN,
+    f"/{SERVICE}/Attend": Policy.TOKEN,
+}
+
+MAX_DATASETS = 64
+"""Largest number of data sets that one endpoint keeps."""
+
+_POLL_S = 0.5
+_FIRST = -1  # runs before all batches, because the priority of a batch is its step, from 0
+_Message = TypeVar("_Message", bound=Message)
+
+logger = logging.getLogger(__name__)
+
+
+class _Served:
+    """One data set of this endpoint: the task that builds it, and then the data set."""
+
+    def __init__(self) -> None:
+        self.build: Task | None = None
+        self.built: BuiltDataset | None = None
+        self.description: Task | None = None
+        self.experience = Experience()
+        self.globals: dict[str, str] = {}
+        """Digests of the globals that the data set's code reads, taken before that code ran in this process."""
+
+
+class DataServicer:
+    """Handlers of the data plane. Thread-safe.
+
+    Args:
+        compute: Runs the user's code.
+        address: Numeric address for the connections that carry batches.
+        max_requests: Largest number of requests in progress.
+        name: Name of this endpoint, for the user's errors: ``algo-1/0``.
+        worker_index: Number of this endpoint on its host, from 0.
+        num_workers: Endpoints of this host.
+        sample_time_s: Emulated seconds per sample, 0 for real time only.
+        limits: Bounds of requests and batches.
+        transport: How readers connect for batches.
+        on_build: Called on a compute thread, with False when the build of a data set begins and True when it has ended.
+        prebuilt: Data sets that were built before this process was forked.
+        announce: Called on a compute thread before the first build, with the data sets that other endpoints may share.
+            It returns if this process has to build its own, see `Announcements.announce`. None: it has to.
+        connect: Opens a link to an endpoint of a host that keeps samples. None: this endpoint asks no other one.
+
+    Raises:
+        PortError, OSError: As for `Delivery`.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        *,
+        address: str,
+        max_requests: int,
+        name: str,
+        worker_index: int,
+        num_workers: int,
+        sample_time_s: float,
+        limits: Limits,
+        transport: Transport,
+        on_build: Callable[[bool], None] = lambda has_ended: None,
+        prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
+        announce: Callable[[Sequence[DatasetSpec]], object] | None = None,
+        connect: Callable[[Helper], EndpointLink] | None = None,
+    ) -> None:
+        self._prebuilt = prebuilt or {}
+        self._announce = announce
+        self._links = None if connect is None else Links(connect)
+        self._compute = compute
+        self._name = name
+        self._failures = Failures(name)
+        self._worker_index = worker_index
+        self._num_workers = num_workers
+        self._sample_time_s = sample_time_s
+        self._limits = limits
+        self._on_build = on_build
+        self._lock = threading.Lock()
+        self._served: dict[DatasetSpec, _Served] = {}
+        self.delivery = Delivery(address, self._answer, max_requests=max_requests, transport=transport)
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return the service for ``grpc.server``. Its methods get bytes and handle parsing errors themselves.
+
+        Raises:
+            ConfigError: If `HETERO_FAULTS` is malformed.
+        """
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Prepare": grpc.unary_unary_rpc_method_handler(
+                    self._failures.guarded(self._prepare, faults_at("Prepare"))
+                ),
+                "Describe": grpc.unary_unary_rpc_method_handler(
+                    self._failures.guarded(self._describe, faults_at("Describe"))
+                ),
+                "Attend": grpc.unary_stream_rpc_method_handler(
+                    self._failures.guarded_stream(self._attend, faults_at("Attend"))
+                ),
+            },
+        )
+
+    def show_life(self) -> None:
+        """Acquire and release the lock. Returns only if the service is not stuck."""
+        with self._lock:
+            pass
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of batches that were computed for other endpoints."""
+        with self._lock:
+            return sum(served.experience.num_parts for served in self._served.values())
+
+    # Prepare, Describe, Attend
+
+    def _prepare(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        request = _parse(pb.PrepareRequest, data)
+        reply = pb.PrepareReply()
+        try:
+            expected = [requests.spec_from_proto(each) for each in request.expected[:MAX_EXPECTED]]
+            task = self._start_build(requests.spec_from_proto(request.dataset), expected)
+            if not _wait(task, lambda: not context.is_active()):
+                return b""
+            task.result()
+        except DatasetError as error:
+            reply.failure.CopyFrom(requests.failure_to_proto(record_of(error)))
+        return reply.SerializeToString()
+
+    def _start_build(self, spec: DatasetSpec, expected: Sequence[DatasetSpec]) -> Task:
+        """Return the task that builds a data set, which is queued, running or done. Concurrent calls share one task.
+
+        Raises:
+            DatasetError: This endpoint already holds `MAX_DATASETS` data sets.
+        """
+        with self._lock:
+            served = self._served.get(spec)
+            if served is None:
+                if len(self._served) >= MAX_DATASETS:
+                    raise dataset_error(
+                        f"this endpoint already holds {MAX_DATASETS} data sets, because each choice of arguments makes "
+                        "another one; register one data set with all samples, and choose among them with a sampler",
+                        dataset=spec.name,
+                        host=self._name,
+                        stage="build",
+                    )
+                served = self._served[spec] = _Served()
+                named = (spec, *expected)
+                served.build = self._compute.submit(_FIRST, functools.partial(self._build, spec, named, served))
+            assert served.build is not None
+            return served.build
+
+    def _build(self, spec: DatasetSpec, named: Sequence[DatasetSpec], served: _Served, _task: Task) -> None:
+        # Before the build is reported, because this process may end here, and its successor reports its own builds.
+        if self._announce is not None:
+            self._announce([each for each in named if is_shareable(each)])
+        begin_s = time.monotonic()
+        self._on_build(False)
+        try:
+            prebuilt = self._prebuilt.get(spec) or build(spec, host=self._name)
+            prebuilt.built.become_worker(self._worker_index, self._num_workers, host=self._name)
+            served.globals, served.built = prebuilt.globals, prebuilt.built
+        except BaseException as error:
+            with self._lock:
+                del self._served[spec]  # the next Prepare tries again, because a mount may have been late
+            if isinstance(error, DatasetError):
+                raise
+            raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
+        finally:
+            self._on_build(True)
+        if spec not in self._prebuilt:
+            logger.info("built data set %s in %.1f s", spec, time.monotonic() - begin_s)
+
+    def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        request = _parse(pb.DescribeRequest, data)
+        served, built = self._find(requests.spec_from_proto(request.dataset))
+        with self._lock:
+            if served.description is None:
+                served.description = self._compute.submit(_FIRST, lambda _task: describe(built, host=self._name))
+            task = served.description
+        if not _wait(task, lambda: not context.is_active()):
+            return b""
+        try:
+            description: Description = task.result()
+        except DatasetError as error:
+            with self._lock:
+                served.description = None
+            return pb.DescribeReply(failure=requests.failure_to_proto(record_of(error))).SerializeToString()
+        return pb.DescribeReply(
+            num_samples=description.num_samples,
+            fingerprint=description.fingerprint,
+            environment=description.environment,
+            globals=served.globals,
+            warnings=description.warnings,
+            keeps_samples=self._links is not None and built.is_divisible and _has_homes(request.dataset.name),
+        ).SerializeToString()
+
+    def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:
+        with self._lock:
+            served = self._served.get(spec)
+        if served is None or served.built is None:
+            raise UnpreparedError("the data set is not built here")
+        return served, served.built
+
+    def _attend(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        _parse(pb.AttendRequest, data)
+        session_token = self.delivery.admit()
+        try:
+            ended = threading.Event()
+            if not context.add_callback(ended.set):
+                return
+            yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()
+            while not ended.wait(_POLL_S) and not self.delivery.is_stopped:
+                pass
+        finally:
+            self.delivery.dismiss(session_token)
+
+    # Batches
+
+    def _answer(self, data: bytes, reply: Reply) -> Answer | Later:
+        """Answer one request. Raises nothing."""
+        return self._failures.answered(data, lambda: self._fetch(data, reply))
+
+    def _fetch(self, data: bytes, reply: Reply) -> framing.EncodedBatch | Later | None:
+        message = requests.parse_request(data)
+        request = requests.from_proto(message, self._limits)
+        served, built = self._find(request.spec)
+        wanted = RequestedBatch(
+            request=request,
+            data=data,
+            built=built,
+            experience=served.experience,
+            limits=self._limits.within(message.max_batch_bytes),
+            name=self._name,
+            load=self._compute,
+            links=self._links,
+        )
+        gathering = wanted.gathering()
+        if gathering is not None:
+            return self._gather(wanted, gathering, reply)
+        # Compression takes longer than sending, and a handler thread can do it while the next batch is computed.
+        is_small = served.experience.is_sent_at_once and request.compression is None and not request.is_part
+
+        def send(task: Task) -> None:
+            answer: Answer = None
+            try:
+                answer = self._failures.answered(data, lambda: wanted.finish(task))
+            finally:  # if there is no memory for an answer, the connection ends
+                reply.send(answer)
+
+        task = self._compute.submit(
+            request.step,
+            wanted.compute,
+            emulated_s=self._sample_time_s * request.work.num_samples,
+            is_abandoned=None if is_small else reply.has_left,
+            on_finish=send if is_small else None,
+        )
+        if is_small:
+            reply.if_given_up(task.cancel)
+            return LATER
+        if not _wait(task, reply.has_left):
+            task.cancel()
+            return None
+        return wanted.finish(task)
+
+    def _gather(self, wanted: RequestedBatch, gathering: Gathering, reply: Reply) -> framing.EncodedBatch | None:
+        """Answer a request whose samples other hosts keep."""
+        with gathering:
+            while not gathering.wait(is_busy=self._compute.num_queued > 0):
+                if reply.has_left():
+                    return None
+            task = self._compute.submit(
+                wanted.request.step,
+                functools.partial(wanted.compute, gathering=gathering),
+                is_abandoned=reply.has_left,
+            )
+            if not _wait(task, reply.has_left):
+                task.cancel()
+                return None
+            return wanted.finish(task)
+
+
+def _has_homes(name: str) -> bool:
+    """Return whether each sample of a data set is kept by one of several hosts."""
+    cache = get_factory(name).cache
+    return cache is not None and cache.homes
+
+
+def _wait(task: Task, has_left: Callable[[], bool]) -> bool:
+    """Block until the task is done. Return False if the caller left first."""
+    while not task.wait(_POLL_S):
+        if has_left():
+            return False
+    return True
+
+
+def _parse(kind: type[_Message], data: bytes) -> _Message:
+    """Parse a message and check its protocol version.
+
+    Raises:
+        ProtocolError: The bytes are not such a message, or the version differs.
+    """
+    message = parse(kind, data)
+    protocol = message.protocol  # type: ignore[attr-defined]
+    if protocol != PROTOCOL:
+        raise ProtocolError(f"the request has data plane protocol {protocol}, this endpoint has {PROTOCOL}")
+    return message

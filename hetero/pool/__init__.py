@@ -1,0 +1,17 @@
+"""Starts, watches and restarts the endpoints of a host, and tf.data servers.
+
+In a launcher:
+
+pool.py         a host's endpoints
+figures.py      what other threads read from a pool
+slot.py         one endpoint across restarts: its processes, whether they make progress, when they restart
+spawn.py        starts a fork server, communicates with it, and reads what its processes print
+tf_pool.py      a host's servers of tf.data service
+tf_server.py    one of these servers, a process of its own
+
+In a process that the launcher starts:
+
+fork_server.py  imports the user's script once and forks endpoints
+builder.py      a process that builds data sets for all endpoints, and then takes over from the fork server
+processes.py    processes of endpoints, and packets between them, as fork server and builder see them
+"""

@@ -1,0 +1,167 @@
+"""The builder: the process that builds the announced data sets once for all endpoints of a host.
+
+`hetero.pool.fork_server` has the contract of the processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetero.endpoint.prebuilt import Prebuilt, build
+from hetero.errors import HeteroError, first_line
+from hetero.pool.processes import receive_packet, why_not_fork
+from hetero.spec import DatasetSpec
+from hetero.system.memory import prepare_to_fork
+from hetero.system.open_files import mapped_files, open_files
+from hetero.system.process import describe_exit_status, limit_threads
+from hetero.system.text import first_names
+
+__all__ = ["Builder", "Start", "build_all", "receive_starts"]
+
+Start = tuple[int, str, int]
+"""An endpoint to start: its index, its incarnation, and the descriptor of its output."""
+
+logger = logging.getLogger(__name__)
+
+
+class Builder:
+    """The fork server's view of its builder, which is a child process.
+
+    States and transitions:
+
+        building  --all data sets are built--> built (`has_built`)
+        building  --a data set must not be shared, or the process ends--> refused (`refused`), and the process ended
+        built     --`hand_over`--> the builder is the fork server
+
+    Args:
+        pid: Process id.
+        channel: Socket to the process.
+        specs: The data sets that it builds.
+    """
+
+    def __init__(self, pid: int, channel: socket.socket, specs: Sequence[DatasetSpec]) -> None:
+        self.pid = pid
+        self.channel = channel
+        self.specs = tuple(specs)
+        self.has_built = False
+        self.refused: tuple[DatasetSpec, ...] = ()
+        """Data sets that each endpoint has to build itself. Empty while the process builds, and if it has succeeded."""
+        self.why = ""
+        """The reason."""
+
+    def follow(self) -> None:
+        """Read what the process has reported, and whether it has ended. Does not block."""
+        packet = receive_packet(self.channel)
+        if packet is None:
+            return
+        event, _ = packet
+        if event["event"] == "built":
+            self.has_built = True
+            return
+        if event["event"] == "refused":
+            self.refused, self.why = (self.specs[event["number"]],), event["why"]
+            self.end()
+        else:
+            # It is not known which data set ended the process, so none of them is tried again.
+            self.refused, self.why = self.specs, f"the process that builds it {describe_exit_status(self.end())}"
+
+    def hand_over(self, starts: Sequence[Start]) -> None:
+        """Make the process the fork server, which starts these endpoints first."""
+        # If the process has ended, the fork server sees that next.
+        with contextlib.suppress(OSError):
+            for index, incarnation, output in starts:
+                message = json.dumps({"index": index, "incarnation": incarnation}).encode()
+                socket.send_fds(self.channel, [message], [output])
+        self.channel.close()
+
+    def poll(self) -> int | None:
+        """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    def end(self) -> int:
+        """Kill the process, and with it the processes that it has forked. Return its exit status."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.channel.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def build_all(specs: Sequence[DatasetSpec], channel: socket.socket, *, host: str) -> dict[DatasetSpec, Prebuilt] | None:
+    """Build data sets, and report the outcome to the fork server.
+
+    Args:
+        specs: The data sets.
+        channel: Socket to the fork server.
+        host: Name of this host, for the user's errors.
+
+    Returns:
+        The data sets. None if a process that has one of them must not be forked.
+    """
+    # A process that a factory starts must not keep this socket open, because its end says that this process has ended.
+    os.register_at_fork(after_in_child=channel.close)
+    prebuilt: dict[DatasetSpec, Prebuilt] = {}
+    for number, spec in enumerate(specs):
+        begin_s = time.monotonic()
+        why = _build_to_fork(spec, prebuilt, host)
+        if why:
+            channel.send(json.dumps({"event": "refused", "number": number, "why": why}).encode())
+            return None
+        logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
+    # Before the fork server hears of it, because the host has no endpoints between that and the forks.
+    prepare_to_fork()
+    channel.send(json.dumps({"event": "built"}).encode())
+    return prebuilt
+
+
+def receive_starts(channel: socket.socket) -> list[Start]:
+    """Block until the fork server hands over. Return the endpoints to start, and close the socket."""
+    starts: list[Start] = []
+    with channel:
+        while True:
+            select.select([channel], [], [])
+            packet = receive_packet(channel)
+            if packet is None:
+                continue
+            facts, descriptors = packet
+            # Without a descriptor it is the end: the fork server has closed its socket.
+            if not descriptors:
+                return starts
+            starts.append((facts["index"], facts["incarnation"], descriptors[0]))
+
+
+def _build_to_fork(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], host: str) -> str:
+    """Build a data set. Return why processes that have it must not be forked, empty if they may be."""
+    limit_threads()
+    files, maps, num_threads = open_files(), _shared_maps(), _num_threads()
+    try:
+        prebuilt[spec] = build(spec, host=host)
+    except BaseException as error:  # noqa: BLE001 - each endpoint tries by itself, and reports the error
+        text = first_line(error) if isinstance(error, HeteroError) else repr(error)
+        return f"building it failed: {text[:200]}"
+    if made := _shared_maps() - maps:
+        return f"building it made memory that processes share ({first_names(made)})"
+    if why := why_not_fork(files, "building it"):
+        return why
+    if _num_threads() > num_threads:
+        return "building it started threads"
+    return ""
+
+
+def _shared_maps() -> Counter[str]:
+    """Return the memory of this process that it can write to and that forked processes would share."""
+    return Counter(f"shared memory ({name})" for name, is_shared in mapped_files() if is_shared)
+
+
+def _num_threads() -> int:
+    # The kernel's list includes the threads of native libraries.
+    return sum(1 for _ in Path("/proc/self/task").iterdir())

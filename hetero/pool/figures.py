@@ -1,0 +1,111 @@
+"""What other threads read from a pool."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from hetero.control.directory import EndpointRecord
+from hetero.errors import HeteroError
+from hetero.pool.slot import Slot
+
+__all__ = ["PoolFigures"]
+
+
+class PoolFigures:
+    """The state of a pool, for any thread. `hetero.pool.pool.EndpointPool` sets the fields."""
+
+    _changed: threading.Condition
+    """Guards the other fields."""
+    _slots: Sequence[Slot]
+    _published: tuple[EndpointRecord, ...]
+    _failure: HeteroError | None
+    _num_restarts: int
+    _num_stuck: int
+
+    @property
+    def num_used(self) -> int:
+        """Endpoints in the directory that have received a request."""
+        with self._changed:
+            return sum(slot.is_used and slot.record is not None for slot in self._slots)
+
+    @property
+    def used_pids(self) -> tuple[int, ...]:
+        """Process ids of endpoints that have received a request, so they build or have built a data set."""
+        with self._changed:
+            return tuple(slot.pid for slot in self._slots if slot.pid and slot.is_used)
+
+    @property
+    def num_running(self) -> int:
+        """Endpoint processes, including those that start, but not those that left and are idle."""
+        with self._changed:
+            return sum(slot.is_started and not slot.is_idle_after_leaving for slot in self._slots)
+
+    @property
+    def failure(self) -> HeteroError | None:
+        """The error that made the pool give up, None if it has not given up."""
+        with self._changed:
+            return self._failure
+
+    @property
+    def records(self) -> tuple[EndpointRecord, ...]:
+        """The endpoints that serve now."""
+        with self._changed:
+            return self._published
+
+    @property
+    def num_restarts(self) -> int:
+        """Crashed processes that were started again."""
+        with self._changed:
+            return self._num_restarts
+
+    @property
+    def num_stuck(self) -> int:
+        """Processes that were killed because they were stuck."""
+        with self._changed:
+            return self._num_stuck
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the living endpoints."""
+        with self._changed:
+            return tuple(slot.pid for slot in self._slots if slot.pid)
+
+    def memory(self) -> tuple[int, int] | None:
+        """Return the private bytes of all endpoints together, and the most shared bytes of one. None if none has said.
+
+        Endpoints report them every 10 s, and when they end.
+        """
+        with self._changed:
+            found = [slot.memory for slot in self._slots if slot.memory is not None]
+        return (sum(own for own, _ in found), max(shared for _, shared in found)) if found else None
+
+    def statistics(self) -> dict[str, float]:
+        """Return sums of the endpoints' `EndpointStatistics` over all processes, including ended ones."""
+        total: dict[str, float] = {}
+        with self._changed:
+            for slot in self._slots:
+                for part in (slot.past_statistics, slot.statistics):
+                    for name, value in part.items():
+                        total[name] = total.get(name, 0) + value
+        return total
+
+    def counters(self) -> dict[str, int]:
+        """Return this host's counters under the names that the report uses."""
+        statistics = self.statistics()
+        rare = {
+            "parts of batches computed": int(statistics.get("num_parts", 0)),
+            "samples taken from the cache": int(statistics.get("num_kept", 0)),
+            "samples loaded for the cache": int(statistics.get("num_loaded", 0)),
+            "damaged samples in the cache": int(statistics.get("num_damaged", 0)),
+        }
+        return {
+            **{name: count for name, count in rare.items() if count},
+            "authentication failures": int(statistics.get("auth_failures", 0)),
+            "endpoint restarts": self.num_restarts,
+            "stuck endpoints": self.num_stuck,
+            "milliseconds of computing batches": int(1000 * statistics.get("busy_s", 0)),
+            "batches computed": int(statistics.get("num_batches", 0)),
+            "emulation overruns": int(statistics.get("num_overruns", 0)),
+            "milliseconds later than emulated": int(1000 * statistics.get("late_s", 0)),
+        }

@@ -1,0 +1,474 @@
+"""Starts, watches, restarts and stops a host's endpoints. Runs in the launcher.
+
+The launcher imports neither torch nor the user's script. The fork server (`hetero.pool.fork_server`), a
+child process, imports them. One thread does the pool's work. It starts the fork server, which ends with this thread
+(parent-death signal), reads events and the output of all processes, and restarts crashed processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import os
+import secrets
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hetero.cache.folders import sweep_memory
+from hetero.control.directory import BATCHES, EndpointRecord
+from hetero.errors import ChildFailedError, ChildFailure, HeteroError, first_line
+from hetero.pool.figures import PoolFigures
+from hetero.pool.slot import Liveness, RestartBudget, Slot, backoff_s
+from hetero.pool.spawn import ForkServer, Outputs, PoolOptions, ProcessStarter, failure_from_event
+from hetero.system.memory import keep_freed_memory
+from hetero.system.process import describe_exit_status, wait_gone
+from hetero.system.text import counted
+from hetero.wire.channels import join_address
+
+__all__ = ["EndpointPool", "PoolOptions"]
+
+_LAST_LINES = 20
+_TICK_S = 0.5
+_IDLE_STARTER_S = 60.0
+"""Seconds without a wanted endpoint after which the fork server ends, because it holds what the script imports."""
+_RETURN_STABLE_TIMES = 60
+"""A restart is given back after this many times ``stable_s`` without a crash, an hour by default."""
+
+logger = logging.getLogger(__name__)
+
+
+class EndpointPool(PoolFigures):
+    """Keeps a host's endpoints alive. Thread-safe context manager.
+
+    Args:
+        options: The pool's settings.
+        on_change: Called from the pool's thread with the endpoints that serve, whenever they change.
+        on_line: Called from the pool's thread with a process's name and a line that the process printed.
+    """
+
+    def __init__(
+        self,
+        options: PoolOptions,
+        on_change: Callable[[tuple[EndpointRecord, ...]], None],
+        on_line: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._options = options
+        self._host = options.endpoint.host
+        self._on_change = on_change
+        self._on_line = on_line or (lambda name, text: logger.info("%s: %s", name, text))
+        make_liveness = functools.partial(Liveness, bound_s=options.stuck_s, build_bound_s=options.prepare_timeout_s)
+        self._slots = [
+            Slot(index, f"{options.endpoint.host}/{self._word(index)}", make_liveness)
+            for index in range(options.endpoint.num_endpoints)
+        ]
+        self._num_wanted = len(self._slots) if options.num_at_start is None else options.num_at_start
+        self._published: tuple[EndpointRecord, ...] = ()
+        self._changed = threading.Condition()
+        self._failure: HeteroError | None = None
+        self._num_restarts = 0
+        self._budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
+        self._num_stuck = 0
+        self._launch = secrets.token_hex(8)
+        self._has_served = False
+        self._stop_grace_s: float | None = None
+        self._wake_read, self._wake_write = -1, -1
+        self._thread: threading.Thread | None = None
+        # Only the pool's thread uses the fields below.
+        self._starter: ProcessStarter | None = None
+        self._starter_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._num_starter_crashes = 0
+        self._starter_start_at_s: float | None = 0.0
+        self._starter_awaits_restart = False
+        self._idle_since_s: float | None = None
+        self._selector = selectors.DefaultSelector()
+        self._outputs = Outputs(self._selector, self._on_line)
+
+    # For other threads
+
+    def start(self) -> None:
+        """Start the processes. Does not wait for them: see `wait_ready`.
+
+        Without endpoints at the start, the fork server starts with the first one that is wanted.
+        """
+        if self._thread is not None:
+            raise RuntimeError("the pool was started already")
+        keep_freed_memory()  # This process may be the trainer. Its readers would be later than the thread below.
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
+        self._thread = threading.Thread(target=self._run, name="endpoint-pool", daemon=True)
+        self._thread.start()
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Block until every endpoint serves, at most ``timeout_s`` seconds. Return whether all serve.
+
+        Raises:
+            HeteroError: The pool has given up. The error is `failure`.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure is not None or len(self._published) == self._num_wanted, timeout_s
+            )
+            if self._failure is not None:
+                raise self._failure
+            return len(self._published) == self._num_wanted
+
+    def resize(self, number: int) -> None:
+        """Set the number of endpoints, at most ``options.endpoint.num_endpoints``. Does not wait.
+
+        Additional endpoints are started. An endpoint that is not wanted leaves the directory, answers the requests that
+        it has accepted, and ends. It may be wanted again when it has ended.
+        """
+        with self._changed:
+            self._num_wanted = number
+        self._wake()
+
+    def describe(self) -> str:
+        """Return what this host serves once it is ready, for example ``2 endpoints``."""
+        return counted(self._options.endpoint.num_endpoints, "endpoint")
+
+    def follow(self, records: Sequence[EndpointRecord]) -> None:
+        """Receive the endpoints that serve in the job, on all hosts. This class does not need them."""
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Remove the endpoints from the directory, let them finish, and end every process. Blocks. Idempotent.
+
+        Args:
+            grace_s: Seconds for calls in flight, ``options.endpoint.grace_s`` by default. 0 kills at once.
+        """
+        if self._thread is None:
+            return
+        with self._changed:
+            self._stop_grace_s = self._options.endpoint.grace_s if grace_s is None else grace_s
+        self._wake()
+        self._thread.join(self._stop_grace_s + 15.0)
+
+    def __enter__(self) -> EndpointPool:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _wake(self) -> None:
+        with self._changed, contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread wakes anyway
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"w")
+
+    def _word(self, index: int) -> str:
+        """Return the slot's name on its host."""
+        return str(index)
+
+    def _kind(self, index: int) -> str:
+        """Return the kind of service that a slot's process offers."""
+        return BATCHES
+
+    def _may_start(self, slot: Slot) -> bool:
+        """Return whether the slot's process can start now."""
+        return True
+
+    def _make_starter(self, output: int) -> ProcessStarter:
+        return ForkServer(self._options, output)
+
+    # The pool's thread
+
+    def _run(self) -> None:
+        try:
+            while self._stop_grace_s is None:
+                self._end_what_is_not_wanted()
+                self._end_idle_starter()
+                self._start_what_is_due()
+                self._turn(_TICK_S)
+            self._shut_down(self._stop_grace_s)
+        except BaseException as error:
+            logger.exception("the endpoint pool failed")
+            self._fail(error if isinstance(error, HeteroError) else HeteroError(f"the endpoint pool failed: {error}"))
+        finally:
+            self._drop_starter()
+            self._outputs.close()
+            sweep_memory()  # the endpoints have ended
+            with self._changed:
+                self._selector.close()
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+                self._wake_read = self._wake_write = -1
+                self._changed.notify_all()
+
+    def _turn(self, timeout_s: float) -> None:
+        """Wait for events and handle them."""
+        # Take the time before reading. If this process is suspended after it has read, the beats that were sent since
+        # are still unread, and must not count as missing.
+        begin_s = time.monotonic()
+        for key, _ in self._selector.select(timeout_s):
+            if key.data == "wake":
+                os.read(self._wake_read, 64)
+            elif key.data == "starter":
+                if self._starter is not None:
+                    self._take_events(self._starter)
+            else:
+                self._outputs.read(key.data)
+        if self._stop_grace_s is None:
+            for slot in self._slots:
+                slot.check_liveness(begin_s)
+        status = None if self._starter is None else self._starter.poll()
+        if status is not None:
+            self._on_starter_exit(status)
+
+    def _start_what_is_due(self) -> None:
+        now_s = time.monotonic()
+        if self._starter is None:
+            # Start the fork server again if a restart has been given back.
+            if self._starter_awaits_restart and self._may_restart():
+                self._starter_awaits_restart, self._starter_start_at_s = False, now_s
+                logger.warning("%s starts its endpoints again, because a restart was given back", self._host)
+            is_due = self._starter_start_at_s is not None and now_s >= self._starter_start_at_s
+            if is_due and self._num_wanted:
+                self._starter_start_at_s = None
+                with self._outputs.open(f"{self._host}/script", self._starter_lines) as write_end:
+                    self._starter = self._make_starter(write_end)
+                self._selector.register(self._starter, selectors.EVENT_READ, "starter")
+        elif self._starter.loaded_s is not None:
+            for slot in self._slots[: self._num_wanted]:
+                if slot.awaits_restart and self._may_restart():
+                    slot.awaits_restart, slot.start_at_s = False, now_s
+                    logger.warning("endpoint %s is started again, because a restart was given back", slot.name)
+                if slot.start_at_s is not None and now_s >= slot.start_at_s and self._may_start(slot):
+                    slot.begin(f"{self._launch}-{secrets.token_hex(16)}")
+                    with self._outputs.open(slot.name, slot.last_lines) as write_end:
+                        self._starter.start_endpoint(slot.index, slot.incarnation, write_end)
+
+    def _end_what_is_not_wanted(self) -> None:
+        now_s = time.monotonic()
+        for slot in self._slots[self._num_wanted :]:
+            if slot.is_started and slot.leaving_s is None:
+                slot.leave(now_s)
+                self._publish()
+        for slot in self._slots:
+            if self._starter is not None and slot.may_end(now_s):
+                slot.was_asked_to_end = True
+                self._starter.end_endpoint(slot.incarnation)
+
+    def _end_idle_starter(self) -> None:
+        """End the fork server if no endpoint was wanted for a minute. It starts again with the next one."""
+        if self._starter is None or self._num_wanted or any(slot.is_started for slot in self._slots):
+            self._idle_since_s = None
+            return
+        now_s = time.monotonic()
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if now_s - self._idle_since_s >= _IDLE_STARTER_S and self._starter.loaded_s is not None:
+            self._drop_starter()
+            self._starter_start_at_s = 0.0
+
+    def _take_events(self, starter: ProcessStarter) -> None:
+        for event in starter.events():
+            if event is not None:
+                self._on_event(starter, event)
+            elif self._is_registered(starter):
+                self._selector.unregister(starter)  # its descriptor would stay readable, and `poll` reports the exit
+
+    def _is_registered(self, starter: ProcessStarter) -> bool:
+        return starter.fileno() in self._selector.get_map()
+
+    def _on_event(self, starter: ProcessStarter, event: dict[str, Any]) -> None:
+        kind = event.pop("event")
+        if kind == "loaded":
+            starter.loaded_s = time.monotonic()
+            logger.debug("%s has imported the script, endpoints by %s", self._host, event["mode"])
+            return
+        if kind == "failed":
+            self._fail(failure_from_event(event))
+            return
+        slot = self._slots[event["index"]]
+        if event["incarnation"] != slot.incarnation:
+            return
+        if kind == "ready":
+            # A builder's endpoint takes the place of a process with the same incarnation.
+            slot.fold_statistics()
+            self._on_ready(slot, event["pid"], event["port"])
+        elif kind == "statistics":
+            with self._changed:
+                figures = {name: event[name] for name in event if name not in ("index", "incarnation")}
+                slot.report(figures, time.monotonic())
+        elif kind == "build":
+            slot.liveness.build(time.monotonic(), has_ended=event["has_ended"])
+        elif kind == "exited":
+            self._on_exit(slot, event["status"])
+
+    def _on_ready(self, slot: Slot, pid: int, port: int) -> None:
+        options = self._options.endpoint
+        slot.ready_s = time.monotonic()
+        slot.liveness.beat(slot.ready_s)
+        with self._changed:
+            slot.pid = pid
+        if slot.leaving_s is not None:
+            return
+        slot.record = EndpointRecord(
+            endpoint_id=slot.name,
+            host=options.host,
+            address=join_address(options.address, port),
+            incarnation=slot.incarnation,
+            num_slots=options.num_slots,
+            kind=self._kind(slot.index),
+            is_optional=self._options.num_at_start is not None,
+        )
+        self._publish()
+
+    def _on_exit(self, slot: Slot, status: int) -> None:
+        """Plan a restart of an endpoint that ended, or give up.
+
+        Args:
+            slot: The endpoint.
+            status: Exit status of its process.
+        """
+        self._outputs.drain(slot.name)
+        is_leaving = slot.leaving_s is not None
+        self._retire(slot)
+        if is_leaving:
+            slot.start_at_s = 0.0  # when it is wanted again
+            return
+        self._publish()
+        if self._failure is not None or self._stop_grace_s is not None:
+            return
+        explanation = describe_exit_status(status)
+        if (stuck_for_s := slot.liveness.stuck_for_s) is not None:
+            explanation = f"was stuck for {stuck_for_s:.0f} s and was killed"
+            with self._changed:
+                self._num_stuck += 1
+        # If no restart is left, give up or wait for the next one.
+        if not self._may_restart():
+            wanted = self._slots[: self._num_wanted]
+            is_last = not any(other.is_started or other.start_at_s is not None for other in wanted)
+            if is_last and not self._may_wait():
+                self._give_up(slot.name, status, explanation, slot.last_lines)
+            else:
+                slot.awaits_restart = True
+                logger.error(
+                    "endpoint %s %s; no restarts are left%s",
+                    slot.name,
+                    explanation,
+                    self._budget.next_in_words(time.monotonic()),
+                )
+            return
+        slot.num_crashes += 1
+        wait_s = backoff_s(slot.num_crashes)
+        slot.start_at_s = time.monotonic() + wait_s
+        logger.warning("endpoint %s %s; starting it again in %.1f s", slot.name, explanation, wait_s)
+
+    def _on_starter_exit(self, status: int) -> None:
+        """Plan a restart of the fork server, which has ended with all endpoints of this host, or give up."""
+        if self._starter is not None:
+            self._take_events(self._starter)  # the events that it sent before it ended
+            if self._is_stable(self._starter.loaded_s):
+                self._num_starter_crashes = 0
+        self._drop_starter()
+        for slot in self._slots:
+            self._retire(slot)
+            slot.awaits_restart, slot.start_at_s = False, 0.0
+        self._publish()
+        if self._failure is not None or self._stop_grace_s is not None:
+            return
+        explanation = describe_exit_status(status)
+        # If no restart is left, give up or wait for the next one.
+        if not self._may_restart():
+            name = f"the process that imports {self._options.endpoint.script!r}"
+            if not self._may_wait():
+                self._give_up(name, status, explanation, self._starter_lines)
+            else:
+                self._starter_awaits_restart = True
+                when = self._budget.next_in_words(time.monotonic())
+                logger.error("%s %s; no restarts are left%s", name, explanation, when)
+            return
+        self._num_starter_crashes += 1
+        wait_s = backoff_s(self._num_starter_crashes)
+        self._starter_start_at_s = time.monotonic() + wait_s
+        logger.warning(
+            "endpoints of %s: the fork server %s; starting all again in %.1f s",
+            self._host,
+            explanation,
+            wait_s,
+        )
+
+    def _may_restart(self) -> bool:
+        if not self._budget.take(time.monotonic()):
+            return False
+        with self._changed:
+            self._num_restarts += 1
+        return True
+
+    def _may_wait(self) -> bool:
+        """Return whether this host may wait without endpoints until a restart is given back."""
+        return self._has_served and not self._options.gives_up and self._budget.next_s < math.inf
+
+    def _is_stable(self, since_s: float | None) -> bool:
+        """Return whether a process has worked since ``since_s`` for long enough, False if it never has."""
+        return since_s is not None and time.monotonic() - since_s >= self._options.stable_s
+
+    def _retire(self, slot: Slot) -> None:
+        if self._is_stable(slot.ready_s):
+            slot.num_crashes = 0
+        with self._changed:
+            slot.retire()
+
+    def _publish(self) -> None:
+        records = tuple(slot.record for slot in self._slots if slot.record is not None)
+        if self._stop_grace_s is not None:
+            records = ()
+        with self._changed:
+            if records == self._published:
+                return
+            self._published = records
+            self._has_served |= len(records) == self._num_wanted
+            self._changed.notify_all()
+        self._on_change(records)
+
+    def _give_up(self, name: str, status: int, explanation: str, lines: deque[str]) -> None:
+        self._fail(
+            ChildFailedError(
+                ChildFailure(name=name, exit_status=status, explanation=explanation, last_lines=tuple(lines))
+            )
+        )
+
+    def _fail(self, error: HeteroError) -> None:
+        if self._failure is None:
+            # At the start, the failure ends the job, and its launcher logs the whole error.
+            is_at_start = not self._has_served and self._options.num_at_start != 0
+            shown = first_line(error) if is_at_start else error
+            logger.error("hetero gives up the endpoints of %s: %s", self._host, shown)
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+            self._starter_awaits_restart = False
+            self._starter_start_at_s = None
+            for slot in self._slots:
+                slot.awaits_restart, slot.start_at_s = False, None
+            self._changed.notify_all()
+
+    def _shut_down(self, grace_s: float) -> None:
+        self._publish()  # removes the endpoints from the directory, because readers must send no more requests
+        # A fork server that still imports the script has no endpoints. It would read the request to stop only after the
+        # import, and would hold up the end of a short job. `_run` kills it.
+        if self._starter is None or self._starter.loaded_s is None:
+            return
+        self._starter.stop(grace_s)
+        deadline_s = time.monotonic() + grace_s + 3.0
+        while self._is_running() and time.monotonic() < deadline_s:
+            self._turn(0.1)
+
+    def _is_running(self) -> bool:
+        return self._starter is not None
+
+    def _drop_starter(self) -> None:
+        """End the fork server if it lives, and wait until its children are gone."""
+        if self._starter is None:
+            return
+        if self._is_registered(self._starter):
+            self._selector.unregister(self._starter)
+        self._starter.end()
+        self._starter = None
+        wait_gone([slot.pid for slot in self._slots if slot.pid], timeout_s=2.0)

@@ -1,0 +1,139 @@
+"""Processes of endpoints, and packets between them, as the fork server and the builder see them."""
+
+from __future__ import annotations
+
+import array
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from hetero.endpoint.endpoint import run_to_end
+from hetero.system.open_files import names_for_message, opened_since, reopen_files
+from hetero.system.process import SignalWaiter, die_with_parent
+from hetero.system.text import first_names
+
+__all__ = ["MAX_PACKET_BYTES", "EndpointProcess", "make_channel", "receive_packet", "run_forked", "why_not_fork"]
+
+MAX_PACKET_BYTES = 256 * 1024
+"""Largest size of a packet. The kernel's limit is a little lower by default."""
+
+
+class EndpointProcess:
+    """One endpoint process: forked or fresh.
+
+    Args:
+        index: Number of the endpoint on this host.
+        incarnation: Id of the process in the directory.
+        pid: Process id.
+        process: The process if it is fresh. Only this object may reap it.
+        output: Descriptor of its output, for the process that takes its place. None if no process can.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        incarnation: str,
+        pid: int,
+        *,
+        process: subprocess.Popen[bytes] | None = None,
+        output: int | None = None,
+    ) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self.pid = pid
+        self._process = process
+        self.output = output
+        self.was_asked_to_end = False
+        """Whether the pool wants the endpoint no more."""
+
+    def poll(self) -> int | None:
+        """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
+        if self._process is not None:
+            return self._process.poll()
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    def wait(self) -> int:
+        """Block until a forked process ends, and reap it. Return the exit status as `poll` does."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, which has not been reaped."""
+        os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Close the descriptor of its output. Idempotent."""
+        if self.output is not None:
+            os.close(self.output)
+            self.output = None
+
+
+def make_channel() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a socket for packets between two processes of a host."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def receive_packet(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return the next packet and its descriptors. None if none has arrived, event ``gone`` if the other end is gone."""
+    try:
+        # Do not use socket.recv_fds. It ignores the flag MSG_DONTWAIT, so it would block until the next packet.
+        size = socket.CMSG_LEN(array.array("i").itemsize)
+        packet, ancillary, _, _ = channel.recvmsg(MAX_PACKET_BYTES, size, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+    except BlockingIOError:
+        return None
+    except OSError:
+        packet, ancillary = b"", []
+    if not packet:
+        return {"event": "gone"}, []
+    descriptors = [array.array("i", data)[0] for _, _, data in ancillary]
+    facts: dict[str, Any] = json.loads(packet)
+    return facts, descriptors
+
+
+def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -> NoReturn:
+    """Run a process that was just forked to its end.
+
+    Args:
+        run: What the process does. Returns its exit status.
+        parent_pid: The process that forked it, and ends it when it ends itself.
+        signals: The parent's waiter, which this process leaves alone.
+    """
+
+    def start() -> int:
+        die_with_parent(parent_pid)
+        reopen_files()
+        signals.abandon()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return run()
+
+    run_to_end(start)
+
+
+def why_not_fork(before: Mapping[int, str], action: str = "importing the script") -> str:
+    """Return why this process must not fork endpoints, empty if it may fork.
+
+    Args:
+        before: What `open_files` returned before the action.
+        action: What this process has just done, for the text.
+    """
+    if threading.active_count() > 1:
+        names = ", ".join(sorted(thread.name for thread in threading.enumerate() if thread.name != "MainThread"))
+        return f"{action} started threads ({names})"
+    if "tensorflow" in sys.modules:
+        return f"{action} imported TensorFlow"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return f"{action} initialised CUDA"
+    if not opened_since(before):
+        return ""
+    gc.collect()  # it may close files that nothing uses any more
+    if opened := opened_since(before):
+        return f"{action} opened {first_names(names_for_message(opened.values()))}, which processes must not share"
+    return ""

@@ -1,0 +1,120 @@
+"""One server of tf.data.service in a separate process: a dispatcher or a worker.
+
+`hetero.pool.tf_pool` runs it as ``python -m hetero.pool.tf_server FD``. FD is the descriptor of a
+packet socket. The first packet is the configuration. The server then sends an event with its port or its error, and
+after that a liveness event every second. It ends if the pool closes the socket or ends (parent-death signal).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from hetero.errors import ConfigError, ExitCode
+from hetero.system.process import die_with_parent
+
+__all__ = ["main"]
+
+_MAX_PACKET_BYTES = 64 * 1024
+_LIVENESS_PERIOD_S = 1.0
+"""Seconds between liveness events."""
+_HEARTBEAT_MS = 2000
+"""Milliseconds between a worker's heartbeats to the dispatcher.
+
+With TensorFlow's own 30 s, a restarted dispatcher would be without workers for that long.
+"""
+
+
+def main() -> None:
+    """Run the server. See the module's docstring."""
+    pool = socket.socket(fileno=int(sys.argv[1]))
+    configuration = json.loads(pool.recv(_MAX_PACKET_BYTES))
+    die_with_parent(configuration["parent_pid"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops everything in order
+    faulthandler.register(signal.SIGUSR1)
+    names = {name: configuration[name] for name in ("index", "incarnation")}
+    try:
+        server = _start(configuration)
+    except ConfigError as error:
+        _send(pool, event="failed", child=None, kind=type(error).__name__, message=str(error))
+        os._exit(error.exit_code)
+    _send(pool, event="ready", pid=os.getpid(), port=_port(server), **names)
+    while not _must_end(pool):
+        _send(pool, event="statistics", **names)
+    sys.stderr.flush()
+    # Do not call the server's own stop. It blocks the interpreter while it waits for TensorFlow's autotuner, which
+    # sleeps for up to a minute. Ranks that have not ended would lose their connection in either case.
+    os._exit(ExitCode.OK)
+
+
+def _start(configuration: dict[str, Any]) -> Any:
+    """Start the server that the configuration describes. Without a dispatcher's address it is a dispatcher.
+
+    Raises:
+        ConfigError: TensorFlow is not installed.
+    """
+    # TensorFlow imports Keras, which imports Matplotlib and scikit-learn where they are. A server needs none of them.
+    # TensorFlow leaves out the Keras that is not there: this takes 2.8 s of CPU instead of 5.0 where tf_keras is not.
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    try:
+        import tensorflow as tf
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ConfigError(
+            "--data-service tf needs TensorFlow on data hosts, but this host does not have it; "
+            "pip install 'tensorflow>=2.16'"
+        ) from None
+    service = tf.data.experimental.service
+    dispatcher, port = configuration["dispatcher"], configuration["port"]
+    if not dispatcher:
+        return service.DispatchServer(
+            service.DispatcherConfig(
+                port=port,
+                protocol="grpc",
+                work_dir=configuration["work_dir"],
+                fault_tolerant_mode=configuration["work_dir"] is not None,
+                worker_timeout_ms=int(configuration["worker_timeout_s"] * 1000),
+                worker_addresses=[
+                    address for address, number in configuration["worker_addresses"] for _ in range(number)
+                ],
+            )
+        )
+    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # the API's WorkerConfig lacks tags
+
+    return service.WorkerServer(
+        WorkerConfig(
+            dispatcher_address=dispatcher,
+            worker_address=configuration["worker_address"],
+            port=port,
+            protocol="grpc",
+            heartbeat_interval_ms=_HEARTBEAT_MS,
+            worker_tags=configuration["worker_tags"],
+        )
+    )
+
+
+def _port(server: Any) -> int:
+    return int(server._address.rpartition(":")[2])  # TensorFlow has no public way to get a worker's port
+
+
+def _must_end(pool: socket.socket) -> bool:
+    """Wait for one liveness period at most. Return whether the pool has closed the socket."""
+    readable, _, _ = select.select([pool], [], [], _LIVENESS_PERIOD_S)
+    return bool(readable) and not pool.recv(_MAX_PACKET_BYTES)
+
+
+def _send(pool: socket.socket, **event: object) -> None:
+    with contextlib.suppress(OSError):  # the pool is gone, and `_must_end` will report it
+        pool.send(json.dumps(event).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""One request in flight, its attempts, and what a failed attempt means for it. No threads, no network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.batches.failures import dataset_error, index_text
+from hetero.batches.request import BatchRequest, Helper
+from hetero.errors import BatchTimeoutError, DataPlaneError, DatasetError, ProtocolError
+from hetero.reader.connection import EndpointConnection
+from hetero.reader.consistency import ServedDataset
+from hetero.spec import DatasetSpec
+from hetero.wire.faults import MAX_ATTEMPTS, CallFailedError, Fault
+
+__all__ = ["Attempt", "PendingBatch", "PoisonDetector"]
+
+_MAX_NAMED_INDICES = 64
+"""Largest number of indices in the error of a batch that killed endpoints."""
+_MAX_HINTED_INDICES = 8
+"""Largest number of indices in a note on a batch that may have killed endpoints."""
+
+
+@dataclass(slots=True)
+class PoisonDetector:
+    """The endpoints that were lost while they had one request, and whether the request may have killed them.
+
+    If an endpoint ends while its host stays, the request may have killed it. After three such deaths the request fails
+    with an error that names its indices. The loss of a whole host says nothing about the request, because cables are
+    cut and spot instances are taken away. Such losses are limited by the number of endpoints and by `too_long_s`.
+    """
+
+    endpoints: list[EndpointConnection] = field(default_factory=list)
+    """Endpoints that were lost while they had the request, which may have killed them."""
+    is_suspect: bool = False
+    """Whether the request may have killed its endpoint. Then its endpoint gets no other request of this process."""
+    num_calls: int = 0
+    """Calls that failed because the endpoint was lost, whether or not it had the request."""
+    first_s: float = 0.0
+    """Monotonic time when the first of the ``num_calls`` calls failed."""
+
+    def add(self, connection: EndpointConnection, fault: Fault, now_s: float, *, was_first: bool) -> None:
+        """Record that the request's endpoint could not be reached or was lost.
+
+        Suspect the request only if it was sent and its answer had not begun, which proves that it was computed.
+        The request that the endpoint was probably computing (``was_first``) becomes a suspect at its first loss, any
+        other at its second. Therefore a request that kills endpoints is a suspect before it kills the third one. And
+        the loss of a host does not make suspects of all requests that were queued there.
+        """
+        if not self.num_calls:
+            self.first_s = now_s
+        self.num_calls += 1
+        if fault is not Fault.UNREACHABLE:
+            return
+        is_repeated = connection in self.endpoints  # it served again after the first loss, and counts only once
+        if not is_repeated:
+            self.endpoints.append(connection)
+        self.is_suspect = was_first or is_repeated or len(self.endpoints) > 1
+
+    def is_possible(self, spec: DatasetSpec) -> bool:
+        """Return whether it is still possible that the request killed three endpoints.
+
+        Endpoints that have not died are forgotten first: those that serve again, and those that left the directory
+        together with their host.
+
+        Args:
+            spec: The request's data set.
+        """
+        self.endpoints = [
+            lost for lost in self.endpoints if not lost.serves(spec) and (lost.has_died or not lost.is_retired)
+        ]
+        return len(self.endpoints) >= MAX_ATTEMPTS
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the request has to fail, because three of the lost endpoints are known to have died."""
+        return sum(lost.has_died for lost in self.endpoints) >= MAX_ATTEMPTS
+
+    def too_long_s(self, now_s: float, *, data_timeout_s: float) -> float | None:
+        """Return for how many seconds calls for this request have been lost if that is too long, else None.
+
+        The limit of three deaths does not end all losses. An endpoint may come back whenever it is called, but never
+        deliver a batch. It may never become known whether an endpoint died. And hosts can be lost one by one.
+        """
+        lost_s = now_s - self.first_s
+        return lost_s if self.num_calls >= MAX_ATTEMPTS and lost_s > data_timeout_s else None
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """One request, from its planning until its batch or its error has arrived."""
+
+    sequence: int
+    request: BatchRequest
+    dataset: ServedDataset
+    was_requested: bool = False
+    """Whether there was an attempt. The consumer makes only the first one itself."""
+    poison: PoisonDetector = field(default_factory=PoisonDetector)
+    attempts: list[Attempt] = field(default_factory=list)
+    """The attempts in progress, at most two."""
+    doubted: dict[EndpointConnection, frozenset[str]] = field(default_factory=dict)
+    """Optional endpoints that skipped samples of the batch, with the indices of these samples. An endpoint that the job
+    was planned with shows whether the samples or the endpoints are to blame."""
+    num_damaged: int = 0
+    """Answers that arrived damaged."""
+    num_late: int = 0
+    """Attempts without an answer in time."""
+    num_broken: int = 0
+    """Attempts that failed with an internal error of the endpoint."""
+
+    def failed(
+        self, connection: EndpointConnection, error: CallFailedError, *, data_timeout_s: float
+    ) -> BaseException | None:
+        """Record a failed call whose endpoint was not lost. Return the exception to raise, or None to retry."""
+        if error.fault is Fault.LATE:
+            self.num_late += 1
+            message = (
+                f"no batch arrived within {data_timeout_s:g} s in {MAX_ATTEMPTS} attempts, last from {connection.name}"
+            )
+            return BatchTimeoutError(message) if self.num_late >= MAX_ATTEMPTS else None
+        if error.fault is Fault.BROKEN:
+            self.num_broken += 1
+            message = f"{connection.name} failed: {error.details}"
+            return DataPlaneError(message) if self.num_broken >= MAX_ATTEMPTS else None
+        if error.fault is Fault.MALFORMED:
+            return ProtocolError(f"{connection.name} rejects the request: {error.details}")
+        return None
+
+    def damaged(self, connection: EndpointConnection, error: ProtocolError) -> BaseException | None:
+        """Record that the batch arrived damaged. Return the exception to raise, or None to retry."""
+        self.num_damaged += 1
+        if self.num_damaged < MAX_ATTEMPTS:
+            return None
+        damaged = ProtocolError(f"a batch arrived damaged {MAX_ATTEMPTS} times, last from {connection.name}: {error}")
+        damaged.__cause__ = error
+        return damaged
+
+    def killed_too_often(self) -> DatasetError:
+        """Return the error of a request that killed too many endpoints. It names the request's indices."""
+        names = [lost.record.endpoint_id for lost in self.poison.endpoints if lost.has_died]
+        indices = self._first_indices(_MAX_NAMED_INDICES)
+        note = ". on_sample_error='skip' handles exceptions only" if self.request.on_sample_error == "skip" else ""
+        return dataset_error(
+            f"the endpoint died {len(names)} times ({', '.join(names)}) while it computed the batch with the indices "
+            f"{indices}. It ran out of memory, or native code crashed: see the logs of the data hosts" + note,
+            dataset=self.request.spec.name,
+            host=names[-1],
+            stage="sample",
+        )
+
+    def describe_lost_calls(self) -> str:
+        """Return one line with the number of lost calls for this request and its indices, empty if no call was lost."""
+        if not self.poison.num_calls:
+            return ""
+        indices = self._first_indices(_MAX_HINTED_INDICES)
+        return f"lost calls for batch {self.request.position}: {self.poison.num_calls}. Its indices: {indices}"
+
+    def _first_indices(self, bound: int) -> str:
+        given = self.request.work.labels
+        more = f" and {len(given) - bound} more" if len(given) > bound else ""
+        return ", ".join(index_text(index) for index in given[:bound]) + more
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One call for a batch, in progress until its outcome is settled."""
+
+    batch: PendingBatch
+    connection: EndpointConnection
+    issued_s: float
+    """Monotonic time of the request."""
+    is_alone: bool = False
+    """Whether the endpoint computes no other request of this process meanwhile."""
+    is_hedge: bool = False
+    """Whether this is the second of two attempts at the same time."""
+    is_own: bool = False
+    """Whether the consumer's thread makes the call itself: see `hetero.reader.own_fetches`."""
+    was_sent: bool = False
+    """Whether the request was sent before the call, over a connection that failed."""
+    is_given_up: bool = False
+    """Whether the other attempt has settled the batch. Then the outcome of this one does not matter."""
+    helpers: tuple[EndpointConnection, ...] = ()
+    """One endpoint of each other host that keeps samples of the batch."""
+    homes: npt.NDArray[np.uint8] | None = None
+    """See `BatchRequest.homes`."""
+    call: Any = None
+    """The call in progress, see `hetero.endpoint.link.Call`. Set without the fleet's lock."""
+    generation: int = field(init=False)
+    """The connection's generation when the call began."""
+
+    def __post_init__(self) -> None:
+        self.generation = self.connection.generation
+        self.batch.attempts.append(self)
+
+    @property
+    def request(self) -> BatchRequest:
+        """The request to send, which names the endpoints that keep samples."""
+        if not self.helpers:
+            return self.batch.request
+        records = [connection.record for connection in self.helpers]
+        named = [
+            Helper(
+                endpoint_id=record.endpoint_id,
+                host=record.host,
+                address=record.address,
+                incarnation=record.incarnation,
+            )
+            for record in records
+        ]
+        return dataclasses.replace(self.batch.request, helpers=tuple(named), homes=self.homes)
+
+    @property
+    def since_s(self) -> float:
+        """Monotonic time when the endpoint probably began to compute the batch.
+
+        This is the time of the request, or of the endpoint's last answer if that was later, because an endpoint
+        computes one batch after the other. If it has several emulated slots, which compute at the same time, this is
+        always the time of the request.
+        """
+        if self.connection.record.num_slots > 1:
+            return self.issued_s
+        return max(self.issued_s, self.connection.load_at_s)
+
+    def is_lowest_of(self, batches: Iterable[PendingBatch]) -> bool:
+        """Return whether no earlier request of ``batches`` is on this attempt's endpoint, or was lost with it.
+
+        If so, the endpoint was probably computing this request, because it computes lower steps first. An earlier
+        request may instead have been waiting for samples from other hosts.
+        """
+        connection = self.connection
+        earlier = [batch for batch in batches if batch.sequence < self.batch.sequence]
+        return not any(
+            connection in batch.poison.endpoints or any(its.connection is connection for its in batch.attempts)
+            for batch in earlier
+        )
+
+    def cancel(self) -> None:
+        """Cancel the call if it has begun. Called without the fleet's lock."""
+        call = self.call
+        if call is not None:
+            call.cancel()

@@ -1,0 +1,414 @@
+"""A reader process's connection to one endpoint: its calls, and how they change what is known about the endpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.batches.fetch import Description
+from hetero.batches.request import BatchRequest
+from hetero.batches.skips import Skips
+from hetero.control.directory import EndpointRecord
+from hetero.control.security import Token, call_metadata
+from hetero.endpoint.link import Call, EndpointLink, SentFetch
+from hetero.errors import ConfigError, DatasetError, ProtocolError
+from hetero.spec import DatasetSpec
+from hetero.system.text import printable
+from hetero.wire import requests
+from hetero.wire.faults import CallFailedError, Fault
+from hetero.wire.framing import BatchDecoder
+from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.tls import Tls
+
+__all__ = ["ConnectionState", "EndpointConnection", "Fetched", "SentBatch"]
+
+_FIRST_BACKOFF_S = 0.2
+_MAX_BACKOFF_S = 5.0
+_BUSY_S = 0.2
+_DESCRIBE_TIMEOUT_S = 300.0
+_random = random.SystemRandom()  # the trainer uses the global generator, and may seed all ranks alike
+
+
+class ConnectionState(enum.Enum):
+    """What is known about an endpoint.
+
+    CONNECTING -> READY when it answered. READY or CONNECTING -> DOWN when a call failed. DOWN -> CONNECTING when the
+    back-off is over. Any state -> FOREIGN, which is final for this incarnation.
+    """
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    DOWN = "down"
+    FOREIGN = "foreign"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A batch, and how it was transferred."""
+
+    batch: Any
+    nbytes: int
+    """Bytes in memory: the payload before compression, and headers."""
+    saved_bytes: int = 0
+    """The part of ``nbytes`` that compression kept off the network."""
+    lacks_compression: bool = False
+    """Whether the endpoint lacks the package for the requested compression."""
+    num_queued: int
+    """The endpoint's load when it sent the batch."""
+    num_parts: int = 1
+    """Number of endpoints that have computed samples of the batch."""
+    skips: Skips | None = None
+    """The substituted samples of the batch."""
+
+
+class SentBatch:
+    """A batch whose request is sent, and whose answer the caller receives. For one thread at a time."""
+
+    def __init__(self, fetch: SentFetch, finish: Callable[[int], Fetched]) -> None:
+        self._fetch = fetch
+        self._finish = finish
+
+    def fileno(self) -> int:
+        """See `SentFetch.fileno`."""
+        return self._fetch.fileno()
+
+    def receive(self) -> Fetched | None:
+        """Receive what has arrived. Return the batch once it is complete. Does not block. See `SentFetch.receive`."""
+        nbytes = self._fetch.receive()
+        return None if nbytes is None else self._finish(nbytes)
+
+    @property
+    def is_late(self) -> bool:
+        """See `SentFetch.is_late`."""
+        return self._fetch.is_late
+
+    def give_up(self) -> None:
+        """See `SentFetch.give_up`."""
+        self._fetch.give_up()
+
+
+class EndpointConnection:
+    """One endpoint as this process sees it.
+
+    The fleet's lock guards the fields. `prepare`, `describe` and `fetch` block and are called without the lock.
+
+    Args:
+        record: The endpoint's entry in the directory.
+        token: The job's token.
+        job_id: The job's id.
+        limits: Bounds of the memory that the endpoint's answers may make this process allocate.
+        tls: This host's TLS, None for a job in plaintext.
+    """
+
+    def __init__(
+        self, record: EndpointRecord, token: Token | None, *, job_id: str, limits: Limits, tls: Tls | None = None
+    ) -> None:
+        self.record = record
+        self.state = ConnectionState.CONNECTING
+        self.last_message = "no answer yet"
+        """The latest news about the endpoint, for messages."""
+        self.prepared: set[DatasetSpec] = set()
+        """Specifications that the endpoint serves and whose description agrees with the reference."""
+        self.preparing: set[DatasetSpec] = set()
+        self.unusable: set[DatasetSpec] = set()
+        """Specifications that the endpoint cannot build, or whose description differs from the reference."""
+        self.descriptions: dict[DatasetSpec, Description] = {}
+        self.num_outstanding = 0
+        """Requests of this process that the endpoint has not answered yet."""
+        self.load = 0
+        """The load that the endpoint last reported, at ``load_at_s``."""
+        self.load_at_s = 0.0
+        self.chosen_at = 0
+        """Number of the router's last choice that chose this endpoint."""
+        self.busy_until_s = 0.0
+        self.retry_at_s = 0.0
+        self.reserved_by: object | None = None
+        """The request that reserved the endpoint, because it must run alone, or None."""
+        self.is_retired = False
+        """Whether the endpoint left the directory."""
+        self.has_died = False
+        """Whether the endpoint left the directory while its host stayed, so only the endpoint itself ended."""
+        self._num_failures = 0
+        self._metadata = call_metadata(token, job_id, incarnation=record.incarnation)
+        self._limits = limits
+        self._tls = tls
+        self._link_lock = threading.Lock()
+        self._link: EndpointLink | None = None
+        self._is_closed = False
+        self._stale: list[EndpointLink] = []
+        self._generation = 0
+
+    @property
+    def name(self) -> str:
+        """Id and address, for messages."""
+        return f"{self.record.endpoint_id} ({self.record.address})"
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Id and incarnation, which distinguish this endpoint process from its successors."""
+        return self.record.endpoint_id, self.record.incarnation
+
+    def serves(self, spec: DatasetSpec) -> bool:
+        """Return whether requests for ``spec`` may be sent."""
+        return self.state is ConnectionState.READY and spec in self.prepared and not self.is_retired
+
+    def mark_ready(self) -> None:
+        """Record that the endpoint is prepared. Earlier failures still count until a batch arrives: see `delivered`."""
+        self.state = ConnectionState.READY
+        if not self._num_failures:
+            self.last_message = "answered"
+
+    def delivered(self) -> None:
+        """Record that a batch arrived. The next failure counts as the first one again."""
+        self._num_failures = 0
+        self.last_message = "answered"
+
+    def mark_down(self, why: str, now_s: float, generation: int | None = None) -> bool:
+        """Record a failed call. Try again after a random back-off, which grows until a batch is delivered.
+
+        Args:
+            why: The reason, for ``last_message``.
+            now_s: Monotonic seconds.
+            generation: Generation of the link whose call failed. The failure of an older link is ignored.
+
+        Returns:
+            Whether the endpoint was ready until now.
+        """
+        if self.state is ConnectionState.FOREIGN or (generation is not None and generation != self._generation):
+            return False
+        was_down, was_ready = self.state is ConnectionState.DOWN, self.state is ConnectionState.READY
+        self.state = ConnectionState.DOWN
+        self.last_message = why
+        if was_down:
+            return False
+        self.prepared.clear()
+        self.descriptions.clear()
+        self.reserved_by = None
+        bound_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**self._num_failures)
+        self._num_failures += 1
+        # Full jitter, because ranks that lost the same host must not all call it at the same time.
+        self.retry_at_s = now_s + _random.uniform(0.0, bound_s)
+        self._retire_link()  # closed later: the caller holds the fleet's lock, and closing may wait for calls
+        return was_ready
+
+    def mark_connecting(self) -> None:
+        """Record that the endpoint is called again after its back-off."""
+        if self.state is ConnectionState.DOWN:
+            self.state = ConnectionState.CONNECTING
+
+    def mark_busy(self, why: str, now_s: float) -> None:
+        """Record that the endpoint rejected a request because it has too many. It gets no request for 0.2 s."""
+        self.last_message = why
+        self.busy_until_s = now_s + _BUSY_S
+
+    def mark_unprepared(self, why: str) -> None:
+        """Record that the endpoint has to prepare its data sets again."""
+        self.last_message = why
+        self.prepared.clear()
+        self.descriptions.clear()
+
+    def mark_unusable(self, spec: DatasetSpec, why: str) -> None:
+        """Record that the endpoint must never be used for a data set."""
+        self.last_message = why
+        self.unusable.add(spec)
+
+    def retire(self, *, has_died: bool) -> None:
+        """Record that the endpoint left the directory."""
+        self.is_retired, self.has_died = True, has_died
+        self.reserved_by = None
+
+    def mark_foreign(self, why: str) -> None:
+        """Record that this incarnation must never be used."""
+        self.state = ConnectionState.FOREIGN
+        self.last_message = why
+        self.prepared.clear()
+        self.reserved_by = None
+
+    @property
+    def generation(self) -> int:
+        """Number that grows whenever the link is given up."""
+        return self._generation
+
+    def disconnect(self) -> None:
+        """Close the link for good. Calls in progress and later calls fail. Idempotent. Blocks as `close_stale` does."""
+        with self._link_lock:
+            self._is_closed = True  # otherwise a preparation that begins now could open a link that stays open
+        self._retire_link()
+        self.close_stale()
+
+    def close_stale(self) -> None:
+        """Close the links that failed. Blocks until their calls have ended."""
+        with self._link_lock:
+            stale, self._stale = self._stale, []
+        for link in stale:
+            link.close()
+
+    def prepare(self, spec: DatasetSpec, *, expected: Sequence[DatasetSpec] = (), timeout_s: float) -> None:
+        """Make the endpoint build the data set. May take minutes.
+
+        Args:
+            spec: The data set.
+            expected: Data sets that may be asked for later.
+            timeout_s: Seconds that the endpoint has.
+
+        Raises:
+            DatasetError: The factory raised on the endpoint.
+            CallFailedError: The call failed.
+            AuthenticationError: The endpoint refuses the token.
+        """
+        request = pb.PrepareRequest(
+            protocol=PROTOCOL,
+            dataset=requests.spec_to_proto(spec),
+            expected=[requests.spec_to_proto(each) for each in expected],
+        )
+        link = self._open_link()
+        link.attend()
+        reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
+        if reply.HasField("failure"):
+            raise _failed(reply.failure)
+
+    def describe(self, spec: DatasetSpec) -> Description:
+        """Return length, fingerprint and environment of a prepared data set.
+
+        Raises:
+            CallFailedError: The call failed, or the link that prepared the data set is gone.
+            DatasetError, AuthenticationError: As in `prepare`.
+        """
+        request = pb.DescribeRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
+        link = self._present_link(Fault.UNREACHABLE)
+        reply = link.call("Describe", request, pb.DescribeReply, _DESCRIBE_TIMEOUT_S)
+        if reply.HasField("failure"):
+            raise _failed(reply.failure)
+        return Description(
+            num_samples=reply.num_samples if reply.HasField("num_samples") else None,
+            fingerprint=reply.fingerprint[:256],
+            environment=dict(reply.environment),
+            globals=dict(reply.globals),
+            warnings=tuple(printable(text[:1000]) for text in reply.warnings[:100]),
+            keeps_samples=reply.keeps_samples,
+        )
+
+    def fetch(
+        self,
+        request: BatchRequest,
+        *,
+        timeout_s: float,
+        allocate: Callable[[int], memoryview] | None,
+        on_call: Callable[[Call], None],
+        was_sent: bool = False,
+    ) -> Fetched:
+        """Return one batch.
+
+        Args:
+            request: The batch to compute.
+            timeout_s: Bound of the whole call.
+            allocate: Allocates memory for leaves, None for ordinary memory.
+            on_call: Called with the call. Other threads may cancel it.
+            was_sent: Whether the endpoint may have received the request already, because `begin` sent it.
+
+        Raises:
+            DatasetError: The user's code raised on the endpoint.
+            ProtocolError: The answer breaks the protocol or arrived damaged.
+            ConfigError: The request is too large.
+            CallFailedError: The call failed. The fault is `Fault.UNSENT` if there is no link.
+            AuthenticationError: As in `prepare`.
+        """
+        message, decoder = self._encode(request, allocate)
+        link = self._present_link(Fault.UNREACHABLE if was_sent else Fault.UNSENT)
+        nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call, was_sent=was_sent)
+        return self._fetched(request, decoder, nbytes)
+
+    def begin(
+        self,
+        request: BatchRequest,
+        *,
+        timeout_s: float,
+        allocate: Callable[[int], memoryview] | None,
+        on_call: Callable[[Call], None],
+    ) -> SentBatch | None:
+        """Send the request for a batch if a connection is idle. Does not block. The arguments are those of `fetch`.
+
+        Returns:
+            The batch to receive, or None if nothing was sent. Then the caller should `fetch` the batch.
+
+        Raises:
+            ConfigError: The request is too large.
+        """
+        link = self._link
+        if link is None:
+            return None
+        message, decoder = self._encode(request, allocate)
+        sent = link.begin(message, decoder, timeout_s=timeout_s, on_call=on_call)
+        if sent is None:
+            return None
+        return SentBatch(sent, functools.partial(self._fetched, request, decoder))
+
+    def _encode(
+        self, request: BatchRequest, allocate: Callable[[int], memoryview] | None
+    ) -> tuple[bytes, BatchDecoder]:
+        """Return the request to send, and the decoder of its answer."""
+        try:
+            message = requests.serialize(request, self._limits)
+        except ConfigError:
+            if not request.helpers:
+                raise
+            message = requests.serialize(
+                dataclasses.replace(request, helpers=(), homes=None), self._limits
+            )  # it was too long
+        options = {} if allocate is None else {"allocate": allocate}
+        max_skipped = max(0, request.work.num_samples - 1) if request.on_sample_error == "skip" else 0
+        decoder = BatchDecoder(
+            self._limits, compression=request.compression, request=message, max_skipped=max_skipped, **options
+        )
+        return message, decoder
+
+    def _fetched(self, request: BatchRequest, decoder: BatchDecoder, nbytes: int) -> Fetched:
+        skips = decoder.skips
+        if skips is not None:
+            skips = dataclasses.replace(skips, epoch=request.epoch, host=self.record.endpoint_id)
+        return Fetched(
+            batch=decoder.result(),
+            nbytes=nbytes,
+            saved_bytes=decoder.saved_bytes,
+            lacks_compression=decoder.lacks_compression,
+            num_queued=decoder.num_queued,
+            num_parts=decoder.num_parts,
+            skips=skips,
+        )
+
+    def _open_link(self) -> EndpointLink:
+        with self._link_lock:
+            if self._is_closed:
+                raise CallFailedError(Fault.UNREACHABLE, "the connection was closed")
+            if self._link is None:
+                self._link = EndpointLink(self.record, self._metadata, self._limits, self._tls)
+            return self._link
+
+    def _present_link(self, otherwise: Fault) -> EndpointLink:
+        """Return the link that `prepare` opened, or raise ``otherwise``. Only `prepare` opens links and attends."""
+        link = self._link
+        if link is None:
+            raise CallFailedError(otherwise, "there is no connection to it")
+        return link
+
+    def _retire_link(self) -> None:
+        with self._link_lock:
+            if self._link is not None:
+                self._stale.append(self._link)
+                self._link = None
+            self._generation += 1
+
+
+def _failed(failure: pb.Failure) -> Exception:
+    """Return the exception for an answer to Prepare or Describe that reports a failure of the user's code."""
+    try:
+        return DatasetError(requests.failure_from_proto(failure))
+    except ProtocolError as error:  # only this endpoint is at fault, but a `ProtocolError` would end all reading
+        return CallFailedError(Fault.BROKEN, str(error))

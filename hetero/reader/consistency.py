@@ -1,0 +1,211 @@
+"""Checks that all endpoints hold the same data set. Pure: no threads, no network.
+
+The reference is the description (length and fingerprint) of the first endpoint in natural order that can answer, so all
+ranks have the same one. The job fails if an endpoint that was present when the reference was chosen differs. If one
+that joined later differs, it is not used, and a warning is logged, because the job can continue without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from hetero.batches.build import log_warnings
+from hetero.batches.fetch import Description
+from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ProtocolMismatchError
+from hetero.reader.connection import ConnectionState, EndpointConnection
+from hetero.reader.receiver_choice import ReceiverChoice
+from hetero.spec import DatasetSpec
+
+__all__ = ["ServedDataset"]
+
+_NUM_SIZES = 128
+_MAX_UNGATHERED = 3
+_MIN_UNGATHERED_S, _MAX_UNGATHERED_S = 10.0, 300.0
+
+logger = logging.getLogger(__name__)
+
+
+class ServedDataset:
+    """What this process knows about one data set on all endpoints.
+
+    Args:
+        spec: The specification.
+    """
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.spec = spec
+        self.reference: Description | None = None
+        self.failure: HeteroError | None = None
+        """The error to raise if no batch of this data set can be trusted, else None."""
+        self.batch_bytes = 64 * 2**20
+        """Bytes of the largest recent batch. A large guess before the first batch."""
+        self._sizes: deque[int] = deque(maxlen=_NUM_SIZES)
+        self.receiver = ReceiverChoice()
+        self.was_served = False
+        """Whether an endpoint was ever ready for the data set."""
+        self.has_settled = False
+        """Whether a caller has already waited for the other endpoints. Later callers need not wait again."""
+        self.descriptions: dict[str, Description] = {}
+        """Descriptions by the endpoint's id."""
+        self._num_ungathered = 0  # successive batches that one endpoint has computed although homes were named
+        self._gathered_again_s = 0.0
+        self._ungathered_s = _MIN_UNGATHERED_S
+        self.build_s = 0.0
+        """Longest time that an endpoint took to prepare, in seconds."""
+        self._reference_name = ""
+        self._initial: set[tuple[str, str]] = set()
+        self._has_warned = False
+
+    def is_gathered(self, now_s: float) -> bool:
+        """Return whether the homes of its samples should be named.
+
+        Not for ten seconds after three successive batches that one endpoint has computed alone. If it happens again,
+        the time doubles, up to five minutes.
+        """
+        return now_s >= self._gathered_again_s
+
+    def observe_gathered(self, *, num_parts: int, now_s: float) -> None:
+        """Record how many endpoints have computed a batch for which homes were named."""
+        if num_parts > 1:
+            self._num_ungathered, self._ungathered_s = 0, _MIN_UNGATHERED_S
+            return
+        self._num_ungathered += 1
+        if self._num_ungathered >= _MAX_UNGATHERED:
+            self._num_ungathered = 0
+            self._gathered_again_s = now_s + self._ungathered_s
+            self._ungathered_s = min(2 * self._ungathered_s, _MAX_UNGATHERED_S)
+
+    def update(self, connections: Sequence[EndpointConnection]) -> None:
+        """Choose the reference if an endpoint can give it, and compare the endpoints that have described themselves.
+
+        Args:
+            connections: The endpoints in use, in natural order.
+        """
+        if self.reference is None:
+            self._choose_reference(connections)
+        if self.reference is None:
+            return
+        for connection in connections:
+            description = connection.descriptions.get(self.spec)
+            if description is not None:
+                self.descriptions[connection.record.endpoint_id] = description
+            if (
+                description is not None
+                and connection.state is ConnectionState.READY
+                and self.spec not in connection.prepared | connection.unusable
+            ):
+                self._compare(connection, description, self.reference)
+
+    def observe_size(self, nbytes: int) -> None:
+        """Record the size of a batch."""
+        self._sizes.append(nbytes)
+        self.batch_bytes = max(self._sizes)
+
+    def is_settled(self, connections: Sequence[EndpointConnection]) -> bool:
+        """Return whether all endpoints that were there when the reference was chosen are compared or cannot be used."""
+        return self.reference is not None and all(
+            connection.identity not in self._initial
+            or self.spec in connection.prepared | connection.unusable
+            or connection.state is ConnectionState.FOREIGN
+            # An endpoint that is down is waited for, because it may be about to come back with the data set: see
+            # `hetero.pool.fork_server`.
+            for connection in connections
+        )
+
+    def build_failed(self, connection: EndpointConnection, error: DatasetError) -> None:
+        """Record that the user's code raised while an endpoint prepared or described the data set."""
+        self._exclude(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
+
+    def leave_to_others(self, connection: EndpointConnection, others: Iterable[EndpointConnection], why: str) -> bool:
+        """Stop using an optional endpoint on which a sample raised, if others serve the data set.
+
+        The endpoint may lack files that the data hosts have, although the fingerprints agree. If a data host raises
+        too, the sample is to blame.
+
+        Args:
+            connection: The endpoint.
+            others: The endpoints that this rank uses.
+            why: What happened, for the log.
+
+        Returns:
+            Whether another endpoint should repeat the batch.
+        """
+        has_other = any(other is not connection and other.serves(self.spec) for other in others)
+        if not (connection.record.is_optional and has_other):
+            return False
+        if self.spec not in connection.unusable:  # several of its batches may fail at the same time
+            logger.warning(
+                "endpoint %s is no longer used, and another one repeats the batch: %s",
+                connection.record.endpoint_id,
+                why,
+            )
+        connection.prepared.discard(self.spec)
+        connection.mark_unusable(self.spec, why)
+        return True
+
+    def has_planned(self, connections: Iterable[EndpointConnection]) -> bool:
+        """Return whether one of these endpoints serves the data set and is not optional."""
+        return any(each.serves(self.spec) and not each.record.is_optional for each in connections)
+
+    def rejected(self, connection: EndpointConnection, details: str) -> None:
+        """Record that an endpoint does not understand a request, because its version differs from this process's."""
+        why = f"speaks another protocol: {details}"
+        advice = "install the same version of hetero on all hosts"
+        self._exclude(connection, ProtocolMismatchError(f"{connection.name} {why}\n    {advice}"), why)
+
+    def _choose_reference(self, connections: Sequence[EndpointConnection]) -> None:
+        # An endpoint without which the job was planned may lack the data, so it gives no reference.
+        for connection in [each for each in connections if not each.record.is_optional] or connections:
+            description = connection.descriptions.get(self.spec)
+            if description is not None:
+                self.reference, self._reference_name = description, connection.record.endpoint_id
+                log_warnings(description.warnings)
+                self._initial = {other.identity for other in connections}
+                return
+            if self.spec in connection.preparing:
+                return  # this endpoint comes first and may still answer
+
+    def _compare(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
+        if (found.num_samples, found.fingerprint) == (expected.num_samples, expected.fingerprint):
+            connection.prepared.add(self.spec)
+            self.was_served = True
+            self._compare_environment(connection, found, expected)
+            return
+        problem = (
+            f"data set {self.spec.name!r} differs between hosts: "
+            f"{self._reference_name} has {_outline(expected)}, {connection.record.endpoint_id} has {_outline(found)}. "
+            "Check that every data host has all files and lists them in sorted order"
+        )
+        self._exclude(connection, DatasetMismatchError(problem), problem)
+
+    def _exclude(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
+        connection.mark_unusable(self.spec, why)
+        is_late = self.reference is not None and connection.identity not in self._initial
+        if is_late or connection.record.is_optional:
+            logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)
+        elif self.failure is None:
+            self.failure = error
+
+    def _compare_environment(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
+        if self._has_warned:
+            return
+        names = sorted(found.environment.keys() & expected.environment.keys())
+        differing = [name for name in names if found.environment[name] != expected.environment[name]]
+        if differing:
+            self._has_warned = True
+            facts = ", ".join(
+                f"{name} {expected.environment[name]} and {found.environment[name]}" for name in differing
+            )
+            logger.warning(
+                "endpoints %s and %s differ in %s: the bytes of a sample may depend on where it is computed",
+                self._reference_name,
+                connection.record.endpoint_id,
+                facts,
+            )
+
+
+def _outline(description: Description) -> str:
+    length = "no length" if description.num_samples is None else f"{description.num_samples} samples"
+    return f"{length} with fingerprint {description.fingerprint[:16]}"

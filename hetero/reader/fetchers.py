@@ -1,0 +1,446 @@
+"""The threads of one reader that fetch its batches, and what they do with each outcome.
+
+Each fetcher takes the first missing batch of the window, lets the router choose an endpoint, fetches the batch, and
+puts the outcome into the window. If the consumer waits for an overdue batch, it orders a second attempt, which another
+fetcher makes. The first answer is used, and the other attempt is cancelled. The fleet's lock guards everything. No
+thread holds it during a call.
+
+For batches that are not large, the consumer may need no fetcher: see `hetero.reader.own_fetches`. A fetcher
+takes over if a connection has to be opened, or if one fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hetero.batches.request import BatchRequest
+from hetero.errors import HeteroError
+from hetero.reader.attempts import Attempt, PendingBatch
+from hetero.reader.connection import EndpointConnection, Fetched
+from hetero.reader.consistency import ServedDataset
+from hetero.reader.fleet import Fleet
+from hetero.reader.outcomes import Outcomes
+from hetero.reader.own_fetches import OwnFetches
+from hetero.reader.window import Arrived, Window
+from hetero.system.waits import END_TIMEOUT_S, POLL_S
+from hetero.wire.faults import CallFailedError, Fault
+
+__all__ = ["Fetchers"]
+
+_MAX_OWN_BYTES = 2 * 2**20
+"""A larger batch is better received by a fetcher, because several fetchers can receive at the same time."""
+_MAX_SMALL_SAMPLES = 1024
+"""With more samples, a request is too long to be sent at once."""
+
+logger = logging.getLogger(__name__)
+
+# Contract of the reader's locks and wake-ups. If this does not hold, it is a bug.
+#
+# Threads. The consumer is the script's thread in `Reader.__next__`. A reader has at most one fetcher for each batch in
+# flight. A process has one watcher (`Fleet._follow`) and a short-lived thread for each preparation.
+#
+# Locks.
+#   1. `Fleet.lock` guards the fleet, its connections, and the windows and attempts of all readers. A thread that holds
+#      it calls nothing that may block or that belongs to the user: no network, no sampler, no `allocate`, no callback.
+#   2. `OwnFetches.lock` guards the requests that the consumer has sent itself. The consumer holds it while it waits for
+#      their answers.
+#   3. A thread may take `Fleet.lock` while it holds `OwnFetches.lock`, never the other way round. The watcher, which
+#      receives for a consumer that stays away, only tries `OwnFetches.lock`. So a waiting consumer cannot block it.
+#
+# Attempts.
+#   4. An attempt starts with the lock (`Window.start`), which counts its endpoint as occupied. It ends exactly once, in
+#      `Outcomes.end`, which gives the endpoint back. `settle` and `close` may both end it: the second does nothing.
+#   5. A batch has one outcome. The first attempt with an answer gives it. The others are marked as given up before they
+#      are cancelled, so that a cancelled call is not taken for a loss of its endpoint.
+#   6. After `close` has set `is_closed`, no outcome reaches the window, and each call that begins sees the flag and
+#      cancels itself (`_on_call`).
+#
+# Who wakes whom. Each wait looks at the state again when it ends, and has a bound, so a wake-up may be one too many.
+#   the next batch in order has its outcome, or the window grew   -> the consumer
+#   any outcome, while an overdue batch needs another endpoint    -> the consumer, which hedges
+#   a batch is missing (new, or to be requested again)            -> one fetcher
+#   a fetcher has found work                                      -> one further fetcher, if a batch is missing still
+#   the consumer took a batch, so bytes are free                  -> one fetcher, if a batch is missing
+#   the consumer ordered a second attempt                         -> all fetchers
+#   an endpoint came, left or is free; or the reader closes       -> the consumers and all fetchers of all its readers
+# The consumer waits in one of two places: for `_arrived`, or in `OwnFetches.receive`, where `OwnFetches.wake` reaches
+# it. `prepare_to_receive` is called with the lock, before the lock is released: otherwise a wake-up could be lost.
+
+
+class Fetchers:
+    """The fetchers of one reader. Methods need the fleet's lock unless their docstring says otherwise.
+
+    Args:
+        fleet: The endpoints.
+        window: The reader's batches.
+        data_timeout_s, allocate: See `hetero.reader.reader.Reader`.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        window: Window,
+        *,
+        data_timeout_s: float,
+        allocate: Callable[[int], memoryview] | None,
+    ) -> None:
+        self._fleet = fleet
+        self._router = fleet.router
+        self._hedging = fleet.hedging
+        self._window = window
+        self._data_timeout_s = data_timeout_s
+        self._allocate = allocate
+        self._arrived = threading.Condition(fleet.lock)  # the consumer waits for it
+        self._work = threading.Condition(fleet.lock)  # the fetchers wait for it
+        self._for_fetchers: deque[Attempt] = deque()  # started attempts: hedges, and those handed over
+        self._outcomes = Outcomes(
+            fleet,
+            window,
+            data_timeout_s=data_timeout_s,
+            on_outcome=self._on_outcome,
+            on_missing=self._on_missing,
+        )
+        self._own = OwnFetches(
+            fleet.clock, settle=self._outcomes.settle, hand_over=functools.partial(self._hand_over, was_sent=True)
+        )
+        self._needs_endpoint = False  # the consumer's batch is overdue, but every other endpoint is at least as busy
+        self._threads: list[threading.Thread] = []
+        self._pid = os.getpid()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._outcomes.is_closed
+
+    # For the consumer
+
+    def add(self, request: BatchRequest, dataset: ServedDataset) -> Attempt | None:
+        """Put a request into the window.
+
+        Args:
+            request: The request.
+            dataset: Its data set.
+
+        Returns:
+            The attempt of a missing batch whose request the consumer has to `send` itself, or None.
+        """
+        self._hedging.budget.earn()  # once per request, however often it is sent
+        self._window.add(request, dataset)
+        attempt = self._start_own()
+        if self._window.missing:
+            self._on_missing()
+        return attempt
+
+    def _start_own(self) -> Attempt | None:
+        """Start an attempt for the lowest missing batch if the consumer should send the request, and receive it."""
+        batch = self._window.missing[0]
+        if (
+            not batch.dataset.receiver.is_consumer
+            or batch.dataset.batch_bytes > _MAX_OWN_BYTES
+            or batch.request.work.num_samples > _MAX_SMALL_SAMPLES
+            or batch.was_requested
+            or not self._window.has_room(batch)
+        ):
+            return None
+        connection = self._router.choose(batch.request.spec)
+        if connection is None:
+            return None
+        attempt = self._start(batch, connection)
+        attempt.is_own = True
+        return attempt
+
+    def _start(self, batch: PendingBatch, connection: EndpointConnection) -> Attempt:
+        """Start an attempt for a missing batch. It names endpoints of the hosts that keep the samples."""
+        attempt = self._window.start(batch, connection, self._fleet.clock())
+        request = batch.request
+        if (
+            request.on_sample_error == "raise"  # with one sample that raises, a part would be of no use
+            and not batch.poison.num_calls  # it may kill endpoints, and one at a time is enough
+            and not batch.doubted
+            and not request.verify
+            and batch.dataset.is_gathered(self._fleet.clock())
+        ):
+            attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
+        return attempt
+
+    def send(self, attempt: Attempt) -> None:
+        """Send the request of an attempt that `add` returned. Does not block. Called without the lock."""
+        try:
+            sent = attempt.connection.begin(
+                attempt.request,
+                timeout_s=self._data_timeout_s,
+                allocate=self._allocate,
+                on_call=functools.partial(self._on_call, attempt),
+            )
+        except Exception as error:  # noqa: BLE001 - delivered as the batch's outcome
+            self._outcomes.settle(attempt, error)
+            return
+        if sent is None:
+            self._hand_over(attempt)
+            return
+        with self._own.lock:
+            if not self.is_closed:
+                self._own.add(attempt, sent)
+                return
+        sent.give_up()
+        self._outcomes.settle(attempt, CallFailedError(Fault.CANCELLED, ""))
+
+    def pop(self) -> Arrived | BaseException | None:
+        """Return the next outcome in order, None if it has not arrived."""
+        outcome = self._window.pop()
+        if outcome is not None:
+            self._needs_endpoint = False
+            self._wake_one()  # delivery frees bytes, and the batch that is next now may exceed the byte limit
+        return outcome
+
+    def come_back(self) -> None:
+        """Note that the consumer wants the next batch, so the one before counts no more."""
+        self._window.come_back()
+        self._wake_one()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the consumer may go on. Hedge the batch that it waits for if that batch is overdue."""
+        timeout_s = min(timeout_s, self.hedge_if_overdue())
+        if not len(self._own):
+            self._arrived.wait(timeout_s)
+            return
+        self._own.prepare_to_receive()
+        self._fleet.lock.release()
+        try:
+            self._own.receive(timeout_s)
+        finally:
+            self._fleet.lock.acquire()
+
+    def hedge_if_overdue(self) -> float:
+        """Request the next batch a second time if it is overdue and a second attempt may help.
+
+        Only the next batch to deliver is hedged, because the trainer waits for no other. Batches that wait behind it on
+        the same endpoint are overdue as well when they are next. A hedge may exceed the window's byte limit by one
+        batch until one of the attempts ends, because a window full of batches that wait for this one has no room. If
+        the window exceeds its limit already, for example by one very large batch, the batch is not hedged. A request
+        with a purity check is not hedged either, because the check is lost if its attempt is cancelled.
+
+        Returns:
+            Seconds until the batch is overdue, infinite if no attempt has to be watched.
+        """
+        self._needs_endpoint = False
+        attempt = self._window.attempt_of_next()
+        if attempt is None or attempt.is_given_up:
+            return math.inf
+        batch, now_s = attempt.batch, self._fleet.clock()
+        if len(batch.attempts) > 1 or batch.poison.is_suspect or batch.request.verify:
+            return math.inf
+        remaining_s = attempt.since_s + self._hedging.deadline_s(batch.request) - now_s
+        if remaining_s > 0:
+            return remaining_s
+        if not self._hedging.budget.allows or self._window.is_over_bound(batch.dataset):
+            return math.inf
+        other = self._router.choose_other(batch.request.spec, attempt.connection)
+        if other is None:
+            self._needs_endpoint = True
+            return math.inf
+        self._hedging.budget.spend()
+        self._fleet.stats.hedges += 1
+        logger.info(
+            "batch %d was requested from %s %.1f s ago, requesting it from %s too",
+            batch.request.position,
+            attempt.connection.name,
+            now_s - attempt.issued_s,
+            other.name,
+        )
+        self._for_fetchers.append(self._window.start(batch, other, now_s, is_hedge=True))
+        self._ensure_thread()
+        self._work.notify_all()  # all, because a single notified fetcher may have been woken for a missing batch
+        return math.inf
+
+    def _on_outcome(self, is_news: bool) -> None:
+        if is_news or self._needs_endpoint:
+            self._wake_consumer()  # it takes the outcome, adds requests, or hedges
+
+    def _on_missing(self) -> None:
+        self._ensure_thread()
+        self._work.notify()
+
+    def _wake_consumer(self) -> None:
+        self._arrived.notify_all()
+        self._own.wake()
+
+    # For the fleet
+
+    @property
+    def used_bytes(self) -> int:
+        """See `hetero.reader.fleet.FleetListener`."""
+        return self._window.used_bytes
+
+    def on_fleet_change(self) -> None:
+        """See `hetero.reader.fleet.FleetListener`."""
+        self._work.notify_all()
+        self._wake_consumer()
+
+    def receive_for_absent(self) -> None:
+        """See `hetero.reader.fleet.FleetListener`."""
+        self._own.receive_for_absent()
+
+    @property
+    def attempts(self) -> Iterable[Attempt]:
+        """See `hetero.reader.fleet.FleetListener`."""
+        return self._window.attempts
+
+    def abandon(self) -> None:
+        """Close soon, in another thread. For finalizers, which may run in a thread that holds any lock."""
+        if self._pid == os.getpid():
+            self._fleet.close_later(self)
+
+    def close(self) -> None:
+        """Cancel the attempts and end the fetchers. Idempotent. Blocks until they have ended. Called without the lock.
+
+        In a forked process this does nothing, because the fetchers run in the parent and the lock may be held for ever.
+        """
+        if self._pid != os.getpid():
+            return
+        window = self._window
+        with self._fleet.lock:
+            self._outcomes.is_closed = True
+            while self._for_fetchers:
+                self._outcomes.end(self._for_fetchers.popleft())
+            attempts = tuple(window.attempts)
+            self._router.unreserve(window.unanswered())
+            window.clear()
+            self.on_fleet_change()
+        for attempt in attempts:
+            attempt.cancel()
+        with self._own.lock, self._fleet.lock:
+            self._own.close()
+            for attempt in attempts:
+                if attempt.is_own:
+                    if attempt.call is not None:  # an exception may have ended the consumer before it added the fetch
+                        attempt.call.give_up()
+                    self._outcomes.end(attempt)
+            self._fleet.count_outstanding()
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    # The threads
+
+    def _ensure_thread(self) -> None:
+        """Start a fetcher if all may be busy, at most one for each batch in flight and for each second attempt."""
+        window, num_threads = self._window, len(self._threads)
+        if num_threads >= len(window.missing) + len(window.attempts) - len(self._own):
+            return
+        if num_threads >= window.size:
+            wanted = {attempt.batch.sequence for attempt in window.attempts if not attempt.is_given_up}
+            if num_threads >= window.size + len(window.attempts) - len(wanted):
+                return
+        thread = threading.Thread(target=self._run, name=f"hetero-fetcher-{num_threads}", daemon=True)
+        thread.start()
+        self._threads.append(thread)  # only now, because a thread that failed to start cannot be joined
+
+    def _wake_one(self) -> None:
+        """Wake one fetcher if a batch is missing. Usually no batch is missing, because each has its own fetcher.
+
+        A fetcher looks for work before it waits, and wakes another fetcher if it finds some. Therefore it is enough to
+        wake one, and a fetcher that makes room itself need not wake any.
+        """
+        if self._window.missing:
+            self._work.notify()
+
+    def _run(self) -> None:
+        try:
+            while (attempt := self._next_attempt()) is not None:
+                self._outcomes.settle(attempt, self._fetch(attempt))
+        except BaseException as error:
+            logger.error("internal error", exc_info=error)
+            with self._fleet.lock:
+                self._fleet.fail(HeteroError(f"internal error while fetching batches: {error!r}"))
+
+    def _next_attempt(self) -> Attempt | None:
+        """Block until there is a started attempt, or a missing batch to request. Return the attempt, None if closed."""
+        with self._fleet.lock:
+            while not self.is_closed:
+                attempt = self._for_fetchers.popleft() if self._for_fetchers else self._start_first()
+                if attempt is not None:
+                    self._wake_one()
+                    return attempt
+                self._work.wait(min(POLL_S, self._router.next_free_s()) if self._window.missing else POLL_S)
+        return None
+
+    def _start_first(self) -> Attempt | None:
+        """Start an attempt for the lowest missing batch that has room and an endpoint."""
+        passed: set[ServedDataset] = set()  # data sets that lack room or an endpoint for one batch, and so for all
+        for batch in tuple(self._window.missing):
+            if batch.dataset in passed:
+                continue
+            if not self._window.has_room(batch):
+                passed.add(batch.dataset)
+                continue
+            if self._is_held_back(batch):
+                continue
+            is_suspect = batch.poison.is_suspect
+            needs_planned = bool(batch.doubted) and batch.dataset.has_planned(self._router.used)
+            connection = self._router.choose(
+                batch.request.spec, alone_for=batch if is_suspect else None, is_optional_allowed=not needs_planned
+            )
+            if connection is not None:
+                return self._start(batch, connection)
+            if not is_suspect and not needs_planned:
+                passed.add(batch.dataset)
+        return None
+
+    def _is_held_back(self, batch: PendingBatch) -> bool:
+        """Return whether the batch must not be requested now, because it may have killed too many endpoints.
+
+        The batch waits until it is known which of the lost endpoints died. It fails if too many died, or if this does
+        not become known in time.
+        """
+        if not batch.poison.is_possible(batch.request.spec):
+            return False
+        error = batch.killed_too_often() if batch.poison.is_proven else self._outcomes.lost_too_long(batch)
+        if error is not None:
+            self._window.missing.remove(batch)
+            self._router.unreserve((batch,))
+            self._outcomes.deliver(batch, error)
+        return True
+
+    def _fetch(self, attempt: Attempt) -> Fetched | Exception:
+        """Fetch the batch from the attempt's endpoint. Return it, or the exception. Without the lock."""
+        if attempt.is_given_up:  # the other attempt settled the batch before this call began
+            return CallFailedError(Fault.CANCELLED, "")
+        try:
+            return attempt.connection.fetch(
+                attempt.request,
+                timeout_s=self._data_timeout_s,
+                allocate=self._allocate,
+                on_call=functools.partial(self._on_call, attempt),
+                was_sent=attempt.was_sent,
+            )
+        except Exception as error:  # noqa: BLE001 - settled by the caller
+            return error
+
+    def _on_call(self, attempt: Attempt, call: Any) -> None:
+        # This needs no lock. It sets the call and then reads the flags. A thread that cancels sets a flag and then
+        # reads the call. Therefore at least one of them cancels the call.
+        attempt.call = call
+        if self.is_closed or attempt.is_given_up:
+            call.cancel()
+
+    def _hand_over(self, attempt: Attempt, *, was_sent: bool = False) -> None:
+        """Let a fetcher make the call of an attempt."""
+        with self._fleet.lock:
+            attempt.is_own, attempt.was_sent = False, was_sent
+            if self.is_closed:
+                self._outcomes.end(attempt)
+                return
+            self._fleet.stats.retries += was_sent
+            attempt.issued_s = self._fleet.clock()
+            self._for_fetchers.append(attempt)
+            self._on_missing()

@@ -1,0 +1,198 @@
+"""What the outcome of an attempt means for its batch, its endpoint and its data set. No threads, no network.
+
+An attempt ends with a batch or with an exception. The batch is then delivered, fails, or is requested again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
+from hetero.reader.attempts import Attempt, PendingBatch
+from hetero.reader.connection import Fetched
+from hetero.reader.fleet import Fleet
+from hetero.reader.window import Arrived, Window
+from hetero.wire.compression import ChecksumError
+from hetero.wire.faults import CallFailedError
+
+__all__ = ["Outcomes"]
+
+logger = logging.getLogger(__name__)
+
+
+class Outcomes:
+    """Settles the attempts of one reader. Methods need the fleet's lock unless their docstring says otherwise.
+
+    Args:
+        fleet: The endpoints.
+        window: The reader's batches.
+        data_timeout_s: See `hetero.reader.reader.Reader`.
+        on_outcome: Called when the outcome of a batch is in the window, with whether the consumer has something to do.
+        on_missing: Called when a batch has to be requested again.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        window: Window,
+        *,
+        data_timeout_s: float,
+        on_outcome: Callable[[bool], None],
+        on_missing: Callable[[], None],
+    ) -> None:
+        self.is_closed = False
+        """Whether outcomes no longer matter."""
+        self._fleet = fleet
+        self._router = fleet.router
+        self._hedging = fleet.hedging
+        self._window = window
+        self._data_timeout_s = data_timeout_s
+        self._on_outcome = on_outcome
+        self._on_missing = on_missing
+
+    def settle(self, attempt: Attempt, outcome: Fetched | Exception, *, answered_s: float | None = None) -> None:
+        """Deliver the outcome of an attempt, leave the batch to its other attempt, or let the batch be requested again.
+
+        Called without the lock. The batch had arrived at ``answered_s``, by default now.
+        """
+        batch = attempt.batch
+        with self._fleet.lock:
+            self.end(attempt)
+            if self.is_closed:
+                return
+            if isinstance(outcome, Fetched):
+                self._answered(attempt, outcome, answered_s)
+            if attempt.is_given_up:  # it was cancelled or slightly slower, so its endpoint is not to blame
+                return
+            if isinstance(outcome, Fetched):
+                if self._is_doubted(attempt, outcome):
+                    self._retry(batch)
+                    return
+                self._won(attempt, outcome)
+            elif not self._is_final(attempt, outcome):
+                return
+            others = tuple(batch.attempts)
+            for other in others:
+                other.is_given_up = True
+        for other in others:
+            other.cancel()
+
+    def _is_doubted(self, attempt: Attempt, fetched: Fetched) -> bool:
+        """Return whether an endpoint that the job was planned with must compute the batch too.
+
+        An optional endpoint that skips a sample may lack its file. If the planned endpoint does not skip the sample,
+        the optional one is no longer used.
+        """
+        batch, used = attempt.batch, self._router.used
+        skipped = frozenset(skip.index for skip in fetched.skips.listed) if fetched.skips is not None else frozenset()
+        if skipped and attempt.connection.record.is_optional and batch.dataset.has_planned(used):
+            batch.doubted[attempt.connection] = skipped
+            return True
+        for connection, indices in batch.doubted.items():
+            if missing := indices - skipped:
+                why = f"it skipped sample {min(missing)}, and {attempt.connection.record.endpoint_id} did not"
+                batch.dataset.leave_to_others(connection, used, why)
+        return False
+
+    def end(self, attempt: Attempt) -> None:
+        """Record that an attempt is no longer in progress. Idempotent."""
+        if attempt not in self._window.attempts:
+            return
+        self._window.end(attempt)
+        self._router.release(attempt.connection, alone_for=attempt.batch if attempt.is_alone else None)
+
+    def deliver(self, batch: PendingBatch, outcome: Arrived | BaseException) -> None:
+        """Put the outcome of a batch into the window."""
+        self._on_outcome(self._window.put(batch.sequence, outcome))
+
+    def _answered(self, attempt: Attempt, fetched: Fetched, answered_s: float | None) -> None:
+        """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
+        request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
+        answered_s = now_s if answered_s is None else min(answered_s, now_s)
+        took_s = max(0.0, answered_s - attempt.since_s)
+        self._hedging.observe(request, took_s)
+        if attempt.homes is not None:
+            attempt.batch.dataset.observe_gathered(num_parts=fetched.num_parts, now_s=now_s)
+        stats.gathered += fetched.num_parts > 1
+        self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
+        stats.received_bytes += fetched.nbytes - fetched.saved_bytes
+        stats.saved_bytes += fetched.saved_bytes
+        if fetched.lacks_compression:
+            self._fleet.note_uncompressed(attempt.connection, request.compression)
+        attempt.batch.dataset.observe_size(fetched.nbytes)
+
+    def _won(self, attempt: Attempt, fetched: Fetched) -> None:
+        """Deliver a batch. If it is from a hedge, avoid the endpoint of the first attempt.
+
+        If other hosts had parts, they may be to blame. Then it is avoided only if it has answered nothing meanwhile.
+        """
+        self._fleet.stats.batches += 1
+        if attempt.is_hedge:
+            self._fleet.stats.hedges_won += 1
+            now_s = self._fleet.clock()
+            for other in attempt.batch.attempts:
+                if other.homes is None or other.connection.load_at_s < other.issued_s:
+                    self._router.avoid(other.connection, kept_s=now_s - other.since_s)
+        arrived = Arrived(
+            fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes, was_consumer=attempt.is_own
+        )
+        self.deliver(attempt.batch, arrived)
+
+    def _is_final(self, attempt: Attempt, error: Exception) -> bool:
+        """Settle a failed attempt. Its batch fails, will be requested again, or waits for its other attempt.
+
+        Returns:
+            Whether the batch has failed.
+        """
+        batch, stats = attempt.batch, self._fleet.stats
+        final = self._failed(attempt, error)
+        # The other attempt cannot help if the user's code raises or the token is wrong.
+        if batch.attempts and not isinstance(final, DatasetError | AuthenticationError):
+            return False
+        if final is not None:
+            self.deliver(batch, final)
+            return True
+        stats.failovers += isinstance(error, CallFailedError) and error.fault.is_loss
+        self._retry(batch)
+        return False
+
+    def _retry(self, batch: PendingBatch) -> None:
+        """Let a batch be requested again, unless its other attempt is in progress."""
+        if not batch.attempts:
+            self._fleet.stats.retries += 1
+            self._window.retry(batch)
+            self._on_missing()
+
+    def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:
+        """Act on a failed attempt. Return the exception to raise, or None to request the batch again."""
+        fleet, batch, connection = self._fleet, attempt.batch, attempt.connection
+        if isinstance(error, CallFailedError):
+            was_first = attempt.is_lowest_of(self._window.unanswered())
+            fleet.call_failed(connection, error, attempt.generation)
+            if error.fault.is_loss:
+                batch.poison.add(connection, error.fault, fleet.clock(), was_first=was_first)
+                return self.lost_too_long(batch)
+            return batch.failed(connection, error, data_timeout_s=self._data_timeout_s)
+        if isinstance(error, AuthenticationError):
+            fleet.fail(error)
+            return error
+        if isinstance(error, ProtocolError):
+            fleet.stats.checksum_errors += isinstance(error, ChecksumError)
+            logger.warning("batch %d from %s is damaged: %s", batch.request.position, connection.name, error)
+            self._router.avoid(connection, kept_s=1.0)
+            return batch.damaged(connection, error)
+        if isinstance(error, DatasetError):
+            why = str(error).splitlines()[0]
+            return None if batch.dataset.leave_to_others(connection, self._router.used, why) else error
+        if not isinstance(error, HeteroError):
+            logger.error("internal error while fetching from %s", connection.name, exc_info=error)
+        return error
+
+    def lost_too_long(self, batch: PendingBatch) -> HeteroError | None:
+        """Return the error to raise if calls for this batch have been lost for too long, else None."""
+        lost_s = batch.poison.too_long_s(self._fleet.clock(), data_timeout_s=self._data_timeout_s)
+        if lost_s is None:
+            return None
+        what = f"batch {batch.request.position} of data set {batch.request.spec.name!r}"
+        return self._fleet.unavailable(what, lost_s, note=batch.describe_lost_calls())

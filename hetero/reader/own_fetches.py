@@ -1,0 +1,192 @@
+"""The fetches that a consumer's thread makes itself, for batches that are not large.
+
+To wake a fetcher for each request, and the consumer for each batch, takes longer than to transfer a small batch.
+Therefore the consumer may send the requests itself, and receive the answers while it waits for a batch, see
+`hetero.reader.receiver_choice`. Until then, they stay in the buffers of the sockets, on both hosts.
+
+If the consumer does not come back, another thread receives the answers after one to two seconds. Otherwise requests
+that are answered would count as the load of their endpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from hetero.reader.attempts import Attempt
+from hetero.reader.connection import Fetched, SentBatch
+from hetero.system.waits import POLL_S
+
+__all__ = ["OwnFetches"]
+
+_ABSENT_S = 1.0
+_SHORT_ABSENCE_S = 1e-3
+"""A consumer that was away for a shorter time does not look for what has arrived meanwhile."""
+
+
+class Settle(Protocol):
+    """See `OwnFetches`."""
+
+    def __call__(self, attempt: Attempt, outcome: Fetched | Exception, *, answered_s: float | None = None) -> None:
+        """Settle an attempt, whose answer arrived at this monotonic time, or now."""
+
+
+class OwnFetches:
+    """Batches of one reader whose requests are sent.
+
+    A thread that has the fleet's lock must not take `lock`.
+
+    Args:
+        clock: Returns monotonic seconds.
+        settle: Called with the outcome of each attempt, with `lock` held.
+        hand_over: Called instead if the connection ended. Another thread should fetch the batch.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, settle: Settle, hand_over: Callable[[Attempt], object]) -> None:
+        self.lock = threading.RLock()
+        """Held by the consumer while it waits. Reentrant, because a signal handler may close the reader meanwhile."""
+        self._clock = clock
+        self._settle = settle
+        self._hand_over = hand_over
+        self._sent: dict[int, tuple[Attempt, SentBatch]] = {}  # by descriptor
+        self._poll: select.epoll | None = None  # not select.poll: a window may have hundreds of descriptors
+        self._wake_descriptor = -1  # an eventfd
+        self._is_closed = False
+        self._is_waiting = False
+        self._last_receive_s = 0.0
+        self._next_check_s = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of fetches in progress. Needs no lock."""
+        return len(self._sent)
+
+    def add(self, attempt: Attempt, sent: SentBatch) -> None:
+        """Add a fetch. The caller holds `lock`."""
+        if self._is_closed:  # by a signal handler
+            sent.give_up()
+            return
+        if self._poll is None:
+            self._poll = select.epoll()
+            self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._poll.register(self._wake_descriptor, select.EPOLLIN)
+        descriptor = sent.fileno()
+        self._sent[descriptor] = attempt, sent
+        self._watch(descriptor)
+
+    def prepare_to_receive(self) -> None:
+        """Let `wake` end the next `receive`. Called by the consumer with the fleet's lock."""
+        self._is_waiting = True
+
+    def receive(self, timeout_s: float) -> None:
+        """Block until an answer or a part of it has arrived, or until `wake`. Receive it. Called by the consumer."""
+        with self.lock:
+            # An answer may have arrived while the consumer was away, at an unknown time. The absence does not count.
+            arrived_s = None
+            was_away = self._clock() - self._last_receive_s > _SHORT_ABSENCE_S
+            readable = self._readable(0.0) if was_away else []
+            if readable:
+                arrived_s = self._last_receive_s
+            else:
+                readable = self._readable(timeout_s)
+            self._is_waiting = False
+            if self._wake_descriptor in readable:
+                with contextlib.suppress(OSError):  # a signal handler has closed it
+                    os.eventfd_read(self._wake_descriptor)
+            self._receive(readable, arrived_s)
+            self._receive(self._late(), None)
+            self._last_receive_s = self._clock()
+
+    def receive_for_absent(self) -> None:
+        """Receive what has arrived, if the consumer does not. Does not block. Called by another thread."""
+        if self._sent and self.lock.acquire(blocking=False):  # otherwise the consumer waits for them
+            try:
+                requested_before_s = self._clock() - _ABSENT_S
+                readable = [descriptor for descriptor in self._readable(0.0) if descriptor in self._sent]
+                old = [each for each in readable if self._sent[each][0].issued_s < requested_before_s]
+                for descriptor in set(readable).difference(old):
+                    self._watch(descriptor)
+                self._receive(old, self._last_receive_s)
+                self._receive(self._late(), None)
+            finally:
+                self.lock.release()
+
+    def wake(self) -> None:
+        """End the consumer's `receive`, if it waits there. Called with the fleet's lock, and not with `lock`."""
+        if self._is_waiting and self._poll is not None:
+            os.eventfd_write(self._wake_descriptor, 1)
+
+    def close(self) -> None:
+        """Close the connections of all fetches. Idempotent. The caller holds `lock` and the fleet's lock."""
+        self._is_closed = True
+        sent = [fetch for _, fetch in self._sent.values()]
+        self._sent.clear()
+        for fetch in sent:
+            fetch.give_up()
+        poll, self._poll = self._poll, None
+        if poll is not None:
+            poll.close()  # if this is a signal handler, and `_readable` waits below, the wait fails at once
+        wake_descriptor, self._wake_descriptor = self._wake_descriptor, -1
+        if wake_descriptor >= 0:
+            os.close(wake_descriptor)
+
+    def _readable(self, timeout_s: float) -> list[int]:
+        """Return the descriptors where something has arrived, after at most ``timeout_s`` seconds."""
+        poll = self._poll
+        if poll is None:
+            return []
+        try:
+            return [descriptor for descriptor, _ in poll.poll(timeout_s)]
+        except (OSError, ValueError):
+            if not self._is_closed:
+                raise
+            return []  # a signal handler has closed the reader
+
+    def _late(self) -> list[int]:
+        """Return the descriptors of fetches whose time is over. Looks for them at most twice a second."""
+        now_s = self._clock()
+        if now_s < self._next_check_s:
+            return []
+        self._next_check_s = now_s + POLL_S
+        return [descriptor for descriptor, (_, sent) in list(self._sent.items()) if sent.is_late]
+
+    def _receive(self, descriptors: Iterable[int], arrived_s: float | None) -> None:
+        """Receive what has arrived. Settle the attempts that have an outcome.
+
+        Args:
+            descriptors: Where to look.
+            arrived_s: Monotonic time that counts as that of the arrival, if it was after the request. None for now.
+        """
+        for descriptor in descriptors:
+            if descriptor not in self._sent:  # `wake`, or a signal handler has closed the reader
+                continue
+            attempt, sent = self._sent[descriptor]
+            outcome: Fetched | Exception | None
+            try:
+                outcome = sent.receive()
+            except Exception as error:  # noqa: BLE001 - the outcome of the attempt
+                outcome = error
+            if outcome is None:
+                self._watch(descriptor)
+                continue
+            self._sent.pop(descriptor, None)
+            if isinstance(outcome, ConnectionResetError | BrokenPipeError):
+                self._hand_over(attempt)
+                continue
+            answered_s = None if arrived_s is None else max(attempt.issued_s, arrived_s)
+            self._settle(attempt, outcome, answered_s=answered_s)
+
+    def _watch(self, descriptor: int) -> None:
+        """Let `_readable` return the descriptor once, when something arrives.
+
+        Only once, because the kernel forgets a descriptor only when no process has it open, so also no forked one.
+        """
+        if self._poll is None:  # a signal handler has closed the reader
+            return
+        try:
+            self._poll.modify(descriptor, select.EPOLLIN | select.EPOLLONESHOT)  # its connection was used before
+        except FileNotFoundError:
+            self._poll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)

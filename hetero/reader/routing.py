@@ -1,0 +1,427 @@
+"""The endpoints that a rank uses, and which one gets the next request. No threads, no network.
+
+`ConnectionTable` follows the directory. `Router` chooses endpoints for requests. The fleet's lock guards both.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import BatchRequest
+from hetero.control.directory import EndpointRecord
+from hetero.reader.connection import ConnectionState, EndpointConnection
+from hetero.reader.homes import homes_of
+from hetero.spec import DatasetSpec
+from hetero.wire.limits import MAX_HELPERS
+
+__all__ = ["ConnectionTable", "Router", "Stragglers", "subset", "unprepared"]
+
+_MIN_SUBSET = 8
+_LOAD_AGE_S = 1.0
+_MAX_GATHERED = 2**16
+"""Largest number of samples for which homes are looked up. They take a millisecond per host."""
+_MIN_PER_HOME = 2
+"""Smallest mean number of samples in a part."""
+
+
+class ConnectionTable:
+    """The connections to the endpoints in the directory, and to those that left but still have calls in progress.
+
+    There is one connection per endpoint, in natural order.
+
+    Args:
+        connect: Makes the connection to an endpoint.
+    """
+
+    def __init__(self, connect: Callable[[EndpointRecord], EndpointConnection]) -> None:
+        self._connect = connect
+        self._connections: dict[str, EndpointConnection] = {}
+        self._retired: list[EndpointConnection] = []  # they left, but calls may still be in progress
+        self._last_messages: dict[str, str] = {}
+        self.num_slots = 0
+        """Batches that all endpoints, except foreign ones, can compute at the same time."""
+
+    def __iter__(self) -> Iterator[EndpointConnection]:
+        return iter(tuple(self._connections.values()))
+
+    def follow(self, records: Iterable[EndpointRecord], hosts: Container[str]) -> None:
+        """Make the connections match the directory. A restarted endpoint gets a new connection.
+
+        Args:
+            records: The endpoints.
+            hosts: The hosts that are present. An endpoint that left with its host has not died, because the host was
+                lost or left in order. The host may be back by now, with a new launch.
+        """
+        before, self._connections = self._connections, {}
+        launches: dict[str, str] = {}
+        for record in records:
+            launches[record.host] = record.launch
+            known = before.get(record.endpoint_id)
+            if known is not None and known.record == record:
+                self._connections[record.endpoint_id] = before.pop(record.endpoint_id)
+            else:
+                self._connections[record.endpoint_id] = self._connect(record)
+        for gone in before.values():
+            is_replaced = launches.get(gone.record.host, gone.record.launch) != gone.record.launch
+            gone.retire(has_died=gone.record.host in hosts and not is_replaced)
+            self._last_messages[gone.record.endpoint_id] = f"left ({gone.last_message})"
+            self._retired.append(gone)
+        self.count_slots()
+
+    def count_slots(self) -> None:
+        """Update ``num_slots``. It is not computed on demand, because readers need it several times per batch."""
+        self.num_slots = sum(
+            connection.record.num_slots for connection in self if connection.state is not ConnectionState.FOREIGN
+        )
+
+    def pop_ended(self) -> list[EndpointConnection]:
+        """Remove and return the retired connections that have no calls in progress. The caller closes them."""
+        ended = [connection for connection in self._retired if not connection.num_outstanding]
+        self._retired = [connection for connection in self._retired if connection.num_outstanding]
+        return ended
+
+    def all(self) -> list[EndpointConnection]:
+        """Return all connections, including retired ones that have calls in progress."""
+        return [*self._connections.values(), *self._retired]
+
+    def clear(self) -> None:
+        """Forget all connections."""
+        self._connections, self._retired = {}, []
+
+    def describe(self) -> str:
+        """Return one line that names all endpoints and the last message about each."""
+        texts = [f"{connection.name}: {connection.last_message}" for connection in self]
+        texts += [f"{name}: {text}" for name, text in self._last_messages.items() if name not in self._connections]
+        return "; ".join(texts) if texts else "no endpoint has appeared in the directory"
+
+
+class Stragglers:
+    """Endpoints that served a request badly, and have sent no batch since.
+
+    Such an endpoint failed, was late, or sent a damaged answer, or a hedge (a second request for the same batch) was
+    answered sooner. It is ready, but other endpoints are preferred for a while. Otherwise a stuck endpoint would get
+    the next request, because the request that it did not answer is cancelled and no longer counts as its load.
+
+    An endpoint is avoided for the time that it kept the request without a result. This time doubles with each
+    repetition, up to 10 s. Then the endpoint gets one request at a time until it sends a batch.
+    """
+
+    MAX_AVOIDED_S = 10.0
+
+    def __init__(self) -> None:
+        self._until_s: weakref.WeakKeyDictionary[EndpointConnection, tuple[int, float]] = weakref.WeakKeyDictionary()
+
+    def avoid(self, connection: EndpointConnection, *, kept_s: float, now_s: float) -> None:
+        """Record that ``connection`` kept a request for ``kept_s`` seconds without a result."""
+        times, _ = self._until_s.get(connection, (0, 0.0))
+        avoided_s = min(self.MAX_AVOIDED_S, kept_s * 2.0 ** min(times, 16))
+        self._until_s[connection] = times + 1, now_s + avoided_s
+
+    def answered(self, connection: EndpointConnection) -> None:
+        """Record that ``connection`` delivered a batch."""
+        if self._until_s:
+            self._until_s.pop(connection, None)
+
+    def avoided(self, now_s: float) -> AbstractSet[EndpointConnection]:
+        """Return the endpoints that get a request only if no other endpoint can take it."""
+        if not self._until_s:
+            return frozenset()
+        return {
+            connection
+            for connection, (_, until_s) in self._until_s.items()
+            if now_s < until_s or connection.num_outstanding
+        }
+
+
+class Router:
+    """Chooses endpoints for requests, and knows how busy they are.
+
+    Args:
+        table: All endpoints.
+        rank: Rank of this process, in ``[0, world_size)``.
+        world_size: Processes that read.
+        clock: Returns monotonic seconds.
+        on_free: Called when an endpoint that requests wait for is free, or when a retired one has finished its calls.
+    """
+
+    def __init__(
+        self,
+        table: ConnectionTable,
+        *,
+        rank: int,
+        world_size: int,
+        clock: Callable[[], float],
+        on_free: Callable[[], None],
+    ) -> None:
+        self.used: list[EndpointConnection] = []
+        """This rank's endpoints, in order of preference."""
+        self._table = table
+        self._rank = rank
+        self._world_size = world_size
+        self._clock = clock
+        self._on_free = on_free
+        self._stragglers = Stragglers()
+        self._num_choices = 0
+
+    def update(self) -> None:
+        """Select this rank's endpoints anew, because endpoints came, left, or are down."""
+        self.used = subset(self._table, self._rank, self._world_size)
+
+    def planned_batches(self, prefetch_factor: float) -> int:
+        """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
+        return max(2, math.ceil(prefetch_factor * self._table.num_slots / self._world_size))
+
+    def choose(
+        self, spec: DatasetSpec, *, alone_for: object | None = None, is_optional_allowed: bool = True
+    ) -> EndpointConnection | None:
+        """Return the endpoint for the next request, None if no endpoint can compute it now. `release` gives it back.
+
+        The endpoint with the fewest outstanding requests of this process per slot is chosen. On a tie the lowest
+        reported load decides, then the longest time since the last choice. Between endpoints that were never chosen,
+        the order of `used` decides, which differs between ranks. A straggler is chosen only if all others are
+        unsuitable.
+
+        Args:
+            spec: The request's data set.
+            alone_for: The request, if it must be the only one of this process on its endpoint. The chosen endpoint is
+                then reserved and gets no other new requests. While it has outstanding requests, this returns None, and
+                the caller asks again.
+            is_optional_allowed: Whether endpoints may be chosen that the job added while it ran.
+        """
+        now_s = self._clock()
+        avoided = self._stragglers.avoided(now_s)
+        ready = [
+            connection
+            for connection in self.used
+            if connection.serves(spec)
+            and (is_optional_allowed or not connection.record.is_optional)
+            and connection.busy_until_s <= now_s
+            and connection.reserved_by in (None, alone_for)
+        ]
+        chosen = min(
+            ready,
+            key=lambda connection: (
+                connection.reserved_by is not alone_for,
+                connection in avoided,
+                *_burden(connection, now_s),
+            ),
+            default=None,
+        )
+        if chosen is not None and alone_for is not None:
+            if any(other.reserved_by is alone_for for other in self._table if other is not chosen):
+                self.unreserve((alone_for,))  # the endpoint that was reserved for it was not chosen
+            chosen.reserved_by = alone_for
+            if chosen.num_outstanding:
+                return None
+        return self._occupy(chosen)
+
+    def choose_homes(
+        self, request: BatchRequest, lead: EndpointConnection
+    ) -> tuple[tuple[EndpointConnection, ...], npt.NDArray[np.uint8] | None]:
+        """Return one endpoint of each host that keeps samples of a batch, and the number of the endpoint per sample.
+
+        The numbers are those of `BatchRequest.homes`. If a host has no endpoint that can take its samples now, ``lead``
+        computes them. No endpoints are returned if the data set has no cache, or if only one host has endpoints.
+        Endpoints that the job added while it ran keep what they compute, because their number changes. Ranks of a large
+        job use only some of the hosts. Then a sample has one home among the hosts of each rank, often the same one.
+
+        If hosts have equally many endpoints, each endpoint asks the same endpoint of another host each time, so that
+        there are few connections.
+
+        Args:
+            request: The request.
+            lead: The endpoint that `choose` returned for it.
+        """
+        spec, work = request.spec, request.work
+        description = lead.descriptions.get(spec)
+        if description is None or not description.keeps_samples or lead.record.is_optional:
+            return (), None
+        if not isinstance(work, IndexedWork) or not isinstance(work.indices, np.ndarray):  # only positions are kept
+            return (), None
+        # All ranks count all endpoints of a host, so that they find the same homes.
+        hosts = {connection.record.host for connection in self.used}
+        num_endpoints = Counter(
+            connection.record.host
+            for connection in self._table
+            if connection.record.host in hosts
+            and connection.state is not ConnectionState.FOREIGN
+            and not connection.record.is_optional
+        )
+        num_hosts = len(num_endpoints)
+        if not 1 < num_hosts <= MAX_HELPERS + 1 or not num_hosts * _MIN_PER_HOME <= work.num_samples <= _MAX_GATHERED:
+            return (), None
+        available: dict[str, list[EndpointConnection]] = {}
+        for connection in self._available(spec, self._clock(), besides=lead):
+            found = connection.descriptions[spec]
+            if found.keeps_samples and found.environment == description.environment:
+                available.setdefault(connection.record.host, []).append(connection)
+        # Endpoints of a host with fewer endpoints ask all those of the other one by turns.
+        turn = _index_on_host(lead) + request.step * num_endpoints[lead.record.host]
+        homes = homes_of(work.indices, num_endpoints)
+        helpers: list[EndpointConnection] = []
+        numbers = np.zeros(len(num_endpoints), np.uint8)
+        for number, host in enumerate(num_endpoints):
+            candidates = sorted(available.get(host, ()), key=_index_on_host)
+            if host != lead.record.host and candidates and (homes == number).any():
+                helpers.append(candidates[turn % len(candidates)])
+                numbers[number] = len(helpers)
+        return (tuple(helpers), numbers[homes]) if helpers else ((), None)
+
+    def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
+        """Return the endpoint for a second attempt, None if none would help now. `release` gives it back.
+
+        The endpoint is ready, not reserved, and no straggler. It has fewer of this process's requests per slot than the
+        first attempt's endpoint. Another host is preferred, because the cause of the delay may affect the whole host.
+
+        Args:
+            spec: The request's data set.
+            overdue_on: The endpoint of the first attempt.
+        """
+        now_s = self._clock()
+        load = overdue_on.num_outstanding / overdue_on.record.num_slots
+        ready = [
+            connection
+            for connection in self._available(spec, now_s, besides=overdue_on)
+            if connection.num_outstanding / connection.record.num_slots < load
+        ]
+        chosen = min(
+            ready,
+            key=lambda connection: (connection.record.host == overdue_on.record.host, *_burden(connection, now_s)),
+            default=None,
+        )
+        return self._occupy(chosen)
+
+    def _available(
+        self, spec: DatasetSpec, now_s: float, *, besides: EndpointConnection
+    ) -> Iterator[EndpointConnection]:
+        """Yield the endpoints that may help with a request of ``besides``: ready, not reserved, and no stragglers."""
+        avoided = self._stragglers.avoided(now_s)
+        for connection in self.used:
+            if (
+                connection is not besides
+                and connection not in avoided
+                and connection.serves(spec)
+                and connection.busy_until_s <= now_s
+                and connection.reserved_by is None
+            ):
+                yield connection
+
+    def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
+        """Give back an endpoint that `choose` or `choose_other` returned."""
+        connection.num_outstanding -= 1
+        is_idle, is_awaited = not connection.num_outstanding, connection.reserved_by is not None
+        if alone_for is not None and connection.reserved_by is alone_for:
+            connection.reserved_by = None
+        if alone_for is not None or (is_idle and (is_awaited or connection.is_retired)):
+            self._on_free()
+
+    def unreserve(self, owners: Container[object]) -> None:
+        """Release the endpoints that are reserved for these requests."""
+        for connection in self._table:
+            if connection.reserved_by is not None and connection.reserved_by in owners:
+                connection.reserved_by = None
+        self._on_free()
+
+    def answered(self, connection: EndpointConnection, *, num_queued: int, now_s: float) -> None:
+        """Record that an endpoint delivered a batch, and the load that it reported."""
+        self._stragglers.answered(connection)
+        connection.delivered()
+        connection.load, connection.load_at_s = num_queued, now_s
+
+    def avoid(self, connection: EndpointConnection, *, kept_s: float) -> None:
+        """Prefer other endpoints for a while, because this one kept a request for ``kept_s`` seconds without result."""
+        self._stragglers.avoid(connection, kept_s=kept_s, now_s=self._clock())
+
+    def next_free_s(self) -> float:
+        """Return the seconds until the first busy endpoint may be asked again, infinite if none are busy."""
+        now_s = self._clock()
+        busy_until_s = [each.busy_until_s for each in self.used if each.busy_until_s > now_s]
+        return min(busy_until_s, default=math.inf) - now_s
+
+    def _occupy(self, chosen: EndpointConnection | None) -> EndpointConnection | None:
+        if chosen is not None:
+            self._num_choices += 1
+            chosen.chosen_at = self._num_choices
+            chosen.num_outstanding += 1
+        return chosen
+
+
+def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int) -> list[EndpointConnection]:
+    """Return the endpoints that a rank uses: all endpoints of a small job, some of a large job.
+
+    144 endpoints and 8 ranks need not make 1,152 connections. A rank uses twice its share of the endpoints, at least 8,
+    to have a choice even after a host is lost. It takes successive endpoints of a list whose neighbours are on
+    different hosts. Each rank starts at another index. Endpoints that are down do not count, so others replace them.
+
+    Args:
+        connections: All endpoints, in natural order.
+        rank: In ``[0, world_size)``.
+        world_size: Processes that read.
+
+    Returns:
+        The endpoints in order of preference.
+    """
+    across_hosts = sorted(connections, key=_index_on_host)
+    count = len(across_hosts)
+    start = rank * count // world_size
+    size = max(_MIN_SUBSET, -(-2 * count // world_size))
+    used: list[EndpointConnection] = []
+    num_up = 0
+    for connection in across_hosts[start:] + across_hosts[:start]:
+        if num_up < size:
+            used.append(connection)
+            num_up += connection.state in (ConnectionState.CONNECTING, ConnectionState.READY)
+    return used
+
+
+def unprepared(
+    connections: Sequence[EndpointConnection],
+    specs: Collection[DatasetSpec],
+    *,
+    first: EndpointConnection | None,
+    now_s: float,
+) -> tuple[list[tuple[EndpointConnection, DatasetSpec]], float]:
+    """Return the data sets to prepare now, each with its endpoint, and when to look again.
+
+    Args:
+        connections: The endpoints in use.
+        specs: The data sets that are wanted.
+        first: The first endpoint in natural order, in use or not. All ranks compare with its description.
+        now_s: Monotonic seconds.
+
+    Returns:
+        Pairs of endpoint and data set, and the end of the first back-off, infinite if no endpoint is in back-off.
+    """
+    due = []
+    next_due_s = math.inf
+    for connection in connections if first is None or first in connections else [first, *connections]:
+        # If an endpoint has described a data set, it only waits to be compared with the reference.
+        known = connection.prepared | connection.preparing | connection.unusable | connection.descriptions.keys()
+        missing = [spec for spec in specs if spec not in known]
+        if not missing or connection.state is ConnectionState.FOREIGN:
+            continue
+        if connection.retry_at_s > now_s:
+            next_due_s = min(next_due_s, connection.retry_at_s)
+        else:
+            due += [(connection, spec) for spec in missing]
+    return due, next_due_s
+
+
+def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float, int]:
+    num_slots = connection.record.num_slots
+    # Ignore an old load, which would keep an endpoint idle for ever.
+    load = connection.load if connection.load_at_s > now_s - _LOAD_AGE_S else 0
+    return connection.num_outstanding / num_slots, load / num_slots, connection.chosen_at
+
+
+def _index_on_host(connection: EndpointConnection) -> int:
+    index = connection.record.endpoint_id.rpartition("/")[2]
+    return int(index) if index.isdigit() else 0

@@ -1,0 +1,336 @@
+"""The process that measures the supply of one host: ``python -m hetero.sample_costs.measuring FD``.
+
+It imports the user's script once, as a fork server does, and forks fetchers. One of them measures single samples alone.
+Then 1, 2, 4, ... of them fetch at the same time in short bursts. It takes about 25 s after the first fetcher has built
+the data set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import psutil
+
+from hetero.endpoint.endpoint import configure_process, exit_process
+from hetero.endpoint.script import load_script
+from hetero.errors import ChildFailedError, ExitCode, HeteroError, first_line
+from hetero.metrics.figures import Figure
+from hetero.planning.parts import Contents, HostPart
+from hetero.planning.profile import ConcurrencyPoint, Spread, SupplyProfile
+from hetero.pool.processes import why_not_fork
+from hetero.sample_costs.fetcher import Fetcher
+from hetero.sample_costs.options import Channel, SupplyOptions
+from hetero.system.cgroups import memory_use
+from hetero.system.memory import keep_freed_memory, prepare_to_fork
+from hetero.system.open_files import open_files, reopen_files
+from hetero.system.process import die_with_parent
+from hetero.system.records import decode
+
+__all__ = ["burst_sizes", "emulated_supply", "main", "measure_host"]
+
+_BURSTS_S = 12.0
+"""Limit of all bursts together, in seconds."""
+_RECEIVE_S = 1.5
+_CHUNK_S = 0.25
+_LOAD_S = 120.0
+_BUILD_S = 600.0
+_ANSWER_S = 60.0
+_LONG_BUILD_S = 10.0
+"""If one build takes longer, the bursts are left out, because each of their processes builds the data set."""
+_MEMORY_SHARE = 0.7
+"""Share of the free memory that the fetchers may use together."""
+_MUCH_WAIT = 0.3
+"""Wait for storage / CPU time of a sample above which a profile measures more processes than CPUs."""
+_MAX_PER_CPU = 4
+_MAX_PROCESSES = 128
+"""Limits of these processes, because each builds the data set."""
+_MAX_RECEIVED_BYTES = 64 * 2**20
+
+logger = logging.getLogger(__name__)
+
+
+class _Fetchers:
+    """The fetchers of this process, forked or new.
+
+    Args:
+        options: What to measure.
+        before: What `open_files` returned before the script was imported.
+    """
+
+    def __init__(self, options: SupplyOptions, before: Mapping[int, str]) -> None:
+        self._options = options
+        self._must_spawn = bool(why_not_fork(before))
+        self._children: list[int] = []
+        self.channels: list[Channel] = []
+        if not self._must_spawn:
+            prepare_to_fork()
+
+    def start(self, count: int) -> None:
+        """Start fetchers until there are ``count``, and let the new ones build the data set."""
+        new = []
+        while len(self.channels) < count:
+            index = len(self.channels)
+            channel, theirs = Channel.pair(f"fetcher {index}")
+            (self._spawn if self._must_spawn else self._fork)(channel, theirs, index)
+            self.channels.append(channel)
+            new.append(channel)
+        for channel in new:
+            if self._must_spawn:
+                channel.receive(_LOAD_S)
+
+    def ask(self, channels: Sequence[Channel], timeout_s: float, **command: Any) -> list[dict[str, Any]]:
+        """Send one command to several fetchers at the same time and return their answers."""
+        for channel in channels:
+            channel.send(command)
+        return [channel.receive(timeout_s) for channel in channels]
+
+    def close(self) -> None:
+        """End the fetchers."""
+        for channel in self.channels:
+            channel.close()
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+    def _fork(self, channel: Channel, theirs: socket.socket, index: int) -> None:
+        parent_pid = os.getpid()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            self._children.append(pid)
+            return
+        try:
+            die_with_parent(parent_pid)
+            reopen_files()
+            for other in (channel, *self.channels):
+                other.close()
+            Fetcher(Channel(theirs, "the process that measures"), self._options, index).serve()
+        except BaseException:
+            logger.exception("fetcher %d failed", index)
+        finally:
+            exit_process(int(ExitCode.OK))
+
+    def _spawn(self, channel: Channel, theirs: socket.socket, index: int) -> None:
+        with theirs:
+            command = [sys.executable, "-m", "hetero.sample_costs.fetcher", str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._children.append(process.pid)
+        channel.send({"parent_pid": os.getpid(), "index": index, "options": self._options.to_json()})
+
+
+def measure_host(options: SupplyOptions, progress: Callable[[str], object]) -> HostPart:
+    """Return what was measured on this host. Blocks. Failures become notes.
+
+    Args:
+        options: What to measure.
+        progress: Called with the name of the next measurement.
+    """
+    part = HostPart()
+    notes: list[str] = []
+    contents: Contents | None = None
+    if options.work is not None:
+        progress(f"importing {options.script}")
+        before = open_files()
+        try:
+            load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
+            configure_process("WARNING")
+            supply, contents = _measure_supply(options, before, progress, notes)
+            part = dataclasses.replace(part, supply=supply, contents=contents)
+        except (HeteroError, OSError) as error:
+            logger.warning("the supply of %s was not measured: %s", options.host, error)
+            notes.append(f"Samples were not measured on {options.host}: {_first_line(error)}")
+    elif options.emulated_sample_s is not None:
+        part = dataclasses.replace(part, supply=emulated_supply(options))
+    leaf_bytes = list(options.batch_bytes)
+    if contents is not None and options.work is not None:
+        leaf_bytes = [round(leaf.bytes_per_sample * options.work.batch_samples) for leaf in contents.leaves]
+    if options.receives and any(leaf_bytes):
+        progress("receiving")
+        try:
+            value = _receive(leaf_bytes)
+            part = dataclasses.replace(part, receive_cpu_s_per_gb=Figure(value=value, unit="s/GB", basis="measured"))
+        except (HeteroError, OSError) as error:
+            notes.append(f"The CPU time of receiving was not measured: {_first_line(error)}")
+    return dataclasses.replace(part, notes=tuple(notes))
+
+
+def burst_sizes(num_processes: int) -> list[int]:
+    """Return the numbers of processes of the bursts: 1, 2, 4, ... and the largest number."""
+    sizes = [1]
+    while 2 * sizes[-1] < num_processes:
+        sizes.append(2 * sizes[-1])
+    return sizes if num_processes == 1 else [*sizes, num_processes]
+
+
+def most_processes(num_cpus: int, measured: SupplyProfile) -> int:
+    """Return how many processes the largest burst has: one per CPU, or more if they wait for storage.
+
+    While a process waits, it leaves its CPU to others. A plan may therefore propose more processes than CPUs, and the
+    profile must have seen all CPUs busy.
+    """
+    cpu_s = measured.sample_cpu_s.mean + measured.batch_cpu_s.mean
+    if cpu_s <= 0 or measured.sample_wait_s.mean < _MUCH_WAIT * cpu_s:
+        return num_cpus
+    per_cpu = min(_MAX_PER_CPU, 1 + measured.sample_wait_s.mean / cpu_s)
+    return max(num_cpus, min(_MAX_PROCESSES, int(num_cpus * per_cpu)))
+
+
+def emulated_supply(options: SupplyOptions) -> SupplyProfile:
+    """Return what the emulation states: each vCPU makes a sample in the stated time, whatever the others do."""
+    seconds = options.emulated_sample_s
+    assert seconds is not None
+    return SupplyProfile(
+        instance_type=options.instance_type,
+        vcpus=options.vcpus,
+        sample_cpu_s=Spread.of([seconds], "s", "simulated"),
+        sample_wait_s=Spread.of([0.0], "s", "simulated"),
+        batch_cpu_s=Spread.of([0.0], "s", "simulated"),
+        concurrency=tuple(
+            ConcurrencyPoint(num_processes=size, samples_per_s=size / seconds, cpu_s_per_sample=seconds)
+            for size in burst_sizes(options.vcpus)
+        ),
+    )
+
+
+def _measure_supply(
+    options: SupplyOptions, before: Mapping[int, str], progress: Callable[[str], object], notes: list[str]
+) -> tuple[SupplyProfile, Contents]:
+    is_emulated = options.emulated_sample_s is not None
+    fetchers = _Fetchers(options, before)
+    try:
+        # One process alone: build time, samples, contents, memory.
+        progress("building the data set")
+        fetchers.start(1)
+        build_s = fetchers.ask(fetchers.channels, _BUILD_S, do="build")[0]["seconds"]
+        progress("samples")
+        seconds = 0.0 if is_emulated else options.single_s
+        (found,) = fetchers.ask(fetchers.channels, _ANSWER_S, do="measure", seconds=seconds)
+        measured: SupplyProfile = decode(SupplyProfile, found["supply"])
+        contents = decode(Contents, found["contents"])
+        supply = emulated_supply(options) if is_emulated else measured
+        # Several processes at the same time.
+        if not is_emulated:
+            points = list(_bursts(options, fetchers, measured, build_s, progress, notes))
+            supply = dataclasses.replace(measured, concurrency=tuple(points))
+        memory = fetchers.ask(fetchers.channels[:1], _ANSWER_S, do="memory")[0]
+        supply = dataclasses.replace(
+            supply,
+            instance_type=options.instance_type,
+            vcpus=options.vcpus,
+            endpoint_private_bytes=_figure(memory["private"], "B"),
+            endpoint_shared_bytes=_figure(memory["shared"], "B"),
+            build_s=_figure(build_s, "s"),
+            storage_bytes_per_sample=None if is_emulated else _figure(found["read_bytes_per_sample"], "B"),
+        )
+    finally:
+        fetchers.close()
+    return supply, contents
+
+
+def _bursts(
+    options: SupplyOptions,
+    fetchers: _Fetchers,
+    measured: SupplyProfile,
+    build_s: float,
+    progress: Callable[[str], object],
+    notes: list[str],
+) -> Iterator[ConcurrencyPoint]:
+    num_processes = most_processes(options.num_processes, measured)
+    if build_s > _LONG_BUILD_S and num_processes > 1:
+        notes.append(
+            f"Only one process was measured on {options.host}, because each builds the data set for {build_s:.0f} s."
+        )
+        num_processes = 1
+    most = _num_within_memory(fetchers)
+    if most < num_processes:
+        notes.append(f"Only {most} of {num_processes} processes fit into the free memory of {options.host}.")
+        num_processes = most
+    sizes = burst_sizes(num_processes)
+    seconds = min(options.burst_s, _BURSTS_S / len(sizes))
+    sample_s = measured.sample_cpu_s.mean + measured.sample_wait_s.mean + measured.batch_cpu_s.mean
+    chunk = max(1, int(min(_CHUNK_S, seconds / 4) / max(sample_s, 1e-9)))
+    timeout_s = _ANSWER_S + 100 * sample_s
+    for size in sizes:
+        progress(f"{size} of {num_processes} processes")
+        first_new = len(fetchers.channels)
+        fetchers.start(size)
+        new = fetchers.channels[first_new:]
+        fetchers.ask(new, _BUILD_S, do="build")
+        fetchers.ask(new, timeout_s, do="burst", seconds=0.01, chunk=1)  # opens files and fills caches
+        found = fetchers.ask(fetchers.channels[:size], timeout_s, do="burst", seconds=seconds, chunk=chunk)
+        num_samples = sum(each["num_samples"] for each in found)
+        yield ConcurrencyPoint(
+            num_processes=size,
+            samples_per_s=sum(each["num_samples"] / each["wall_s"] for each in found),
+            cpu_s_per_sample=sum(each["cpu_s"] for each in found) / num_samples,
+        )
+
+
+def _num_within_memory(fetchers: _Fetchers) -> int:
+    """Return how many fetchers fit into the free memory, from the memory of the first."""
+    private = fetchers.ask(fetchers.channels[:1], _ANSWER_S, do="memory")[0]["private"]
+    if not private:
+        return sys.maxsize
+    free = psutil.virtual_memory().available
+    group = memory_use()
+    if group is not None and group.limit_bytes is not None:
+        free = min(free, group.limit_bytes)
+    return max(1, int(_MEMORY_SHARE * free / private))
+
+
+def _receive(leaf_bytes: Sequence[int]) -> float:
+    """Run `hetero.sample_costs.receiving` and return its CPU seconds per 10^9 bytes."""
+    share = min(1.0, _MAX_RECEIVED_BYTES / sum(leaf_bytes))
+    channel, theirs = Channel.pair("the process that receives")
+    with theirs:
+        command = [sys.executable, "-m", "hetero.sample_costs.receiving", str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    try:
+        sizes = [max(1, int(share * nbytes)) for nbytes in leaf_bytes if nbytes]
+        channel.send({"parent_pid": os.getpid(), "leaf_bytes": sizes, "seconds": _RECEIVE_S})
+        return float(channel.receive(_ANSWER_S)["cpu_s_per_gb"])
+    finally:
+        channel.close()
+        try:
+            process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _first_line(error: Exception) -> str:
+    return first_line(error) if isinstance(error, HeteroError) else str(error)
+
+
+def _figure(value: float | None, unit: str) -> Figure | None:
+    return None if value is None else Figure(value=value, unit=unit, basis="measured")
+
+
+def main() -> None:
+    """Measure and send the result. See the module's docstring."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the launcher")
+    options = SupplyOptions.from_json(channel.receive(10.0))
+    die_with_parent(options.parent_pid)
+    configure_process("WARNING")
+    keep_freed_memory()
+    try:
+        part = measure_host(options, lambda text: channel.send({"progress": text}))
+        channel.send({"part": part.to_json().decode()})
+    except ChildFailedError as error:
+        channel.send_error(error)
+    exit_process(int(ExitCode.OK))
+
+
+if __name__ == "__main__":
+    main()
