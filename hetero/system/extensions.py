@@ -53,6 +53,6 @@ def find(kind: str, name: str) -> Any:
     """Return a part, None if there is none of this name. The part of another package does not replace an own one."""
     if name in OWN[kind]:
         module, _, attribute = OWN[kind][name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)  # allowed: a module of hetero, from the table above
     entries = importlib.metadata.entry_points(group=kind, name=name)
     return next((entry.load() for entry in entries), None)

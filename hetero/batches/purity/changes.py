@@ -48,11 +48,9 @@ def own_changes(found: Reach) -> set[str]:
 def functions_of(codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, ast.FunctionDef]]:
     """Yield functions with their source. Functions inside others are a part of them."""
     for code in codes:
-        for node in ast.walk(syntax_tree(os.path.realpath(code.co_filename))):
-            if isinstance(node, ast.FunctionDef):
-                first_line = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-                if first_line == code.co_firstlineno:
-                    yield code, node
+        function = _functions_in(os.path.realpath(code.co_filename)).get(code.co_firstlineno)
+        if function is not None:
+            yield code, function
 
 
 def changes(block: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -66,8 +64,9 @@ def changes(block: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
             filled = [each.value for each in node.keywords if each.arg == "namespace"]  # argparse fills this object
             if isinstance(function, ast.Attribute) and function.attr in _MUTATORS:
                 names = _path(function.value)
-            elif ast.unparse(function) == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
-                names = (*_path(node.args[0]), str(node.args[1].value))
+            elif isinstance(function, ast.Name) and function.id == "setattr" and len(node.args) == 3:
+                name = node.args[1]
+                names = (*_path(node.args[0]), str(name.value)) if isinstance(name, ast.Constant) else ()
             elif filled:
                 names = _path(filled[0])
         if names:
@@ -90,6 +89,14 @@ def syntax_tree(file: str) -> ast.Module:
         return ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ast.Module([], [])
+
+
+# Without it, a file would be walked for each of its functions: seconds for hundreds of functions in large files.
+@functools.lru_cache(maxsize=256)
+def _functions_in(file: str) -> dict[int, ast.FunctionDef]:
+    """Return the functions of a file by their first line, which is that of the first decorator."""
+    functions = [node for node in ast.walk(syntax_tree(file)) if isinstance(node, ast.FunctionDef)]
+    return {min([node.lineno, *(each.lineno for each in node.decorator_list)]): node for node in functions}
 
 
 def _path(node: ast.expr) -> tuple[str, ...]:
