@@ -199,21 +199,26 @@ class SharedJob(Job):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._started: dict[str, EndpointPool] = {}
+        self._present: dict[str, EndpointPool] = {}
 
     def pool(self, host: str = "algo-1", **options: Any) -> EndpointPool:
         key = f"{host} {sorted(options.items())}"
         if key not in self._started:
             self._started[key] = super().pool(host, **options)
-        pool = self._started[key]
+        self._present[host] = pool = self._started[key]
         super().publish(host, pool.records)
         return pool
 
     def publish(self, host: str, records: tuple[EndpointRecord, ...]) -> None:
-        """Publish nothing here, because the pool may be of an earlier test."""
+        """Publish the records unless they are of a pool of an earlier test."""
+        present = self._present.get(host)
+        if present is not None and present.records == records:
+            super().publish(host, records)
 
     def forget(self) -> None:
         """End what belongs to one test."""
         self.disconnect()
+        self._present.clear()
         self._records.clear()
         self.directory = Directory()
         self.lines.clear()

@@ -111,11 +111,13 @@ class Trainer:
             [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self.pid = self._process.pid
+        spec = wanted[0].spec
+        job.fleet().describe(spec)  # the endpoints with the data set have other ports
+        job.disconnect()
         records = [
             {name: getattr(record, name) for name in ("endpoint_id", "host", "address", "incarnation")}
             for record in job.directory.records()
         ]
-        spec = wanted[0].spec
         self.send(
             json.dumps(
                 {

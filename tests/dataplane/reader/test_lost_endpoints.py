@@ -78,6 +78,7 @@ def test_reader_loses_one_of_two_endpoints_and_delivers_the_same(
 
 def test_reader_loses_idle_endpoints_and_blames_no_batch(job: Any, tools: Any) -> None:
     pool = job.pool(num_endpoints=5)
+    job.fleet().describe(tools.spec())  # the endpoints with the data set have other ports
     published, job.directory = job.directory, Directory(pool.records)  # nobody tells the reader
     fleet = job.fleet()
     job.directory = published
