@@ -3,9 +3,9 @@
 It carries no batches. The launcher of each host takes part in it with a `Hub`, and each rank with a `RankSession`.
 
     launcher of host A  <-- Heartbeat, in both directions, one thread per peer -->  launcher of host B
+        ^
+        |   register, report, watch: over the transport for batches
         |
-        |   Register, Report, Watch: over gRPC, or over a Unix socket for ranks that fork
-        v
     ranks of host A
 
 hub.py              launcher: the gRPC server, and the membership behind a lock
@@ -20,8 +20,8 @@ past_ranks.py       launcher: figures of ranks from before a restart
 stop_points.py      launcher: where the ranks end together
 peer_connection.py  launcher: a thread per other host, which sends the heartbeats
 causes.py           which failure is the root cause, and whether a restart helps
-host_socket.py      launcher and rank: both ends of the socket
-launcher_link.py    rank: the connection to the launcher, over gRPC or the socket
+rank_server.py      launcher: the port for the ranks of this host
+launcher_link.py    rank: the connection to the launcher
 rank/               rank: the session, and how it ends
 status.py           the records that hosts and ranks send, and their messages (protos/hetero/v1/control.proto)
 metric_series.py    the part of these messages with the values that ranks have logged
@@ -29,9 +29,9 @@ directory.py        the current endpoints, which launchers publish and readers f
 security.py         the job's token, and the interceptor that checks every call. Endpoints use it too
 
 Threads of a launcher: The main thread updates the status and waits for changes. ``peer-HOST`` sends heartbeats to one
-other host. ``control_N`` serves RPCs. ``hetero-ranks`` and ``hetero-rank`` serve the socket. All of them use the
-membership through `Hub.membership`, which holds the lock. A rank has ``hetero-watch``, which follows the directory and
-the request to stop, and ``hetero-report``, which reports about once a second.
+other host. ``control_N`` serves RPCs. ``ranks`` admits ranks, and each ``rank`` serves one connection. All of them use
+the membership through `Hub.membership`, which holds the lock. A rank has ``hetero-watch``, which follows the directory
+and the request to stop, and ``hetero-report``, which reports about once a second.
 
 The life of a host (`HostState`)::
 

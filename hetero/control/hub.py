@@ -28,11 +28,11 @@ from hetero.wire import channels  # before grpc, because channels sets grpc's en
 import grpc  # isort: skip
 
 from hetero.control import security
-from hetero.control.host_socket import Caller, HostSocket
 from hetero.control.joined import JoinedHost
 from hetero.control.joining import Reception, request_from_proto
 from hetero.control.membership import Membership
 from hetero.control.peer_connection import ConnectionOptions, PeerConnection
+from hetero.control.rank_server import RankServer
 from hetero.control.roster import LEAVING
 from hetero.control.status import (
     CONTROL_PROTOCOL,
@@ -43,12 +43,14 @@ from hetero.control.status import (
     status_from_proto,
     status_to_proto,
 )
-from hetero.errors import HeteroError
+from hetero.errors import HeteroError, ProtocolError
 from hetero.system.fault_injection import faults_at
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import fields_of, record_of
 from hetero.wire.tls import Tls
+from hetero.wire.transports import choose_transport
+from hetero.wire.transports.interface import Connection
 
 __all__ = ["CONTROL_POLICIES", "Hub"]
 
@@ -56,7 +58,6 @@ logger = logging.getLogger(__name__)
 
 _Message = TypeVar("_Message")
 _Parsed = TypeVar("_Parsed")
-_Context = grpc.ServicerContext | Caller
 
 _FORWARD_S = 2.0
 """Longest time that a failing rank waits for the arbiter to receive its failure, and a new host for all trainers."""
@@ -65,14 +66,10 @@ _MAX_REFUSALS = 100
 """Maximum number of different refusals to log. Without a token, unauthenticated peers can cause any number of them."""
 _MAX_REFUSAL_CHARS = 300
 _CONTROL = "hetero.v1.Control"
-_LAUNCHER = "hetero.v1.Launcher"
 
 CONTROL_POLICIES: Mapping[str, security.Policy] = {
     f"/{_CONTROL}/Heartbeat": security.Policy.TOKEN,
     f"/{_CONTROL}/Join": security.Policy.NEWCOMER,
-    f"/{_LAUNCHER}/Register": security.Policy.TOKEN,
-    f"/{_LAUNCHER}/Watch": security.Policy.TOKEN,
-    f"/{_LAUNCHER}/Report": security.Policy.TOKEN,
 }
 
 
@@ -91,7 +88,7 @@ class Hub:
         remote: Whether the job uses endpoints. The hub passes this to the ranks.
         session_options: The other options that the hub passes to the ranks.
         heartbeat_s: Heartbeat interval, seconds.
-        num_ranks: Ranks of this host.
+        num_ranks: Ranks of this host. If there are none, the hub has no port for them.
         started_s: Monotonic time of this launcher's start. Times of logged values count from it. None: now.
         tls: TLS settings of this host. None for a job in plaintext.
         reception: Answers hosts that want to join the job. Only the first trainer host has one.
@@ -122,7 +119,6 @@ class Hub:
         self._reception = reception
         self._resolve_name = resolve
         self._started_s = time.monotonic() if started_s is None else started_s
-        self._token = token
         self._changed = threading.Condition(threading.RLock())
         self._version = 0
         self._known = membership.news, membership.local_news
@@ -133,16 +129,18 @@ class Hub:
         self._refusals: set[str] = set()
         """Reasons of refused messages that were logged."""
         self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
-        # Each rank holds one thread for its watch during its whole life, and one thread while it reports.
-        num_threads = 2 * len(peers) + 2 * num_ranks + 64
+        num_threads = 2 * len(peers) + 64
         self._server = grpc.server(
             ThreadPoolExecutor(num_threads, thread_name_prefix="control"),
             interceptors=[self._interceptor],
             options=channels.server_options(max_streams=num_threads),
             maximum_concurrent_rpcs=num_threads,
         )
-        self._server.add_generic_rpc_handlers(tuple(self._handlers()))
+        self._server.add_generic_rpc_handlers((self._handler(),))
         self.port = channels.bind(self._server, address, port, tls=tls)
+        self._ranks: RankServer | None = None
+        if num_ranks:
+            self._ranks = RankServer(choose_transport(tls), address, self._answers_to_rank, token=token, job_id=job_id)
         self._connection_options = ConnectionOptions(
             resolve=self._resolve,
             news=self._news,
@@ -162,18 +160,18 @@ class Hub:
     def start(self) -> None:
         """Start the server and the heartbeats. Does not block."""
         self._server.start()
+        if self._ranks is not None:
+            self._ranks.start()
         for peer in self._peers.values():
             peer.start()
-
-    def open_host_socket(self) -> HostSocket:
-        """Open a socket over which ranks of this host call the hub without gRPC. The caller must close it."""
-        return HostSocket(self._on_call, token=self._token, on_unauthenticated=self._interceptor.count_failure)
 
     def stop(self, *, grace_s: float = 0.5) -> None:
         """Stop the server and the heartbeats. Idempotent."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
+        if self._ranks is not None:
+            self._ranks.stop()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         deadline_s = time.monotonic() + self._heartbeat_s
         for peer in (*self._peers.values(), *self._newcomers.values()):  # its thread may be waiting for a silent host
@@ -223,9 +221,15 @@ class Hub:
         return self._membership.own.decided
 
     @property
+    def rank_port(self) -> int:
+        """Port for the ranks of this host. 0 if it has none."""
+        return 0 if self._ranks is None else self._ranks.port
+
+    @property
     def auth_failures(self) -> int:
-        """Number of calls that the interceptor rejected, see `security.ServerInterceptor.auth_failures`."""
-        return self._interceptor.auth_failures
+        """Number of calls and connections that were rejected because the peer did not show the token."""
+        num_rejected = 0 if self._ranks is None else self._ranks.greeter.num_rejected
+        return self._interceptor.auth_failures + num_rejected
 
     def _follow_newcomers(self) -> None:
         """Connect to hosts that have joined, and disconnect from those that have left. Does not block."""
@@ -257,52 +261,19 @@ class Hub:
 
     # The RPCs
 
-    def _handlers(self) -> Iterator[grpc.GenericRpcHandler[Any, Any]]:
-        def received(method: Callable[..., Any], kind: type[Message]) -> Callable[[bytes, grpc.ServicerContext], Any]:
+    def _handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
             # Do not let gRPC parse the request. If its deserializer rejects a request, gRPC goes on counting the
             # request as open, and enough such requests would end the connection.
-            return lambda data, context: method(self._parsed(context, functools.partial(parse, kind), data), context)
-
-        def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
             return grpc.unary_unary_rpc_method_handler(
-                received(method, kind), response_serializer=lambda reply: reply.SerializeToString()
+                lambda data, context: method(self._parsed(context, functools.partial(parse, kind), data), context),
+                response_serializer=lambda reply: reply.SerializeToString(),
             )
 
-        yield grpc.method_handlers_generic_handler(
-            _CONTROL,
-            {
-                "Heartbeat": unary(self._on_heartbeat, pb.HostStatus),
-                "Join": unary(self._on_join, pb.JoinRequest),
-            },
-        )
-        yield grpc.method_handlers_generic_handler(
-            _LAUNCHER,
-            {
-                **{name: unary(method, kind) for name, (method, kind) in self._calls_of_ranks().items()},
-                "Watch": grpc.unary_stream_rpc_method_handler(
-                    received(self._on_watch, pb.WatchRequest),
-                    response_serializer=lambda reply: reply.SerializeToString(),
-                ),
-            },
-        )
+        handlers = {"Heartbeat": unary(self._on_heartbeat, pb.HostStatus), "Join": unary(self._on_join, pb.JoinRequest)}
+        return grpc.method_handlers_generic_handler(_CONTROL, handlers)
 
-    def _calls_of_ranks(self) -> dict[str, tuple[Callable[..., Message], type[Message]]]:
-        """Return the handler and request type of each call that has exactly one answer, by name."""
-        return {
-            "Register": (self._on_register, pb.RegisterRequest),
-            "Report": (self._on_report, pb.RankReport),
-        }
-
-    def _on_call(self, name: str, data: bytes, caller: Caller) -> Iterator[bytes]:
-        """Answer a call that a rank made without gRPC."""
-        if name == "Watch":
-            request = self._parsed(caller, functools.partial(parse, pb.WatchRequest), data)
-            yield from (update.SerializeToString() for update in self._on_watch(request, caller))
-            return
-        method, kind = self._calls_of_ranks()[name]
-        yield method(self._parsed(caller, functools.partial(parse, kind), data), caller).SerializeToString()
-
-    def _on_heartbeat(self, request: pb.HostStatus, context: _Context) -> pb.HostStatus:
+    def _on_heartbeat(self, request: pb.HostStatus, context: grpc.ServicerContext) -> pb.HostStatus:
         if request.protocol != CONTROL_PROTOCOL:
             # Ignore the status but answer, because the answer tells the caller that the protocols differ. This host
             # does not know who called. The answers to its own heartbeats show which peer has the other protocol.
@@ -329,7 +300,7 @@ class Hub:
         with self._changed:
             return status_to_proto(self._membership.own, has_metrics=status.host == self._membership.reporter)
 
-    def _on_join(self, request: pb.JoinRequest, context: _Context) -> pb.JoinReply:
+    def _on_join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
         """Admit a data host to the running job. Return when all living trainer hosts know it."""
         asked = self._parsed(context, request_from_proto, request)
         if self._reception is None:
@@ -351,14 +322,33 @@ class Hub:
                 self._changed.wait(_POLL_S)
         return self._reception.reply(joined)
 
-    def _on_register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
+    # The ranks of this host
+
+    def _answers_to_rank(self, data: bytes, connection: Connection) -> Iterator[bytes]:
+        """Yield the answers to a request of a rank. Raise `HeteroError` if the request is malformed."""
+        try:
+            request = parse(pb.RankRequest, data)
+            kind = request.WhichOneof("kind")
+            if kind == "register":
+                yield self._on_register(request.register).SerializeToString()
+            elif kind == "report":
+                self._on_report(record_of(RankReport, request.report))
+                yield b""
+            elif kind == "watch":
+                yield from (update.SerializeToString() for update in self._updates(connection))
+            else:
+                raise ProtocolError("a rank sent a request of no known kind")
+        except ProtocolError as error:
+            self._log_refusal(str(error))
+            raise
+
+    def _on_register(self, request: pb.RegisterRequest) -> pb.RegisterReply:
         with self.membership() as membership:
             membership.store(RankReport(rank=request.rank, generation=request.generation))
         elapsed_s = time.monotonic() - self._started_s
         return pb.RegisterReply(remote=self._remote, elapsed_s=elapsed_s, **fields_of(self._session_options))
 
-    def _on_report(self, request: pb.RankReport, context: _Context) -> pb.RankReportReply:
-        report = self._parsed(context, functools.partial(record_of, RankReport), request)
+    def _on_report(self, report: RankReport) -> None:
         with self.membership() as membership:
             if report.failure is not None:  # a rank does not know the name of its host
                 failure = dataclasses.replace(report.failure, host=membership.own.host, of_rank=True)
@@ -371,11 +361,10 @@ class Hub:
             # reach the arbiter before this one.
             with self._changed:
                 self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
-        return pb.RankReportReply()
 
-    def _on_watch(self, request: pb.WatchRequest, context: _Context) -> Iterator[pb.RankUpdate]:
+    def _updates(self, connection: Connection) -> Iterator[pb.RankUpdate]:
         sent: pb.RankUpdate | None = None
-        while context.is_active() and not self._stopping.is_set():
+        while not connection.is_ended() and not self._stopping.is_set():
             with self._changed:
                 update = self._rank_update()
                 if update == sent:
@@ -398,7 +387,9 @@ class Hub:
             stop_at=None if stop_at is None else pb.StopPoint(**fields_of(stop_at)),
         )
 
-    def _parsed(self, context: _Context, parse: Callable[[_Message], _Parsed], message: _Message) -> _Parsed:
+    def _parsed(
+        self, context: grpc.ServicerContext, parse: Callable[[_Message], _Parsed], message: _Message
+    ) -> _Parsed:
         try:
             return parse(message)
         except HeteroError as error:

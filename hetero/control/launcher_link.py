@@ -1,36 +1,49 @@
-"""How a rank calls its launcher: the three calls of `LauncherLink`, over gRPC or over a socket of this host.
+"""A rank's end of the link to its launcher, see `hetero.control.rank_server`.
 
-A rank of a job with endpoints uses gRPC, because its data plane does so too. A rank of a homogeneous job uses
-`hetero.control.host_socket`, because torch forks its loader's workers from the rank, and a process forked from one
-with an open gRPC channel can hang.
+It does not use gRPC. torch forks loader workers from ranks of a job without endpoints, and a process that is forked
+from one with an open gRPC channel can hang.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from typing import Any, Protocol
 
-from hetero.wire import channels  # before grpc, because channels sets grpc's environment
-
-import grpc  # isort: skip
-
-from hetero.control import security
-from hetero.control.host_socket import ADDRESS_PREFIX, SocketLink
+from hetero.control.security import Token, proof_of_rank
 from hetero.errors import AuthenticationError, HeteroError
+from hetero.wire.channels import MAX_REPLY_BYTES
+from hetero.wire.limits import GREETING
+from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
-from hetero.wire.tls import Tls
+from hetero.wire.tls import Tls, TlsError
+from hetero.wire.transports import choose_transport
+from hetero.wire.transports.interface import Connection
 
-__all__ = ["GrpcLink", "LauncherLink", "open_link"]
+__all__ = ["LauncherLink"]
 
 _CALL_TIMEOUT_S = 10.0
 
-_abandoned: list[GrpcLink] = []
-"""Links that this process inherited in a fork. They are never freed, because freeing a channel takes locks of gRPC, and
-the thread that holds such a lock may not exist in this process."""
 
+class LauncherLink:
+    """One rank's connection to its launcher. It allows one call at a time, and one `watch` beside it.
 
-class LauncherLink(Protocol):
-    """One rank's connection to the launcher of its host. It allows one call at a time, and one `watch` beside it."""
+    Args:
+        address: ``address:port`` of a `hetero.control.rank_server.RankServer`.
+        token: The job's token, if it has one.
+        job_id: Id of the job.
+        rank: This rank, for messages.
+        tls: TLS settings of this host. None for a job in plaintext.
+    """
+
+    def __init__(self, address: str, token: Token | None, *, job_id: str, rank: int, tls: Tls | None = None) -> None:
+        self._name = f"rank {rank}: its launcher at {address}"
+        host, _, port = address.rpartition(":")
+        self._place = host.strip("[]"), int(port)
+        self._host = "" if tls is None else tls.host
+        self._transport = choose_transport(tls)
+        self._hello = GREETING + proof_of_rank(token, job_id)
+        self._calls: Connection | None = None
+        self._watching: Connection | None = None
 
     def register(self, request: pb.RegisterRequest) -> pb.RegisterReply:
         """Announce this rank. Block until the launcher answers.
@@ -39,106 +52,80 @@ class LauncherLink(Protocol):
             AuthenticationError: If the launcher rejects this process.
             HeteroError: If the launcher cannot be reached.
         """
+        try:
+            return parse(pb.RegisterReply, self._call(pb.RankRequest(register=request)))
+        except TlsError as error:
+            raise HeteroError(f"{self._name} cannot be reached: TLS: {error}") from error
+        # A launcher closes the connection of a peer that it does not trust, without an answer.
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise AuthenticationError(f"{self._name} refuses the token, or belongs to another job") from error
+        except OSError as error:
+            raise HeteroError(f"{self._name} cannot be reached: {error}") from error
 
     def report(self, report: pb.RankReport) -> bool:
         """Send a report and block until the launcher answers. Return whether it answered."""
+        try:
+            self._call(pb.RankRequest(report=report))
+        except (OSError, HeteroError):
+            return False
+        return True
 
-    def watch(self, request: pb.WatchRequest) -> Iterator[pb.RankUpdate]:
+    def watch(self) -> Iterator[pb.RankUpdate]:
         """Yield the launcher's updates until the launcher ends or `cancel` is called.
 
         Raises:
             HeteroError: If the connection breaks.
         """
+        try:
+            self._watching = connection = self._connect(time.monotonic() + _CALL_TIMEOUT_S)
+            try:
+                connection.send(pb.RankRequest(watch=pb.WatchRequest()).SerializeToString())
+                while True:
+                    yield parse(pb.RankUpdate, _answer_of(connection.receive_message(MAX_REPLY_BYTES)))
+            finally:
+                self._watching = None
+                connection.close()
+        except OSError as error:
+            raise HeteroError(str(error)) from error
 
     def cancel(self) -> None:
         """End the `watch` in progress. Idempotent."""
+        watching = self._watching
+        if watching is not None:
+            watching.shut_down()
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
+        self.cancel()
+        self._hang_up()
 
-    def abandon(self) -> None:
-        """Give up the connection in a forked child, because it belongs to the parent."""
+    def _hang_up(self) -> None:
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
 
-
-def open_link(
-    address: str, token: security.Token | None, *, job_id: str, rank: int, tls: Tls | None = None
-) -> LauncherLink:
-    """Return the link to a launcher.
-
-    Args:
-        address: ``address:port``, or the address of a `hetero.control.host_socket.HostSocket`.
-        token: The job's token, if it has one.
-        job_id: Id of the job.
-        rank: This rank, for messages.
-        tls: TLS settings of this host. None for a job in plaintext.
-    """
-    if address.startswith(ADDRESS_PREFIX):
-        return SocketLink(address, token, rank=rank)
-    return GrpcLink(address, token, job_id=job_id, rank=rank, tls=tls)
-
-
-class GrpcLink:
-    """A `LauncherLink` over gRPC. See `open_link` for the arguments."""
-
-    def __init__(self, address: str, token: security.Token | None, *, job_id: str, rank: int, tls: Tls | None) -> None:
-        self._address = address
-        self._rank = rank
-        self._metadata = security.call_metadata(token, job_id)
-        self._channel = channels.open_channel(address, name="" if tls is None else tls.host, tls=tls)
-        self._watch_call: Any = None
-
-    def register(self, request: pb.RegisterRequest) -> pb.RegisterReply:
-        """See `LauncherLink`."""
+    def _call(self, request: pb.RankRequest) -> bytes:
+        deadline_s = time.monotonic() + _CALL_TIMEOUT_S
+        if self._calls is None:
+            self._calls = self._connect(deadline_s)
         try:
-            reply: pb.RegisterReply = self._call("Register", request, pb.RegisterReply, wait_for_ready=True)
-        except grpc.RpcError as error:
-            self._channel.close()
-            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-                raise AuthenticationError(
-                    f"rank {self._rank}: its launcher at {self._address} refuses the token"
-                ) from error
-            why = f"{error.code().name}, {channels.short_details(error)}"
-            raise HeteroError(f"rank {self._rank} cannot reach its launcher at {self._address}: {why}") from error
-        return reply
+            self._calls.send(request.SerializeToString(), deadline_s=deadline_s)
+            return _answer_of(self._calls.receive_message(MAX_REPLY_BYTES, deadline_s=deadline_s))
+        except (OSError, HeteroError):
+            self._hang_up()  # a late answer must not be read as the answer to the next call
+            raise
 
-    def report(self, report: pb.RankReport) -> bool:
-        """See `LauncherLink`."""
+    def _connect(self, deadline_s: float) -> Connection:
+        connection = self._transport.connect(*self._place, host=self._host, deadline_s=deadline_s)
         try:
-            self._call("Report", report, pb.RankReportReply)
-        except grpc.RpcError:
-            return False
-        return True
+            connection.send_raw(self._hello, deadline_s=deadline_s)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
-    def watch(self, request: pb.WatchRequest) -> Iterator[pb.RankUpdate]:
-        """See `LauncherLink`."""
-        method = self._channel.unary_stream(
-            "/hetero.v1.Launcher/Watch",
-            request_serializer=pb.WatchRequest.SerializeToString,
-            response_deserializer=pb.RankUpdate.FromString,
-        )
-        self._watch_call = method(request, metadata=self._metadata)
-        try:
-            yield from self._watch_call
-        except grpc.RpcError as error:
-            raise HeteroError(error.code().name.lower()) from error
 
-    def cancel(self) -> None:
-        """See `LauncherLink`."""
-        if self._watch_call is not None:
-            self._watch_call.cancel()
-
-    def close(self) -> None:
-        """See `LauncherLink`."""
-        self._channel.close()
-
-    def abandon(self) -> None:
-        """See `LauncherLink`."""
-        _abandoned.append(self)
-
-    def _call(self, method: str, request: Any, reply: Any, **options: Any) -> Any:
-        call = self._channel.unary_unary(
-            f"/hetero.v1.Launcher/{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=reply.FromString,
-        )
-        return call(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata, **options)
+def _answer_of(message: bytes | None) -> bytes:
+    if message is None:
+        raise ConnectionResetError("the launcher has closed the connection")
+    return message

@@ -35,6 +35,7 @@ __all__ = [
     "call_metadata",
     "is_of_other_job",
     "load_token",
+    "proof_of_rank",
     "token_from_environment",
     "token_memfd",
     "write_token",
@@ -213,6 +214,17 @@ def call_metadata(token: Token | None, job_id: str, *, incarnation: str = "") ->
     return ids if token is None else ((_AUTHORIZATION, _Bearer(token)), *ids)
 
 
+def proof_of_rank(token: Token | None, job_id: str) -> bytes:
+    """Return the 32 bytes with which a rank begins its connections to a launcher. They do not show the token.
+
+    Args:
+        token: The job's token. Without one, the bytes prove only that the peer knows the job's id.
+        job_id: Id of the job.
+    """
+    secret = b"" if token is None else token.reveal().encode("ascii")
+    return hmac.digest(secret, b"rank of " + job_id.encode("utf-8"), "sha256")
+
+
 def is_of_other_job(error: grpc.RpcError, job_id: str) -> bool:
     """Return whether a server of another job than ``job_id`` rejected a call for its token."""
     found = _values(list(error.trailing_metadata() or ()), _JOB_DIGEST)
@@ -286,13 +298,13 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         policy = self._policies.get(handler_call_details.method)
         metadata = list(handler_call_details.invocation_metadata or ())
         if policy is None or not self._is_authentic(_values(metadata, _AUTHORIZATION)):
-            self.count_failure()
+            self._count_failure()
             return self._unauthenticated
         if policy is Policy.NEWCOMER:
             return continuation(handler_call_details)
         jobs = _values(metadata, _JOB)
         if len(jobs) != 1 or not hmac.compare_digest(jobs[0], self._job_id):
-            self.count_failure()
+            self._count_failure()
             return self._other_job
         meant = _values(metadata, _INCARNATION)
         is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
@@ -308,8 +320,8 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         scheme, _, candidate = values[0].partition(b" ") if len(values) == 1 else (b"", b"", b"")
         return self._token.matches(candidate) and scheme.lower() == b"bearer"
 
-    def count_failure(self) -> None:
-        """Count a rejected call and log it, at most once per `LOG_INTERVAL_S`. Servers without gRPC call this, too."""
+    def _count_failure(self) -> None:
+        """Count a rejected call and log it, at most once per `LOG_INTERVAL_S`."""
         with self._lock:
             self._auth_failures += 1
             total, now_s = self._auth_failures, self._clock()

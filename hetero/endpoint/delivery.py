@@ -1,43 +1,33 @@
 """The connections over which an endpoint delivers batches.
 
-One thread accepts connections and reads the first bytes of each. It closes a connection whose first bytes hold no valid
-session token. It also does the TLS handshakes, which take about a millisecond of work each. It never waits for the
-bytes of one peer, so a peer that stops in the middle of a handshake does not delay other peers.
-
-Each admitted connection has its own thread, which reads the requests. It also sends the answers, except for those of
-`hetero.endpoint.replies.LATER`. A session token is valid during the reader's call of Attend
+A `hetero.wire.transports.greeter.Greeter` accepts connections, and closes those whose first bytes hold no valid session
+token. Each admitted connection has its own thread, which reads the requests. It also sends the answers, except for
+those of `hetero.endpoint.replies.LATER`. A session token is valid during the reader's call of Attend
 (`hetero.endpoint.service`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import logging
-import math
 import secrets
-import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from hetero.endpoint.replies import Answer, Later, Reply
 from hetero.errors import ProtocolError
 from hetero.system.fault_injection import Strike, faults_at
-from hetero.system.waits import LOG_INTERVAL_S, POLL_S, SHORT_POLL_S
 from hetero.wire.faults import Fault
 from hetero.wire.framing import EncodedBatch, encode_refusal
-from hetero.wire.limits import GREETING, MAX_FETCH_BYTES, SESSION_TOKEN_BYTES
-from hetero.wire.tls import TlsError
+from hetero.wire.limits import MAX_FETCH_BYTES, SESSION_TOKEN_BYTES
+from hetero.wire.transports.greeter import Greeter
 from hetero.wire.transports.interface import Connection, Transport, UnauthenticatedPeer
 
 __all__ = ["Delivery"]
 
-_HELLO_BYTES = len(GREETING) + SESSION_TOKEN_BYTES
-_HELLO_TIMEOUT_S = 5.0  # includes the TLS handshake
-_MAX_PEERS = 128
 _MAX_CONNECTIONS = 1024  # each has a thread, even while it is idle, but readers keep few idle connections
 _REJECT_S = 5.0  # seconds for a surplus connection to send a request, which is then refused
 _REJECT_BYTES = 2**20  # a surplus connection with a longer request is closed
@@ -46,32 +36,6 @@ Answerer: TypeAlias = Callable[[bytes, Reply], Answer | Later]
 """Called with a request. Returns the answer, or `LATER` if it will call `Reply.send`."""
 
 logger = logging.getLogger(__name__)
-
-
-class _Hello:
-    """The bytes that an unauthenticated peer has sent, and the deadline for the rest."""
-
-    def __init__(self) -> None:
-        self.received = b""
-        self.deadline_s = time.monotonic() + _HELLO_TIMEOUT_S
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether the bytes cannot be the start of a greeting."""
-        return not (self.received + GREETING[len(self.received) :]).startswith(GREETING)
-
-
-class _RareWarning:
-    """Logs a warning at most every 10 s. For use by one thread."""
-
-    def __init__(self) -> None:
-        self._next_s = -math.inf
-
-    def __call__(self, text: str, *facts: object) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + LOG_INTERVAL_S
-            logger.warning(text, *facts)
 
 
 class Delivery:
@@ -101,21 +65,22 @@ class Delivery:
         self._is_draining = False
         self.is_stopped = False
         """Whether the grace period of `stop` has ended."""
-        self._peers: dict[UnauthenticatedPeer, _Hello] = {}
         self._fetch_fault, self._send_fault = faults_at("Fetch"), faults_at("send")
-        self._warn_of_rejected, self._warn_of_failed = _RareWarning(), _RareWarning()
-        self._listener = transport.listen(address)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self.port = self._listener.port
+        self.greeter = Greeter(
+            transport.listen(address),
+            self._admit,
+            name="delivery",
+            expected="a session token",
+            # A reader that lost its link while this host was frozen may have left a connection with its old token.
+            was_valid=self._dismissed.__contains__,
+        )
+        self.port = self.greeter.port
         self.num_batches = 0
         """Batches that were sent completely."""
-        self.num_rejected = 0
-        """Connections rejected because they failed TLS or showed no valid session token of this job."""
 
     def start(self) -> None:
         """Start to accept connections."""
-        threading.Thread(target=self._accept, name="delivery", daemon=True).start()
+        self.greeter.start()
 
     def admit(self) -> bytes:
         """Make a session token and return it."""
@@ -149,94 +114,14 @@ class Delivery:
             self._changed.wait_for(lambda: not self._num_busy, grace_s)
             self.is_stopped = True
             session_tokens = list(self._session_tokens)
-        self._listener.shut_down()  # wakes the accepting thread
+        self.greeter.stop()
         for session_token in session_tokens:
             self.dismiss(session_token)
 
-    # Unauthenticated peers
-
-    def _accept(self) -> None:
-        with contextlib.closing(self._listener), self._selector:
-            while not self.is_stopped:
-                for key, _ in self._selector.select(POLL_S):
-                    if key.fileobj is self._listener:
-                        self._accept_peer()
-                    elif key.fileobj in self._peers:  # otherwise it was closed to make room for a newer peer
-                        with self._closing_on_failure(key.fileobj):
-                            self._read_greeting(key.fileobj)
-                now_s = time.monotonic()
-                while self._peers and next(iter(self._peers.values())).deadline_s <= now_s:
-                    self._reject(next(iter(self._peers)))
-            for peer in list(self._peers):
-                self._reject(peer)
-
-    def _accept_peer(self) -> None:
-        try:
-            peer = self._listener.accept()
-        except Exception as error:  # noqa: BLE001 - if descriptors or memory run out, the listener stays readable
-            if not self.is_stopped:
-                self._warn_of_failed("cannot accept connections of readers: %s", error)
-            # No event reports that a descriptor is free again.
-            time.sleep(SHORT_POLL_S)
-            return
-        if len(self._peers) >= _MAX_PEERS:
-            self._reject(next(iter(self._peers)))
-        with self._closing_on_failure(peer):
-            self._peers[peer] = _Hello()
-            self._selector.register(peer, selectors.EVENT_READ)
-            self._read_greeting(peer)  # nearly always the bytes have arrived already
-
-    @contextlib.contextmanager
-    def _closing_on_failure(self, peer: UnauthenticatedPeer) -> Iterator[None]:
-        """Close the peer's connection if the body raises. The exception does not end the accepting thread."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - for example when memory runs out
-            self._warn_of_failed("a connection was closed: %r", error)
-            self._reject(peer)
-
-    def _read_greeting(self, peer: UnauthenticatedPeer) -> None:
-        hello = self._peers[peer]
-        try:
-            received = peer.receive(_HELLO_BYTES - len(hello.received))
-        except TlsError as error:
-            self.num_rejected += 1
-            self._warn_of_rejected("rejected a connection, TLS: %s (%d so far)", error, self.num_rejected)
-            self._reject(peer)
-            return
-        if received is None:
-            return
-        hello.received += received
-        is_complete = len(hello.received) == _HELLO_BYTES
-        if received and not hello.is_wrong and not is_complete:
-            return
-        self._forget(peer)
-        if is_complete and not hello.is_wrong and self._admit(peer, hello):
-            return
-        # A reader that lost its link while this host was frozen may have left a connection with its old session token.
-        was_dismissed = hello.received[len(GREETING) :] in self._dismissed
-        if (is_complete and not was_dismissed) or hello.is_wrong:
-            self.num_rejected += 1
-            # Log none of the bytes that the peer sent, because it chose them.
-            self._warn_of_rejected(
-                "rejected a connection without a session token of this job (%d so far)", self.num_rejected
-            )
-        self._reject(peer)
-
-    def _forget(self, peer: UnauthenticatedPeer) -> None:
-        if self._peers.pop(peer, None) is not None:
-            with contextlib.suppress(KeyError):  # perhaps it was never registered
-                self._selector.unregister(peer)
-
-    def _reject(self, peer: UnauthenticatedPeer) -> None:
-        self._forget(peer)
-        peer.close()
-
     # Admitted connections
 
-    def _admit(self, peer: UnauthenticatedPeer, hello: _Hello) -> bool:
+    def _admit(self, peer: UnauthenticatedPeer, shown: bytes) -> bool:
         """Start a thread for the connection if its session token is valid. Return whether it is."""
-        shown = hello.received[len(GREETING) :]
         with self._lock:
             session_token = next((known for known in self._session_tokens if hmac.compare_digest(known, shown)), None)
             if session_token is None:

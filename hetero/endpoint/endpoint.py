@@ -196,7 +196,7 @@ class Endpoint:
             num_overruns=self._compute.num_overruns,
             late_s=self._compute.late_s,
             busy_s=self._compute.busy_s,
-            auth_failures=self._access.auth_failures + self._service.delivery.num_rejected,
+            auth_failures=self._access.auth_failures + self._service.delivery.greeter.num_rejected,
             private_bytes=0 if self._memory is None else self._memory.private_bytes,
             shared_bytes=0 if self._memory is None else self._memory.shared_bytes,
             **dataclasses.asdict(COUNTS),

@@ -167,9 +167,6 @@ class LaunchedHost:
         tls = self._load_tls()
         self.address = self.address_of(self.name)
         self.hub = stack.enter_context(make_hub(self, token, tls, started_s=self._started_s))
-        # Ranks that load their data themselves must not use gRPC, because torch forks loader workers from them.
-        is_without_grpc = self.placement.num_ranks > 0 and not self.placement.remote
-        self.rank_socket = stack.enter_context(self.hub.open_host_socket()) if is_without_grpc else None
         self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
         stack.callback(sweep_memory)  # after the processes below have ended
         # At the end, kill the processes that the script has left behind. The launcher has stopped its own children by

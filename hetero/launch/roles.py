@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
 from hetero.control.membership import Membership
-from hetero.control.rank.session import LAUNCHER_VARIABLE
+from hetero.control.rank.session import LAUNCHER_VARIABLE, REMOTE_VARIABLE
 from hetero.control.status import Cause, HostState, HostStatus, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import progress
@@ -208,8 +208,11 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
 
 def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
     # Collect what the ranks need to know.
-    launcher = join_address(host.address, host.hub.port) if host.rank_socket is None else host.rank_socket.address
-    environment = {**host.child_environment, LAUNCHER_VARIABLE: launcher}
+    environment = {
+        **host.child_environment,
+        LAUNCHER_VARIABLE: join_address(host.address, host.hub.rank_port),
+        REMOTE_VARIABLE: str(int(host.placement.remote)),
+    }
     if host.options.audit:
         environment[DIRECTORY_VARIABLE] = str(host.output_folder)
     with host.hub.membership() as membership:

@@ -76,7 +76,9 @@ class Admission(TypedDict):
     """What a worker or data host needs to know about its job. Ray sends it only to the processes that ask."""
 
     launcher: str
-    """``address:port`` of the hub."""
+    """``address:port`` of the hub, for data hosts."""
+    rank_launcher: str
+    """``address:port`` of the hub, for workers."""
     job_id: str
     token: str
     host: str
@@ -98,7 +100,7 @@ class Coordinator:
         self._job_id = f"ray-{secrets.token_hex(4)}"
         self._address = node_address()
         self._changed = threading.Condition()
-        self._port = 0
+        self._port = self._rank_port = 0
         self._failure = ""
         self._serving: list[str] = []
         self._wanted: dict[str, int] | None = None
@@ -139,6 +141,7 @@ class Coordinator:
         """Return what a worker needs to connect."""
         return {
             "launcher": join_address(self._address, self._port),
+            "rank_launcher": join_address(self._address, self._rank_port),
             "job_id": self._job_id,
             "token": self._token.reveal(),
             "host": "",
@@ -197,6 +200,7 @@ class Coordinator:
             return
         with self._changed:
             self._port = fact.get("port", self._port)
+            self._rank_port = fact.get("rank_port", self._rank_port)
             self._serving = fact.get("hosts", self._serving)
             self._wanted = fact.get("wanted", self._wanted)
             self._changed.notify_all()

@@ -10,7 +10,7 @@ which the actor sends when the data hosts have ended. A worker that fails does n
 
 It writes one JSON object per line to standard output, for the actor that started it::
 
-    {"port": 40123}                             the hub listens
+    {"port": 40123, "rank_port": 40124}         the hub listens, for launchers and for ranks
     {"hosts": ["data-0", "data-1"]}             the data hosts that serve now, after each change
     {"wanted": {"hosts": 3, "low": 2, "high": 4}}   the number of data hosts that the job could use
 """
@@ -128,7 +128,7 @@ class _Coordinator:
     def run(self) -> None:
         """Serve until SIGTERM. Then tell the data hosts to end, and wait for the next signal, SIGINT."""
         with self.hub, SignalWaiter((signal.SIGTERM, signal.SIGINT)) as waiter:
-            _tell({"port": self.hub.port})
+            _tell({"port": self.hub.port, "rank_port": self.hub.rank_port})
             ticks = 0
             while not (signals := waiter.wait(min(0.5, self._timings.heartbeat_s / 2))):
                 ticks += 1

@@ -82,7 +82,7 @@ def _open_session(admission: Admission, rank: int, world_size: int) -> RankSessi
     try:
         session = sessions.connect(
             {
-                LAUNCHER_VARIABLE: admission["launcher"],
+                LAUNCHER_VARIABLE: admission["rank_launcher"],
                 TOKEN_FILE_VARIABLE: token_path,
                 "HETERO_JOB_ID": admission["job_id"],
                 "RANK": str(rank),

@@ -170,9 +170,6 @@ class CheckSession(RankSession):
         """End the endpoints."""
         self._pool.stop(0.0)
 
-    def abandon(self) -> None:
-        """Do nothing in a forked child, because the thread of the pool belongs to the parent."""
-
     def end(self) -> Any:
         """End the script.
 

@@ -112,8 +112,8 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
         ("grpc.keepalive_permit_without_calls", 1),
         # Limits the TLS and HTTP/2 handshakes of a new connection. The default is two minutes.
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-        # Limits how long a connection may be without calls. hetero's own connections always have calls: ranks call
-        # Watch, launchers Heartbeat, readers Attend.
+        # Limits how long a connection may be without calls. hetero's own connections always have calls: launchers call
+        # Heartbeat, readers Attend.
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
         # gRPC cores that know this option reject further connections. Others accept until descriptors run out.
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),

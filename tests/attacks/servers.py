@@ -155,6 +155,7 @@ def launcher() -> Iterator[Server]:
             remote=True,
             session_options=session_options,
             heartbeat_s=2.0,
+            num_ranks=1,
         )
     with running:
         server = Server(

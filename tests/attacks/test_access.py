@@ -83,11 +83,7 @@ def tokens(server: Server, name: str) -> list[tuple[str, str | bytes]]:
 
 def is_served(server: Server) -> bool:
     """Tell whether a holder of the token gets an answer from the method behind, be it that its request is no good."""
-    method = {
-        "endpoint": "/hetero.v1.Data/Describe",
-        "launcher": "/hetero.v1.Launcher/Report",
-        "registrar": "/hetero.v1.Control/Join",
-    }[server.name]
+    method = "/hetero.v1.Data/Describe" if server.name == "endpoint" else "/hetero.v1.Control/Join"
     try:
         return server.call(method, server.metadata) == b""
     except grpc.RpcError as error:
@@ -278,8 +274,6 @@ def test_forged_heartbeat_changes_nothing(running: dict[str, Server], form: str)
             server.refusal("/hetero.v1.Control/Heartbeat", tokens(server, form), request=forged.SerializeToString())
             == REFUSED
         )
-    report = control_pb2.RankReport(rank=0, failure=cause).SerializeToString()
-    assert server.refusal("/hetero.v1.Launcher/Report", tokens(server, form), request=report) == REFUSED
     with server.running.membership() as membership:
         assert membership.own.decided is None
         assert membership.own.failure is None

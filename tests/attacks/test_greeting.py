@@ -99,10 +99,10 @@ def test_bad_greeting_is_closed_without_a_word_and_counted(
 ) -> None:
     delivery = endpoint.running._service.delivery
     with attended(endpoint) as session_token, caplog.at_level(logging.DEBUG):
-        before = delivery.num_rejected
+        before = delivery.greeter.num_rejected
         for number in range(1, 6):
             assert heard(("127.0.0.1", endpoint.batch_port), FORMS[form](session_token) + then) == b""
-            wait_for(lambda number=number: delivery.num_rejected == before + number)
+            wait_for(lambda number=number: delivery.greeter.num_rejected == before + number)
         assert endpoint.running.statistics().auth_failures >= before + 5
     assert sum("rejected a connection" in record.message for record in caplog.records) <= 1
     assert session_token.hex() not in caplog.text
@@ -119,7 +119,7 @@ def test_greeting_that_ends_early_admits_nobody(endpoint: Server, length: int) -
             connection.sendall((GREETING + session_token)[:length])
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b""
-        wait_for(lambda: not delivery._peers)
+        wait_for(lambda: not delivery.greeter._peers)
         assert delivery._num_connections == 0
     assert is_served(endpoint)
 

@@ -19,7 +19,6 @@ from unauthenticated_peers import KINDS, UnauthenticatedPeers
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
-from hetero.endpoint import delivery as delivery_module
 from hetero.endpoint.endpoint import allow_descriptors
 from hetero.endpoint.link import EndpointLink
 from hetero.wire import channels
@@ -27,6 +26,7 @@ from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import GREETING, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.transports import greeter
 
 import grpc  # isort: skip
 
@@ -40,7 +40,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
     """An endpoint that gives unauthenticated peers less time than users' do."""
     monkeypatch.setattr(channels, "HANDSHAKE_MS", 2_000)
     monkeypatch.setattr(channels, "MAX_IDLE_MS", 2_000)
-    monkeypatch.setattr(delivery_module, "_HELLO_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(greeter, "_HELLO_TIMEOUT_S", 2.0)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     allow_descriptors()  # as endpoints do; and both ends of every connection are in this process
     with servers.endpoint(tmp_path) as server:
@@ -74,7 +74,7 @@ def test_idle_connections_are_closed_and_readers_served_meanwhile(endpoint: Serv
         wait_for(lambda: is_served(endpoint), 5.0)
         # Ours are among them: each connection has an end here, too.
         assert num_descriptors() - before <= 2 * NUM + 64
-        assert len(endpoint.running._service.delivery._peers) <= delivery_module._MAX_PEERS
+        assert len(endpoint.running._service.delivery.greeter._peers) <= greeter._MAX_PEERS
         # Few threads refuse calls; no connection has one of its own.
         assert threading.active_count() - threads <= 16
         # Those who answer gRPC's pings have no calls: they are closed for that. The others answer none.

@@ -53,12 +53,12 @@ def make_hub(
     host: str,
     ports: dict[str, int],
     *,
-    token: security.Token = TOKEN,
+    token: security.Token | None = TOKEN,
     port: int = 0,
     job_id: str = "job-a",
     life: int = 1,
     names: Names | None = None,
-    num_ranks: int = 0,
+    num_ranks: int = 1,
     tls: Tls | None = None,
 ) -> Hub:
     """Return the hub of one of two hosts; ``ports`` collects where they listen."""

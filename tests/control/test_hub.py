@@ -290,19 +290,6 @@ def test_hub_of_another_job_at_the_address_is_told_by_its_id() -> None:
             wait_for(hub, lambda membership, text=text, peer=peer: text in last_word(membership, peer))  # type: ignore[misc]
 
 
-def test_hub_of_many_ranks_answers_while_all_of_them_watch() -> None:
-    num_ranks = 100
-    with make_hub("trainer", {}, num_ranks=num_ranks) as trainer:
-        metadata = security.call_metadata(TOKEN, "job-a")
-        channel = grpc.insecure_channel(f"127.0.0.1:{trainer.port}")
-        with contextlib.closing(channel):
-            watch = channel.unary_stream("/hetero.v1.Launcher/Watch")
-            watches = [watch(b"", metadata=metadata, timeout=60) for _ in range(num_ranks)]
-            for update in watches:
-                next(update)
-            channel.unary_unary("/hetero.v1.Launcher/Register")(b"", metadata=metadata, timeout=20)
-
-
 @pytest.mark.fault("F30")
 def test_hub_port_in_use_names_the_port() -> None:
     ports: dict[str, int] = {}

@@ -37,7 +37,7 @@ def test_hubs_under_tls_meet_and_their_ranks_register() -> None:
         data.update(state=HostState.SERVING)
         wait_for(trainer, lambda membership: not membership.missing(Role.DATA, at_least=HostState.SERVING))
         session = RankSession(
-            f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1, tls=tls(host="trainer")
+            f"127.0.0.1:{trainer.rank_port}", TOKEN, job_id="job-a", rank=0, world_size=1, tls=tls(host="trainer")
         )
         with contextlib.closing(session):
             assert session.options.prepare_timeout_s == 2
@@ -101,5 +101,5 @@ def test_rank_with_other_tls_than_its_launcher_is_refused(
     monkeypatch.setattr("hetero.control.launcher_link._CALL_TIMEOUT_S", 1.0)
     ports = {"data": 1}
     own = tls(host="trainer")
-    with make_hub("trainer", ports, tls=own) as trainer, pytest.raises(HeteroError, match="cannot reach"):
-        RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1, tls=given())
+    with make_hub("trainer", ports, tls=own) as trainer, pytest.raises(HeteroError, match="its launcher at"):
+        RankSession(f"127.0.0.1:{trainer.rank_port}", TOKEN, job_id="job-a", rank=0, world_size=1, tls=given())

@@ -49,7 +49,7 @@ def peer_of(served: Delivery, streams: contextlib.ExitStack, said: bytes = b"") 
 
 def connected(served: Delivery, streams: contextlib.ExitStack, connect: Connect | None = None) -> Connection:
     """Return a connection on which nothing was said yet: over the delivery's own transport, unless another is given."""
-    connect = connect or (NETWORK if served._listener in NETWORK._listeners.values() else TCP).connect
+    connect = connect or (NETWORK if served.greeter._listener in NETWORK._listeners.values() else TCP).connect
     return streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port)))
 
 

@@ -52,13 +52,13 @@ class Endpoint:
         self.delivery = self.service.delivery
         self.delivery._answer = answer
         self.num_admitted = 0
-        admit = self.delivery._admit
+        admit = self.delivery.greeter._admit
 
-        def counting(peer: UnauthenticatedPeer, hello: Any) -> bool:
+        def counting(peer: UnauthenticatedPeer, shown: bytes) -> bool:
             self.num_admitted += 1
-            return admit(peer, hello)
+            return admit(peer, shown)
 
-        self.delivery._admit = counting  # type: ignore[method-assign]
+        self.delivery.greeter._admit = counting  # type: ignore[method-assign]
         self._threads = ThreadPoolExecutor(16)
         self.server = grpc.server(self._threads, [self.service.handler()], options=channels.server_options())
         port = channels.bind(self.server, address)

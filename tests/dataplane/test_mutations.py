@@ -20,6 +20,7 @@ from seeds import BATCHES, answer, seeds
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
+from hetero.control.security import proof_of_rank
 from hetero.endpoint.link import EndpointLink
 from hetero.errors import DatasetError, ProtocolError
 from hetero.wire.faults import CallFailedError
@@ -45,7 +46,6 @@ REQUEST = pb.FetchRequest(
 ).SerializeToString()
 CONTROL_SEEDS = {
     "/hetero.v1.Control/Heartbeat": [data[1:] for data in seeds() if data[0] == 6],
-    "/hetero.v1.Launcher/Report": [data[1:] for data in seeds() if data[0] == 7],
     "/hetero.v1.Control/Join": [
         control_pb2.JoinRequest(
             protocol=1,
@@ -57,8 +57,15 @@ CONTROL_SEEDS = {
             options={"data plane protocol": "1"},
         ).SerializeToString()
     ],
-    "/hetero.v1.Launcher/Register": [control_pb2.RegisterRequest(rank=1, world_size=2).SerializeToString()],
 }
+RANK_SEEDS = [
+    control_pb2.RankRequest(register=control_pb2.RegisterRequest(rank=1, world_size=2)).SerializeToString(),
+    *(
+        control_pb2.RankRequest(report=control_pb2.RankReport.FromString(data[1:])).SerializeToString()
+        for data in seeds()
+        if data[0] == 7
+    ),
+]
 
 
 def threads() -> int:
@@ -103,11 +110,33 @@ def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture, num_c
             except grpc.RpcError as error:
                 codes[error.code()] += 1
                 texts.add(error.details() or "")
-        assert server.call("/hetero.v1.Launcher/Report", metadata) == b""
+        heartbeat = "/hetero.v1.Control/Heartbeat"
+        assert server.call(heartbeat, metadata, request=CONTROL_SEEDS[heartbeat][0])
     # A heartbeat with another name is one of a stranger.
     assert set(codes) == {"accepted", grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
     assert min(codes["accepted"], codes[grpc.StatusCode.INVALID_ARGUMENT]) > num_calls / 15
     assert not any("Traceback" in text for text in texts)
+
+
+@pytest.mark.parametrize("num_requests", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_launcher_survives_mutated_requests_of_ranks(caplog: pytest.LogCaptureFixture, num_requests: int) -> None:
+    rng = random.Random(8)
+    outcomes: Counter[str] = Counter()
+    with servers.launcher() as server:
+        hello = GREETING + proof_of_rank(server.token, servers.JOB)
+        for _ in range(num_requests):
+            with contextlib.closing(connect("127.0.0.1", server.running.rank_port)) as stream:
+                stream.send_raw(hello)
+                stream.send(mutate(rng.choice(RANK_SEEDS), rng))
+                # A mutated request may be one to watch, whose connection stays open.
+                stream.send(RANK_SEEDS[0])
+                try:
+                    outcomes["ended" if stream.receive_message(2**20) is None else "answered"] += 1
+                except ConnectionResetError:
+                    outcomes["ended"] += 1
+        wait_for(lambda: not server.running._ranks._connections)
+    assert min(outcomes["answered"], outcomes["ended"]) > num_requests / 15
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("num_connections", [600, pytest.param(30_000, marks=pytest.mark.long)])

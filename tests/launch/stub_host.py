@@ -48,10 +48,15 @@ class StubHost:
         self.name = name
         self.trainer_hosts = tuple(member.host for member in members if member.role is Role.TRAINER)
         self.known = Membership(members, _status(name, state), timings=self.timings, clock=time.monotonic)
-        self.hub = SimpleNamespace(membership=self._membership, port=1)
-        self.rank_socket = None
+        self.hub = SimpleNamespace(membership=self._membership, rank_port=1)
         self.placement = SimpleNamespace(
-            num_endpoints=0, num_ranks=1, num_gpus=0, framework="torch", data_service="", servers=Servers(number=0)
+            num_endpoints=0,
+            num_ranks=1,
+            num_gpus=0,
+            framework="torch",
+            data_service="",
+            remote=False,
+            servers=Servers(number=0),
         )
         self.options = SimpleNamespace(
             profile=False,

@@ -58,9 +58,6 @@ class FakeSession:
     def register_timer(self, timer: Any) -> None:
         self.timers.append(timer)
 
-    def abandon(self) -> None:
-        """In a forked worker."""
-
     def check_stop(self, timer: object) -> None:
         self.stops += 1
         if self.stops_at == self.stops:

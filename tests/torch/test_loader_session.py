@@ -99,6 +99,7 @@ def test_loader_in_a_homogeneous_job_starts_workers_as_it_is_told(join: Any) -> 
 
 def test_loader_in_a_child_of_a_rank_raises_at_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HETERO_LAUNCHER", "127.0.0.1:17170")
+    monkeypatch.setenv("HETERO_REMOTE", "1")
     loader = DataLoader(loader_test_noisy(4), batch_size=2)
     assert len(loader) == 2
     with pytest.raises(ConfigError, match="a process that a rank has started requests batches"):
@@ -107,5 +108,6 @@ def test_loader_in_a_child_of_a_rank_raises_at_its_first_batch(monkeypatch: pyte
 
 
 def test_loader_in_a_child_of_a_rank_without_data_hosts_loads_locally(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HETERO_LAUNCHER", "unix-abstract:hetero-1-a")
+    monkeypatch.setenv("HETERO_LAUNCHER", "127.0.0.1:17170")
+    monkeypatch.setenv("HETERO_REMOTE", "0")
     assert len(list(DataLoader(loader_test_noisy(4), batch_size=2, num_workers=1))) == 2

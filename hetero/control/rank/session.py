@@ -18,12 +18,17 @@ from typing import NoReturn
 
 from hetero.control import security
 from hetero.control.directory import BATCHES, Directory, EndpointRecord
-from hetero.control.host_socket import ADDRESS_PREFIX
-from hetero.control.launcher_link import open_link
+from hetero.control.launcher_link import LauncherLink
 from hetero.control.rank.alone import EXIT_SIGTERM, end_if_requested, record_requests
 from hetero.control.rank.callbacks import CallbackFailure, run_callbacks
 from hetero.control.rank.stopping import LateStop
-from hetero.control.rank.variables import HOST_VARIABLE, LAUNCHER_VARIABLE, RESTART_VARIABLE, TLS_VARIABLE
+from hetero.control.rank.variables import (
+    HOST_VARIABLE,
+    LAUNCHER_VARIABLE,
+    REMOTE_VARIABLE,
+    RESTART_VARIABLE,
+    TLS_VARIABLE,
+)
 from hetero.control.status import (
     MAX_LOADERS,
     Cause,
@@ -44,6 +49,7 @@ from hetero.wire.tls import Tls
 __all__ = [
     "HOST_VARIABLE",
     "LAUNCHER_VARIABLE",
+    "REMOTE_VARIABLE",
     "RESTART_VARIABLE",
     "TLS_VARIABLE",
     "RankSession",
@@ -67,6 +73,8 @@ _DECISION_TIMEOUT_S = 20.0
 
 _session: RankSession | None = None
 _callbacks: list[Callable[[], object]] = []
+_inherited: list[RankSession] = []
+"""In a process that a rank has forked: the session of its parent. It is kept, so its connections stay as they are."""
 
 
 class RankSession:
@@ -139,7 +147,7 @@ class RankSession:
         # A rank of `hetero launch` has done this at its start, one of Ray has not. The threads below allocate.
         keep_freed_memory()
         # Register with the launcher, whose reply has the options of this job.
-        self._link = open_link(launcher, token, job_id=job_id, rank=rank, tls=tls)
+        self._link = LauncherLink(launcher, token, job_id=job_id, rank=rank, tls=tls)
         reply = self._link.register(pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation))
         self.remote: bool = reply.remote
         self.options = record_of(SessionOptions, reply)
@@ -259,10 +267,6 @@ class RankSession:
             thread.join(2.0)
         self._link.close()
 
-    def abandon(self) -> None:
-        """Give up the connection in a forked child, because it belongs to the parent."""
-        self._link.abandon()
-
     def end(self) -> NoReturn:
         """End this process as `check_stop` does. Call this on the script's thread."""
         self.stopped = True
@@ -292,7 +296,7 @@ class RankSession:
         while not self._closing.is_set():
             with errors.during("following the launcher's directory"):
                 try:
-                    for update in self._link.watch(pb.WatchRequest(rank=self.rank)):
+                    for update in self._link.watch():
                         self._apply(update)
                 except HeteroError as error:
                     if not self._closing.is_set():
@@ -423,8 +427,7 @@ def current() -> RankSession | None:
 
 def is_child_of_rank(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether a rank of a job with endpoints started this process, which then has no session."""
-    launcher = environ.get(LAUNCHER_VARIABLE, "")
-    return _session is None and bool(launcher) and not launcher.startswith(ADDRESS_PREFIX)
+    return _session is None and LAUNCHER_VARIABLE in environ and environ.get(REMOTE_VARIABLE) == "1"
 
 
 def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
@@ -481,7 +484,7 @@ def end_if_stopping() -> None:
 def _after_fork_in_child() -> None:
     global _session
     if _session is not None:
-        _session.abandon()
+        _inherited.append(_session)
         _session = None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["HOST_VARIABLE", "LAUNCHER_VARIABLE", "RESTART_VARIABLE", "TLS_VARIABLE"]
+__all__ = ["HOST_VARIABLE", "LAUNCHER_VARIABLE", "REMOTE_VARIABLE", "RESTART_VARIABLE", "TLS_VARIABLE"]
 
 LAUNCHER_VARIABLE = "HETERO_LAUNCHER"
-"""Environment variable with the address of this host's launcher. See `hetero.control.launcher_link.open_link`."""
+"""Environment variable with the address of this host's launcher. See `hetero.control.launcher_link`."""
+REMOTE_VARIABLE = "HETERO_REMOTE"
+"""Environment variable with 1 if endpoints compute the batches of the ranks, else 0."""
 HOST_VARIABLE = "HETERO_LAUNCHER_HOST"
 """Environment variable with the name of this host, which its certificate contains."""
 TLS_VARIABLE = "HETERO_TLS_DIR"

@@ -222,11 +222,19 @@ class RegisterReply(_message.Message):
     elapsed_s: float
     def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ..., max_batch_bytes: _Optional[int] = ..., data_service: _Optional[str] = ..., wants_step_times: bool = ..., profile: bool = ..., elapsed_s: _Optional[float] = ...) -> None: ...
 
+class RankRequest(_message.Message):
+    __slots__ = ("register", "report", "watch")
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    register: RegisterRequest
+    report: RankReport
+    watch: WatchRequest
+    def __init__(self, register: _Optional[_Union[RegisterRequest, _Mapping]] = ..., report: _Optional[_Union[RankReport, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
-    __slots__ = ("rank",)
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    rank: int
-    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DirectoryEntry(_message.Message):
     __slots__ = ("host", "endpoint")
@@ -317,7 +325,3 @@ class RankReport(_message.Message):
     metrics: _containers.RepeatedCompositeFieldContainer[MetricSeries]
     has_metrics: bool
     def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., waiting: bool = ..., generation: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ..., profile_json: _Optional[bytes] = ..., metrics: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ..., has_metrics: bool = ...) -> None: ...
-
-class RankReportReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...

@@ -1,11 +1,13 @@
 """Transports, which carry requests and batches. Each is one module behind the same interface.
 
 interface.py    what a transport is, and messages between the two ends of a connection
+greeter.py      accepts connections, and admits the peers that show that they belong to the job
 sockets.py      the parts that all transports over stream sockets share
 tcp.py          TCP
 tls.py          TCP under TLS
 
-A reader connects to an endpoint that listens. The endpoint admits the peer after it has shown a session token.
+A reader connects to an endpoint that listens, and a rank to its launcher. Each admits a peer after it has shown that it
+belongs to the job.
 
 To add a transport, write its module, choose it in `choose_transport`, and add its kind to the tests of all transports.
 """

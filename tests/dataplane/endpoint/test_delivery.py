@@ -33,6 +33,7 @@ from hetero.endpoint.replies import Reply
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import EncodedBatch
 from hetero.wire.limits import GREETING, SESSION_TOKEN_BYTES
+from hetero.wire.transports import greeter
 
 LARGE = EncodedBatch({"large": np.zeros(2**20, np.uint8)}, request=REQUEST)  # more than the buffers in a process hold
 Serve = Callable[..., Delivery]
@@ -73,7 +74,7 @@ def test_unauthenticated_peer_without_a_session_token_is_closed_unanswered_and_c
         peer = peer_of(served, streams, said)
         with contextlib.suppress(ConnectionResetError):  # it had said more than was read
             assert peer.recv(1) == b""
-        assert served.num_rejected == number
+        assert served.greeter.num_rejected == number
     assert num_threads() == 1
     assert [record.message for record in caplog.records] == [
         "rejected a connection without a session token of this job (1 so far)"
@@ -89,7 +90,7 @@ def test_peer_with_a_session_token_of_an_earlier_link_is_closed_and_not_counted(
     session_token = served.admit()
     served.dismiss(session_token)
     assert peer_of(served, streams, GREETING + session_token).recv(1) == b""
-    assert served.num_rejected == 0
+    assert served.greeter.num_rejected == 0
 
 
 def test_unauthenticated_peer_that_leaves_in_the_middle_of_its_hello_is_forgotten(
@@ -97,11 +98,11 @@ def test_unauthenticated_peer_that_leaves_in_the_middle_of_its_hello_is_forgotte
 ) -> None:
     served = serve()
     left = [peer_of(served, streams, GREETING[:3]) for _ in range(20)]
-    tools.wait_for(lambda: len(served._peers) == 20)
+    tools.wait_for(lambda: len(served.greeter._peers) == 20)
     for peer in left:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no end
         peer.close()
-    tools.wait_for(lambda: not served._peers)
+    tools.wait_for(lambda: not served.greeter._peers)
     assert is_served(served, streams)
 
 
@@ -109,7 +110,7 @@ def test_unauthenticated_peer_that_leaves_in_the_middle_of_its_hello_is_forgotte
 def test_unauthenticated_peer_that_trickles_is_closed_when_its_time_is_over(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery_module, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(greeter, "_HELLO_TIMEOUT_S", 0.2)
     served = serve()
     trickling = peer_of(served, streams, GREETING)
     trickling.settimeout(0.01)
@@ -129,7 +130,7 @@ def test_hello_in_many_pieces_is_accepted(serve: Serve, streams: contextlib.Exit
     hello = GREETING + served.admit()
     for end in range(1, len(hello)):
         stream.send_raw(hello[end - 1 : end])
-        tools.wait_for(lambda end=end: [len(known.received) for known in served._peers.values()] == [end])
+        tools.wait_for(lambda end=end: [len(known.received) for known in served.greeter._peers.values()] == [end])
     stream.send_raw(hello[-1:])
     assert echoed(stream) == b"request"
 
@@ -144,7 +145,7 @@ def test_flood_of_unauthenticated_peers_costs_few_descriptors_and_readers_are_se
     assert is_served(served, streams)
     # Ours are open all, and of the endpoint's own those of the youngest unauthenticated peers and the reader's.
     tools.wait_for(lambda: num_descriptors() <= before + len(flood) + 130)
-    assert len(served._peers) <= 128
+    assert len(served.greeter._peers) <= 128
     assert num_threads() == 2
 
 
@@ -154,12 +155,12 @@ def test_unauthenticated_peer_that_speaks_while_it_is_turned_out_ends_nobody_els
     served = serve()
     peers = [peer_of(served, streams) for _ in range(8)]
     reader = connected(served, streams)
-    tools.wait_for(lambda: len(served._peers) == 9)
+    tools.wait_for(lambda: len(served.greeter._peers) == 9)
     hello = GREETING + served.admit()
     with served._changed:  # the accepting thread reads the reader's greeting, and then waits
         reader.send_raw(hello)
-        tools.wait_for(lambda: len(served._peers) == 8)
-        monkeypatch.setattr(delivery_module, "_MAX_PEERS", 8)
+        tools.wait_for(lambda: len(served.greeter._peers) == 8)
+        monkeypatch.setattr(greeter, "_MAX_PEERS", 8)
         peer_of(served, streams)
         peers[0].send(GREETING[:1])  # it has something to say, and is the one whose place is needed
     assert echoed(reader) == b"request"
@@ -387,7 +388,7 @@ def test_descriptors_that_run_out_are_waited_for(
     assert is_served(served, streams)
     assert num_failures == 3
     assert [record.message for record in caplog.records] == [
-        "cannot accept connections of readers: [Errno 24] Too many open files"
+        "cannot accept connections: [Errno 24] Too many open files"
     ]
 
 
@@ -407,14 +408,14 @@ def test_memory_that_runs_out_costs_one_connection(
 
     with monkeypatch.context() as patch:
         if place == "register":
-            patch.setattr(served._selector, "register", failing)
+            patch.setattr(served.greeter._selector, "register", failing)
         else:
             patch.setattr("hetero.wire.transports.sockets.SocketConnection", failing)
         stream = admitted(served, streams)
         with contextlib.suppress(ConnectionResetError):
             assert stream.receive_message(100) is None
     assert is_served(served, streams)
-    assert not served._peers
+    assert not served.greeter._peers
 
 
 def test_threads_that_run_out_cost_one_connection(

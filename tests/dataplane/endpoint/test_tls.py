@@ -12,12 +12,12 @@ import pytest
 from deliveries import REQUEST, admitted, connected, echoed, peer_of
 from job_certificates import folder, opener, tls, without_certificate
 
-from hetero.endpoint import delivery as delivery_module
 from hetero.endpoint.delivery import Delivery
 from hetero.errors import AuthenticationError, EndpointUnavailableError
 from hetero.reader.reader import Reader
 from hetero.wire.limits import GREETING, SESSION_TOKEN_BYTES
 from hetero.wire.tls import TlsError
+from hetero.wire.transports import greeter
 from hetero.wire.transports.interface import Connection
 from hetero.wire.transports.tls import TlsTransport
 
@@ -64,7 +64,7 @@ def test_certificate_without_a_session_token_lets_nobody_in(served: Delivery, st
     served.admit()
     stream = admitted(served, streams, bytes(SESSION_TOKEN_BYTES), opener(tls(host="trainer"), "algo-1"))
     assert stream.receive_message(100) is None
-    assert served.num_rejected == 1
+    assert served.greeter.num_rejected == 1
 
 
 @pytest.mark.attack("A18")
@@ -89,7 +89,7 @@ def test_unauthenticated_peer_that_fails_a_check_is_named_and_counted(
     with pytest.raises(TlsError):
         connected(served, streams, make())
     tools.wait_for(lambda: any(words in message for message in caplog.messages))
-    assert served.num_rejected == 1
+    assert served.greeter.num_rejected == 1
     assert is_served(served, streams)
 
 
@@ -104,7 +104,7 @@ def test_unauthenticated_peer_in_plaintext_is_closed_and_counted(
 ) -> None:
     peer_of(served, streams, said)
     tools.wait_for(lambda: "rejected a connection, TLS: " in caplog.text)
-    assert served.num_rejected == 1
+    assert served.greeter.num_rejected == 1
     assert is_served(served, streams)
 
 
@@ -112,14 +112,14 @@ def test_unauthenticated_peer_in_plaintext_is_closed_and_counted(
 def test_unauthenticated_peers_that_stop_in_the_middle_of_the_handshake_hold_up_nobody(
     served: Delivery, streams: contextlib.ExitStack, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery_module, "_HELLO_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(greeter, "_HELLO_TIMEOUT_S", 2.0)
     peers = [peer_of(served, streams, CLIENT_HELLO[:size]) for size in (0, 1, 5, len(CLIENT_HELLO)) for _ in range(8)]
     begin_s = time.monotonic()
     assert is_served(served, streams)
     assert time.monotonic() - begin_s < 2.0, "the reader had to wait for the unauthenticated peers' time to be over"
     for peer in peers:
         assert peer.recv(1) == b""  # when its time is over
-    tools.wait_for(lambda: not served._peers)
+    tools.wait_for(lambda: not served.greeter._peers)
 
 
 def test_tls_reader_at_a_plaintext_endpoint_says_what_to_do(
