@@ -5,9 +5,9 @@ Question: how far are the forecasts from the whole jobs, and do they refuse what
 Method: each job of `canary_jobs` runs as canaries (1, 2 and 3 % of its data, three times each) and then as a whole, on
 simulated hosts of this machine, with the same launcher and the same readings. Its files are dropped from the page cache
 before every run. The forecast is made without the whole. The whole's time, CPU and memory are compared with it. Jobs
-that no line can forecast (quadratic cost, early stop, fixed steps, work that a short run never reaches, uneven files)
-must be refused by a rule that knows why, see `canary_jobs.jobs`. Pairs of clusters run whole too. One job is forecast
-five times, each from new canaries. The memory forecasts are also judged against limits around the actual peaks.
+that no line can forecast (quadratic cost, fixed steps, short passes, uneven files) must be refused by a rule that knows
+why, see `canary_jobs.jobs`. Pairs of clusters run whole too. One job is forecast five times, each from new canaries.
+The memory forecasts are also judged against limits around the actual peaks.
 
 The source (canary training on SageMaker) forecast +25 % and -30 %, memory up to six times too high, and between 23,000
 and 40,000 s for the same job. Its published table of costs is computed from its times and prices.

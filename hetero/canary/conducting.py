@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 TEXT_FILE_NAME = "canary.md"
 _GIB = 2**30
-FINAL_RULES = ("early-stop", "fixed-steps", "passes", "failed")
+FINAL_RULES = ("fixed-steps", "passes", "failed")
 """Rules that refuse whatever further runs of the same fractions show."""
 
 
@@ -244,7 +244,7 @@ def run_canaries(
             break
         num_runs = min(len(planned), num_runs + len(request.clusters))
     write_report(report, folder)
-    raise_over_budget(over_budget, folder, "--budget-hours" if budget is None or budget.usd is None else "budget_usd")
+    raise_over_budget(over_budget, folder, "--budget-hours")
     return report
 
 

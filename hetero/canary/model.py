@@ -21,11 +21,11 @@ __all__ = [
     "load_canary",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CANARY_FILE_NAME = "canary.json"
 RULES = (
-    *("failed", "too-few", "curved", "no-growth", "noise", "early-stop", "fixed-steps", "unreached", "passes"),
-    *("short-passes", "cache", "cpu-cache", "loaders", "busy"),
+    *("failed", "too-few", "curved", "no-growth", "noise", "fixed-steps", "passes", "short-passes", "cache"),
+    *("cpu-cache", "loaders", "busy"),
 )
 """Names of the reasons to refuse a forecast. `hetero canary --accept RULE` turns one off, except `too-few`."""
 _MAX_FILE_BYTES = 64 << 20

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetero.canary.points import CanaryPoint, LeftLoop, LoaderWork, Part, PeriodicCondition, Resources
+from hetero.canary.points import CanaryPoint, LoaderWork, Part, Resources
 from hetero.errors import ConfigError
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.usage_series import UsageSeries
@@ -16,7 +16,7 @@ from hetero.report.model import RankFacts, Report
 from hetero.report.overruns import excess_share
 from hetero.studies.runs import FINISHED, RunResult
 from hetero.system.documents import read_bounded
-from hetero.system.records import decode, limits
+from hetero.system.records import decode
 
 __all__ = ["Observed", "point_of", "read_observed"]
 
@@ -33,8 +33,6 @@ class Observed:
     began_monotonic_s: float
     ended_monotonic_s: float
     import_s: float
-    periodic: tuple[PeriodicCondition, ...] = field(default=(), metadata=limits(max_items=2000))
-    left_loops: tuple[LeftLoop, ...] = field(default=(), metadata=limits(max_items=2000))
 
     @property
     def work_s(self) -> float:
@@ -81,21 +79,9 @@ def point_of(result: RunResult, *, fraction: float, observed: Sequence[Observed]
         parts=tuple(parts),
         loaders=() if report is None else _loaders(report.run.ranks),
         resources=Resources() if report is None else _resources(report, longest),
-        periodic=_largest(observed),
         excess_share=0.0 if report is None else excess_share(report),
-        left_loops=tuple({(each.line, each.text): each for rank in observed for each in rank.left_loops}.values()),
         failure="" if result.state == FINISHED else result.cause or result.state,
     )
-
-
-def _largest(observed: Sequence[Observed]) -> tuple[PeriodicCondition, ...]:
-    """Return each condition once, with the largest number of all ranks."""
-    found: dict[tuple[int, str, int], PeriodicCondition] = {}
-    for each in (each for rank in observed for each in rank.periodic):
-        key = (each.line, each.text, each.period)
-        if key not in found or each.largest > found[key].largest:
-            found[key] = each
-    return tuple(found.values())
 
 
 def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:

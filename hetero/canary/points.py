@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hetero.system.records import limits
 
-__all__ = ["CanaryPoint", "LeftLoop", "LoaderWork", "Part", "PeriodicCondition", "Resources", "mean_excess"]
+__all__ = ["CanaryPoint", "LoaderWork", "Part", "Resources", "mean_excess"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,27 +46,6 @@ class LoaderWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeriodicCondition:
-    """A condition such as ``step % 500 == 0`` in the script, or ``step >= 1000`` where it leaves a loop."""
-
-    line: int
-    text: str
-    period: int
-    """The bound of a condition without a modulo."""
-    largest: int = field(metadata=limits(minimum=-(2.0**63)))
-    """Largest number that was divided by the period, or compared with the bound."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftLoop:
-    """A comparison that made the script leave a ``for`` loop before its end."""
-
-    line: int
-    text: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """Resources of the host that used the most, over the part of the run that grows. None if unknown."""
 
@@ -100,8 +79,6 @@ class CanaryPoint:
     """Parts of `wall_s`. Their sum is at most `wall_s`; the rest is a fixed part."""
     loaders: tuple[LoaderWork, ...] = ()
     resources: Resources = Resources()
-    periodic: tuple[PeriodicCondition, ...] = ()
-    left_loops: tuple[LeftLoop, ...] = ()
     excess_share: float = field(default=0.0, metadata=limits(maximum=1.0))
     """Largest share of its time that may be due to other work of the machine, see `hetero.metrics.excess`."""
     failure: str = ""

@@ -15,7 +15,6 @@ from hetero.canary.points import CanaryPoint, LoaderWork, mean_excess
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, excess_text
 
 __all__ = [
-    "ALL_COUNTED",
     "MAX_HALF_WIDTH",
     "MIN_GROWTH",
     "check_busy",
@@ -48,10 +47,6 @@ _CACHE_RATIO = 2.0
 _MOSTLY_WAITING_PERCENT = 20.0
 """Use of one CPU below which a run mostly waits. Arithmetic that takes 2.7 times as long adds a third to it."""
 _EQUAL = 0.02
-ALL_COUNTED = 10_000
-"""Ends of a loop that are all counted. Later ones are counted in part, so their number is not in proportion."""
-_MANY = 10
-"""Times that a loop ended early in a run from which on it may be part of the work on each sample."""
 _OUT_OF_MEMORY = ("out of memory", "memoryerror")
 """Words in the cause of a run that failed: Python's exception, and the messages of PyTorch, CUDA and SageMaker."""
 _STATED_PEAK = re.compile(r"\(peak of [^:)]*: ([\d.]+) GiB")
@@ -228,49 +223,6 @@ def _failed(points: Sequence[CanaryPoint]) -> str:
     return f"{len(failed)} of {len(points)} canary runs failed, the first with: {failed[0].failure}"
 
 
-def _early_stop(points: Sequence[CanaryPoint]) -> str:
-    """Find loops that ended early, except for those that end once for each part of the data, such as a truncation."""
-    counts: dict[tuple[int, str], list[tuple[float, int]]] = {}
-    for point in points:
-        for loop in point.left_loops:
-            counts.setdefault((loop.line, loop.text), []).append((point.fraction, loop.count))
-    for (line, text), values in counts.items():
-        few, many = min(values)[1], max(count for _, count in values)
-        is_in_proportion = _grows(values) or (many >= ALL_COUNTED and (few >= ALL_COUNTED or few < many))
-        if len(values) == len(points) and few >= _MANY and is_in_proportion:
-            continue
-        return (
-            f"line {line} of the script, `{text}`, ended a loop early in a run with {percent(values[0][0])} of the "
-            "data, so how long the whole runs does not follow from the amount of data"
-        )
-    return ""
-
-
-def _unreached(points: Sequence[CanaryPoint]) -> str:
-    """Find conditions such as ``step % 500 == 0`` or ``step >= 1000`` whose bound only the whole job reaches."""
-    reached: dict[tuple[int, int, str], list[tuple[float, int]]] = {}
-    for point in points:
-        for each in point.periodic:
-            reached.setdefault((each.line, each.period, each.text), []).append((point.fraction, each.largest))
-    for (line, period, text), values in sorted(reached.items()):
-        largest = max(value for _, value in values)
-        if largest >= period or not _grows([(fraction, value + 1) for fraction, value in values]):
-            continue
-        whole = statistics.median((value + 1) / fraction for fraction, value in values)
-        if whole > period:
-            return (
-                f"line {line} of the script, `{text}`, counts to {period:,}. No canary counts beyond {largest:,}, but "
-                f"the whole job counts to about {whole:,.0f}, and what it does there is not measured"
-            )
-    return ""
-
-
-def _grows(values: Sequence[tuple[float, int]]) -> bool:
-    """Return whether a count is about proportional to the fraction. A single fraction says nothing."""
-    low, high = min(values), max(values)
-    return high[0] > 1.2 * low[0] and high[1] / max(1, low[1]) > 1 + 0.5 * (high[0] / low[0] - 1)
-
-
 def _passes(points: Sequence[CanaryPoint]) -> str:
     for name in _names(points):
         counts = {
@@ -346,8 +298,6 @@ def _works(points: Sequence[CanaryPoint], name: str) -> tuple[list[float], list[
 
 _SCRIPT_RULES: tuple[tuple[str, Callable[[Sequence[CanaryPoint]], str]], ...] = (
     ("failed", _failed),
-    ("early-stop", _early_stop),
-    ("unreached", _unreached),
     ("passes", _passes),
     ("fixed-steps", _fixed_steps),
     ("short-passes", _short_passes),

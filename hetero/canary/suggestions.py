@@ -18,7 +18,7 @@ BUDGET_S = 600.0
 _LARGEST = 0.5
 _STEPS = (1.0, 0.5)
 """The suggested fractions, as shares of the largest one."""
-_BY_VALUES = ("early-stop", "passes", "failed")
+_BY_VALUES = ("passes", "failed")
 _NARROWER = 0.9
 """New width of an interval / the old one, at most, for which more runs are worth their time."""
 
@@ -66,8 +66,6 @@ def suggestion(
         return text + "They would show whether the growth keeps its power, or turns into a line."
     if "no-growth" in rules:
         return text + "They would show whether the time grows at all."
-    if "unreached" in rules:
-        return text + "They count further, and may reach the condition."
     if "short-passes" in rules:
         return text + "Their passes have more batches."
     if cache_fraction is not None and "cpu-cache" in rules:

@@ -118,7 +118,7 @@ def add(commands: Subparsers) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="rule that must not refuse a forecast, for example early-stop. Repeat for each",
+        help="rule that must not refuse a forecast, for example cpu-cache. Repeat for each",
     )
     parser.add_argument(
         "--enough",

@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from canary_points import FRACTIONS, memory, point
+from canary_points import FRACTIONS, memory, point, work
 
 from hetero.canary.forecast import Candidate, forecast
-from hetero.canary.points import CanaryPoint, LeftLoop
+from hetero.canary.points import CanaryPoint
 
 Load = Callable[[str], ModuleType]
 FACTS = {"date": "2026-01-01", "commit": "abc"}
@@ -74,8 +74,7 @@ def test_frugal_forecast_is_confirmed_by_one_more_run(load: Load) -> None:
 
 
 def test_frugal_forecast_ends_at_a_refusal_that_no_run_can_change(load: Load) -> None:
-    left = LeftLoop(line=1, text="if bad > 2", count=1)
-    own = tuple(replace(each, left_loops=(left,)) for each in points())
+    own = tuple(replace(each, loaders=(work(each.fraction, passes=1 + at % 2),)) for at, each in enumerate(points()))
     outcome = outcome_of(load, own, whole())
     assert load("canary_jobs.scoring").frugal(outcome.shown, outcome.order)[1] == 4
 
@@ -189,7 +188,7 @@ def test_rules_that_jobs_name_exist(load: Load) -> None:
     model = load("hetero.canary.model")
     named = {rule for job in load("canary_jobs.jobs").JOBS for rule in job.refused_by}
     assert named <= set(model.RULES)
-    assert sum(bool(job.refused_by) for job in load("canary_jobs.jobs").JOBS) == 6
+    assert sum(bool(job.refused_by) for job in load("canary_jobs.jobs").JOBS) == 4
 
 
 def test_runs_are_in_a_new_folder_that_is_removed_unless_one_is_named(

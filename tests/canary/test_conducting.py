@@ -143,11 +143,6 @@ def test_interrupted_study_leaves_a_forecast_and_goes_on(data: Path, tmp_path: P
     assert len(shown.points) == 9
 
 
-def test_budget_in_usd_is_named_as_such(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match="raise budget_usd"):
-        run(Jobs(), data, tmp_path / "out", budget=Budget(usd=0.1))
-
-
 def test_fresh_start_does_not_destroy_a_study_that_runs(data: Path, tmp_path: Path) -> None:
     run(Jobs(), data, tmp_path / "out")
     content = (tmp_path / "out" / "runs.jsonl").read_bytes()

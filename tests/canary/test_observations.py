@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hetero.canary.observations import Observed, point_of, read_observed
-from hetero.canary.points import LeftLoop, PeriodicCondition
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.usage_series import UsageSeries
 from hetero.report.model import Report
@@ -121,20 +120,12 @@ def test_failure_is_the_cause_of_the_run() -> None:
 
 
 def test_files_of_ranks_are_read_and_malformed_ones_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    condition = {"line": 3, "text": "if step % 5 == 0", "period": 5, "largest": 2}
-    good = {
-        "began_monotonic_s": 1.0,
-        "ended_monotonic_s": 2.0,
-        "import_s": 0.5,
-        "periodic": [condition],
-        "left_loops": [],
-    }
+    good = {"began_monotonic_s": 1.0, "ended_monotonic_s": 2.0, "import_s": 0.5}
     (tmp_path / "rank-0.json").write_text(json.dumps(good))
     (tmp_path / "rank-1.json").write_text("{}")
     (tmp_path / "rank-2.json").write_text("nothing")
     (found,) = read_observed(tmp_path)
     assert found.work_s == 0.5
-    assert found.periodic[0].period == 5
     assert caplog.text.count("cannot be used") == 2
 
 
@@ -143,17 +134,6 @@ def test_empty_history_falls_back_to_the_totals() -> None:
     resources = point_of(result(report(plain)), fraction=0.01, observed=[observed()]).resources
     assert resources.memory_peak_bytes == 900e6
     assert UsageSeries().begin_s == ()
-
-
-def test_conditions_of_all_ranks_count_once_with_the_largest_number() -> None:
-    def seen(largest: int, count: int) -> Observed:
-        periodic = (PeriodicCondition(line=3, text="if step % 50 == 0", period=50, largest=largest),)
-        left = (LeftLoop(line=9, text="if bad >= 2", count=count),) if count else ()
-        return observed(periodic=periodic, left_loops=left)
-
-    point = point_of(result(), fraction=0.01, observed=[seen(7, 0), seen(9, 1), seen(8, 2)])
-    assert [each.largest for each in point.periodic] == [9]
-    assert [each.line for each in point.left_loops] == [9]
 
 
 def test_percentiles_are_those_of_seconds_however_short_the_readings() -> None:

@@ -15,11 +15,10 @@ from canary_points import job, memory, point, work
 from hetero.canary.conducting import write_report
 from hetero.canary.design import MAX_FRACTION
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
-from hetero.canary.model import RULES, CanaryReport, CandidateForecast, Refusal, load_canary
-from hetero.canary.points import CanaryPoint, LeftLoop, PeriodicCondition
-from hetero.canary.refusals import ALL_COUNTED, check_cache
+from hetero.canary.model import RULES, SCHEMA_VERSION, CanaryReport, CandidateForecast, Refusal, load_canary
+from hetero.canary.points import CanaryPoint
+from hetero.canary.refusals import check_cache
 from hetero.canary.text import headline_of
-from hetero.launch.ranks import observed
 
 
 def line(fraction: float) -> float:
@@ -112,61 +111,6 @@ def test_noise_wider_than_the_answer_is_refused() -> None:
     random = np.random.default_rng(0)
     points = job(lambda fraction: line(fraction) * np.exp(0.5 * random.normal()))
     assert rules(points) & {"noise", "no-growth"}
-
-
-def test_early_end_of_a_loop_is_refused() -> None:
-    left = LeftLoop(line=88, text="if bad >= patience", count=1)
-    found = shown(job(line, more=lambda fraction: {"left_loops": (left,)}))
-    assert [refusal.rule for refusal in found.refusals] == ["early-stop"]
-    assert "line 88 of the script, `if bad >= patience`" in found.refusals[0].reason
-    assert "would not tell" in found.more_canaries
-
-
-@pytest.mark.parametrize(
-    ("count", "is_refused"),
-    [
-        (lambda fraction: round(10_000 * fraction), False),  # each sample is truncated
-        (lambda fraction: min(ALL_COUNTED, round(700_000 * fraction)), False),  # further ones are not counted
-        (lambda fraction: 300, True),  # whatever the data
-        (lambda fraction: round(300 * fraction), True),  # too few to be a part of each sample
-        (lambda fraction: 300 if fraction > 0.02 else 0, True),
-    ],
-)
-def test_loop_that_ends_early_for_each_sample_is_not_refused(count: Callable[[float], int], is_refused: bool) -> None:
-    def left(fraction: float) -> dict[str, Any]:
-        loop = LeftLoop(line=6, text="if len(out) >= 64", count=count(fraction))
-        return {"left_loops": (loop,) if loop.count else ()}
-
-    assert rules(job(line, more=left)) == ({"early-stop"} if is_refused else set())
-
-
-def test_number_of_counted_ends_is_that_of_the_observer() -> None:
-    assert ALL_COUNTED == observed._NUM_RECORDED
-
-
-def periodic(period: int) -> Callable[[float], dict[str, Any]]:
-    return lambda fraction: {
-        "periodic": (
-            PeriodicCondition(line=7, text="if step % 500 == 0", period=period, largest=round(3000 * fraction) - 1),
-        )
-    }
-
-
-def test_period_that_only_the_whole_reaches_is_refused() -> None:
-    found = shown(job(line, more=periodic(500)))
-    assert [refusal.rule for refusal in found.refusals] == ["unreached"]
-    assert "counts to 500" in found.refusals[0].reason
-    assert "about 3,000" in found.refusals[0].reason
-
-
-@pytest.mark.parametrize("period", [50, 5000])
-def test_period_that_a_canary_reaches_or_the_whole_never_does_is_not_refused(period: int) -> None:
-    assert rules(job(line, more=periodic(period))) == set()
-
-
-def test_period_of_something_that_does_not_grow_is_not_refused() -> None:
-    condition = PeriodicCondition(line=7, text="if epoch % 10 == 0", period=10, largest=2)
-    assert rules(job(line, more=lambda fraction: {"periodic": (condition,)})) == set()
 
 
 def test_different_numbers_of_passes_are_refused() -> None:
@@ -323,7 +267,7 @@ def test_suggestion_for_slow_memory_is_about_it() -> None:
 
 def test_every_rule_survives_the_file_and_others_cannot_be_made(tmp_path: Path) -> None:
     found = shown(job(line, more=holding(718e6)), cache_bytes=4e6)
-    report = CanaryReport(schema_version=1, command="t", how="", candidates=(found,))
+    report = CanaryReport(schema_version=SCHEMA_VERSION, command="t", how="", candidates=(found,))
     write_report(report, tmp_path)
     assert load_canary(tmp_path) == report
     assert len(set(RULES)) == len(RULES)

@@ -11,7 +11,7 @@ from canary_points import job, memory
 from hetero.canary.comparison import decide
 from hetero.canary.conducting import write_report
 from hetero.canary.forecast import Candidate, Forecast, forecast
-from hetero.canary.model import CanaryReport, load_canary
+from hetero.canary.model import SCHEMA_VERSION, CanaryReport, load_canary
 from hetero.canary.page import canary_page
 from hetero.canary.plots import draws_of
 from hetero.canary.text import canary_text, headline_of
@@ -34,7 +34,7 @@ def drawn(report: CanaryReport) -> list[Plot]:
 def report() -> CanaryReport:
     forecasts = [made("1 x small", 200, 1.0), made("1 x <large>", 0.001, 3.0)]
     return CanaryReport(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         command="train.py --lr 1",
         how="Each run gets a fraction of the files.",
         candidates=tuple(each.shown for each in forecasts),
@@ -64,7 +64,7 @@ def test_runs_without_a_forecast_have_a_plot_too() -> None:
     pytest.importorskip("matplotlib")
     points = job(lambda f: 100 * f, more=lambda f: {"failure": "exit code 1: MemoryError" if f > 0.01 else ""})
     shown = forecast(Candidate(name="small", groups=("t=small:1",), points=points)).shown
-    report = CanaryReport(schema_version=1, command="train.py", how="", candidates=(shown,), decision=None)
+    report = CanaryReport(schema_version=SCHEMA_VERSION, command="train.py", how="", candidates=(shown,), decision=None)
     (plot,) = drawn(report)
     assert plot.title == "small: canary runs"
     assert "MemoryError" in plot.caption

@@ -265,7 +265,7 @@ def _processes_of(script: str) -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
-            if b"hetero.dataplane" in command and token in (process / "environ").read_bytes():
+            if b"hetero.pool" in command and token in (process / "environ").read_bytes():
                 found.append(f"{process.name}: {command!r}")
         except OSError:
             continue

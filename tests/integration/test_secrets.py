@@ -140,12 +140,12 @@ def test_launchers_and_endpoints_alone_listen_on_their_hosts_addresses(start_job
     others = {command: places for command, places in found.items() if "hetero.launch" in command}
     # A launcher has one port, and another one for its ranks. An endpoint has two, for calls and for batches. The
     # simulation locks its block of addresses by a datagram socket on the first one. Nothing else listens.
-    kinds = ("hetero.cli simulate", "hetero.cli launch", "hetero.dataplane")
+    kinds = ("hetero.cli simulate", "hetero.cli launch", "hetero.pool")
     numbers = Counter(
         (next((kind for kind in kinds if kind in command), command), len(places)) for command, places in own.items()
     )
     launchers = {("hetero.cli launch", 1): 1, ("hetero.cli launch", 2): 1}
-    assert numbers == {("hetero.cli simulate", 1): 1, **launchers, ("hetero.dataplane", 2): 2}, own
+    assert numbers == {("hetero.cli simulate", 1): 1, **launchers, ("hetero.pool", 2): 2}, own
     ips = {ip for places in own.values() for ip, _ in places}
     blocks = {ip.rpartition(".")[0] for ip in ips}
     assert len(blocks) == 1, own

@@ -8,7 +8,6 @@ mpi_ranks.py        the starter for mpirun, which has already made a process for
 parent_launcher.py  finds out whether mpirun or torchrun started this process
 leader.py           the local leader of the launchers that mpirun or torchrun made on one host, and its followers
 rank.py             runs the user's script in each rank
-observed.py         times the imports of a canary run, and counts conditions that more data would change
-instrumented.py     makes the copy of the script whose conditions count
+observed.py         times the imports of a canary run
 rank_folder.py      the folder for output and failure notes of the ranks
 """

@@ -114,7 +114,7 @@ def _run(arguments: list[str]) -> _Failure | None:
     sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
     observer = observer_of(int(os.environ.get("RANK", "0")))
     try:
-        with contextlib.nullcontext() if observer is None else observer.running(script, is_module=is_module):
+        with contextlib.nullcontext() if observer is None else observer.running():
             if is_module:
                 # alter_sys sets sys.argv[0] and sys.modules["__main__"]. torch's workers need both to import the
                 # module.

@@ -4,7 +4,6 @@ canary.py      `canary`: plans the jobs, executes them and forecasts the whole
 identity.py    what determines the work of a job, so that results of another job are not used
 manifests.py   lists the objects of a channel, writes manifests, and makes the inputs that name them
 watching.py    a finished job as a point: its phases, and CPU, memory and GPU from CloudWatch
-rehearsing.py  executes the same runs on this machine with `rehearse`
 
 The forecast itself is `hetero.canary`. The jobs are runs of `hetero.studies`, so a killed study goes on.
 """

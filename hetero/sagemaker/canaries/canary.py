@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hetero.canary.comparison import decide
-from hetero.canary.conducting import execute_canaries, raise_over_budget, run_canaries, write_report
-from hetero.canary.design import CanaryRequest, Cluster, check_fractions, check_real, check_repeats, run_name
+from hetero.canary.conducting import execute_canaries, raise_over_budget, write_report
+from hetero.canary.design import Cluster, check_fractions, check_real, check_repeats, run_name
 from hetero.canary.files import DataFile, choose_files
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import SCHEMA_VERSION, CanaryReport
@@ -33,7 +33,6 @@ from hetero.sagemaker.canaries.manifests import (
     sdk_inputs,
     split_uri,
 )
-from hetero.sagemaker.canaries.rehearsing import IDENTITY_OPTION, RehearsalExecutor
 from hetero.sagemaker.canaries.watching import (
     keep_resources,
     names_of_trainers,
@@ -74,9 +73,7 @@ def canary(
     budget_usd: float | None = None,
     seed: int = 0,
     options: ForecastOptions | None = None,
-    rehearse_on: Mapping[str, Path | str] | None = None,
     sleep: Callable[[float], None] = time.sleep,
-    **rehearsal: Any,
 ) -> CanaryReport:
     """Forecast time, cost, CPU, memory and GPU of an estimator's job, and write the forecast.
 
@@ -85,11 +82,9 @@ def canary(
     call blocks until all jobs have ended. Called again with the same folder it goes on where it was.
 
     A call that goes on needs the same inputs, candidates, fractions and ``whole``, and the same hyperparameters, image,
-    environment, source code and options of a rehearsal. The token that `prepare` makes may differ. Of each input, only
+    environment and source code. The token that `prepare` makes may differ. Of each input, only
     the source changes. The channels ``code``, ``sm_drivers`` and ``recipe`` of SDK 3 stay whole. After a job that
     fails, no more jobs of its cluster begin, and those that run end normally.
-
-    With ``rehearse_on`` the same runs are rehearsed on this machine instead, on local folders, without an account.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3. The call does not change it.
@@ -104,9 +99,7 @@ def canary(
         budget_usd: Highest cost of all canary jobs together.
         seed: Seed that chooses the files.
         options: Options of the forecast.
-        rehearse_on: Local folder of each channel, for a rehearsal.
         sleep: Function that waits a number of seconds.
-        rehearsal: Further options of `hetero.sagemaker.rehearse`, with ``rehearse_on`` only.
 
     Raises:
         BudgetError: If the budget does not allow a job. The forecast from the jobs that ended is written.
@@ -115,35 +108,6 @@ def canary(
     folder = Path(output_dir)
     catalogue = catalogue or Catalogue.load()
     estimators = _estimators(estimator, candidates)
-    if rehearse_on is not None:
-        request = CanaryRequest(
-            script=_name_of(estimator),
-            clusters=tuple(_cluster(each) for each in estimators.values()),
-            fractions=tuple(fractions),
-            repeats=repeats,
-            channels={name: Path(path) for name, path in rehearse_on.items()},
-            whole_channels=frozenset(whole),
-            options={
-                "usage_interval_s": 0.1,
-                "warmup_steps": 3,
-                **rehearsal,
-                IDENTITY_OPTION: digest_of_text(json.dumps(identity_of(record(estimator, inputs)))),
-            },
-            seed=seed,
-        )
-        rehearsing = RehearsalExecutor(
-            {_cluster(each).name: each for each in estimators.values()}, inputs, catalogue=catalogue
-        )
-        return run_canaries(
-            request,
-            folder,
-            executor=rehearsing,
-            catalogue=catalogue,
-            options=options,
-            budget=Budget(usd=budget_usd),
-        )
-    if rehearsal:
-        raise ConfigError(f"unknown option {next(iter(rehearsal))!r}; options of a rehearsal need rehearse_on={{...}}")
     check_fractions(fractions, "fractions")
     check_repeats(repeats, len(fractions), len(estimators), "repeats")
     study = _Study(estimator, inputs, estimators, whole, folder=folder, seed=seed)
@@ -224,7 +188,7 @@ class _Study:
         if recording.local_data:
             raise ConfigError(
                 f"the input {next(iter(recording.local_data.values()))} is on this machine; expected data in S3\n"
-                "  to do: upload it, or rehearse with rehearse_on={channel: folder}"
+                "  to do: upload it, or run hetero canary with the script on this machine"
             )
         self._roles = roles_of(recording.request)
         self._job = identity_of(recording)

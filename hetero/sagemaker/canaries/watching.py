@@ -51,7 +51,7 @@ def point_of_job(result: RunResult, *, fraction: float, resources: Resources) ->
     """
     phases = {name: seconds for name, seconds in result.phases.items() if name in (*_GROWING, "uploading")}
     parts = [Part(name=name, seconds=seconds, grows=name in _GROWING) for name, seconds in phases.items()]
-    if not any(part.grows for part in parts):  # phases of another kind, for example of a rehearsal
+    if not any(part.grows for part in parts):  # the service described none of its phases
         parts = [Part(name="job", seconds=result.wall_s, grows=True)]
     return CanaryPoint(
         run_id=result.run_id,

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -80,7 +80,6 @@ def rehearse(
     source_dir: str | os.PathLike[str] | None = None,
     through: str | None = None,
     environment: Mapping[str, str] | None = None,
-    on_start: Callable[[subprocess.Popen[bytes]], object] | None = None,
     **options: object,
 ) -> Rehearsal:
     """Run the job that ``estimator.fit(inputs)`` or ``trainer.train(inputs)`` would start, on this machine.
@@ -101,7 +100,6 @@ def rehearse(
         through: ``toolkit`` runs the entry point with SageMaker's training toolkit, and ``plain`` runs it directly. The
             default is the toolkit if it is installed. The choice does not affect SDK 3, whose own scripts run the code.
         environment: Variables to add to the environment of all hosts.
-        on_start: Called with the process of the job when it has started. SIGTERM asks the job to stop.
         options: Launch options by name, such as ``emulate_sample_s``, in addition to the job's own ``hetero_``
             hyperparameters.
 
@@ -135,7 +133,7 @@ def rehearse(
             logger.warning("%s", finding)
         # Run the job without the results of an earlier rehearsal.
         _forget_earlier(target)
-        exit_code = _run(command, environment or {}, on_start)
+        exit_code = _run(command, environment or {})
     failure = _failure(target) if exit_code else ""
     return Rehearsal(exit_code=exit_code, failure=failure, output_dir=target)
 
@@ -188,11 +186,7 @@ def _stage(uploads: Mapping[str, bytes], uri: str, folder: Path) -> Path:
     return folder
 
 
-def _run(
-    command: list[str],
-    environment: Mapping[str, str],
-    on_start: Callable[[subprocess.Popen[bytes]], object] | None,
-) -> int:
+def _run(command: list[str], environment: Mapping[str, str]) -> int:
     """Run ``hetero simulate``, show its output, and return its exit code. Forwards each Ctrl-C."""
     process = start_child(
         command,
@@ -204,8 +198,6 @@ def _run(
     )
     assert process.stdout is not None
     try:
-        if on_start is not None:
-            on_start(process)
         with process.stdout:
             while True:
                 try:

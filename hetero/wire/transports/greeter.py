@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from hetero.system.waits import LOG_INTERVAL_S, POLL_S, SHORT_POLL_S
 from hetero.wire.limits import GREETING, SESSION_TOKEN_BYTES
 from hetero.wire.tls import TlsError
 from hetero.wire.transports.interface import Listener, UnauthenticatedPeer
@@ -25,9 +26,6 @@ __all__ = ["Greeter"]
 _HELLO_BYTES = len(GREETING) + SESSION_TOKEN_BYTES
 _HELLO_TIMEOUT_S = 5.0  # includes the TLS handshake
 _MAX_PEERS = 128
-_ACCEPT_AGAIN_S = 0.05  # seconds until the next attempt to accept, because no event reports a free descriptor
-_LOG_INTERVAL_S = 10.0
-_POLL_S = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class _RareWarning:
     def __call__(self, text: str, *facts: object) -> None:
         now_s = time.monotonic()
         if now_s >= self._next_s:
-            self._next_s = now_s + _LOG_INTERVAL_S
+            self._next_s = now_s + LOG_INTERVAL_S
             logger.warning(text, *facts)
 
 
@@ -105,7 +103,7 @@ class Greeter:
     def _accept(self) -> None:
         with contextlib.closing(self._listener), self._selector:
             while not self._is_stopped:
-                for key, _ in self._selector.select(_POLL_S):
+                for key, _ in self._selector.select(POLL_S):
                     if key.fileobj is self._listener:
                         self._accept_peer()
                     elif key.fileobj in self._peers:  # otherwise it was closed to make room for a newer peer
@@ -123,7 +121,7 @@ class Greeter:
         except Exception as error:  # noqa: BLE001 - if descriptors or memory run out, the listener stays readable
             if not self._is_stopped:
                 self._warn_of_failed("cannot accept connections: %s", error)
-            time.sleep(_ACCEPT_AGAIN_S)
+            time.sleep(SHORT_POLL_S)
             return
         if len(self._peers) >= _MAX_PEERS:
             self._reject(next(iter(self._peers)))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from calls import fault_of, in_thread
-from hetero.dataplane import endpoint_link as link_module
 from services import Endpoint, echo, fetch
 
 from hetero.control.directory import EndpointRecord
+from hetero.endpoint import link as link_module
 from hetero.endpoint.link import EndpointLink
 from hetero.endpoint.replies import Reply
 from hetero.errors import DatasetError, ProtocolError, SampleFailure

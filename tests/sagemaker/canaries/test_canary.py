@@ -38,7 +38,7 @@ pytest.importorskip("sagemaker.estimator", reason="needs version 2 of the SageMa
 
 from botocore.stub import ANY, Stubber  # noqa: E402
 
-from hetero.sagemaker import Rehearsal, canary, prepare, record  # noqa: E402
+from hetero.sagemaker import canary, prepare, record  # noqa: E402
 
 
 def forecast_of(account: Account, folder: Path, **more: Any) -> Any:
@@ -145,7 +145,6 @@ def test_quadratic_job_is_refused(tmp_path: Path) -> None:
         ({"whole": ["train"]}, "no channel can be reduced"),
         ({"whole": ["labels"]}, "whole names 'labels'"),
         ({"candidates": ["ml.m5.large"]}, "expected TYPE:COUNT"),
-        ({"through": "plain"}, "options of a rehearsal need rehearse_on"),
     ],
 )
 def test_call_that_cannot_work_is_rejected_before_a_job_starts(
@@ -214,33 +213,6 @@ def test_jobs_of_another_estimator_are_not_used(linear: Account, tmp_path: Path,
         canary(linear.estimator(**{"hyperparameters": {"epochs": "1"}, **changes}), inputs, **options)
     assert linear.objects == manifests
     assert len(linear.jobs) == 6
-
-
-def test_rehearsals_of_another_estimator_or_with_other_options_are_not_used(
-    linear: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    for index in range(100):
-        (data / f"{index}.csv").write_text("x")
-    started: list[dict[str, Any]] = []
-
-    def fake(estimator: Any, inputs: Any, *, output_dir: Path, **options: Any) -> Rehearsal:
-        started.append(options)
-        return Rehearsal(exit_code=0, failure="", output_dir=output_dir)
-
-    monkeypatch.setattr("hetero.sagemaker.canaries.rehearsing.rehearse", fake)
-    options: dict[str, Any] = {"output_dir": tmp_path / "out", "rehearse_on": {"train": data}, "repeats": 2}
-    inputs = {"train": "s3://bucket/train/"}
-    canary(linear.estimator(), inputs, emulate_sample_s=0.1, price_profile="seed-2022", **options)
-    assert len(started) == 6
-    assert {"emulate_sample_s", "price_profile"} <= set(started[0])
-    assert "estimator" not in started[0]
-    with pytest.raises(ConfigError, match="with other arguments, options or groups"):
-        canary(linear.estimator(), inputs, emulate_sample_s=0.2, **options)
-    with pytest.raises(ConfigError, match="with other arguments, options or groups"):
-        canary(linear.estimator(hyperparameters={"epochs": 2}), inputs, emulate_sample_s=0.1, **options)
-    assert len(started) == 6
 
 
 def test_manifests_of_two_canaries_have_different_uris(linear: Account, tmp_path: Path) -> None:
@@ -322,18 +294,6 @@ def test_budget_that_ends_the_study_leaves_a_forecast(linear: Account, tmp_path:
     with pytest.raises(BudgetError, match="raise budget_usd and start again"):
         forecast_of(linear, tmp_path, budget_usd=0.2, at_most=1)
     assert 1 <= len(load_canary(tmp_path).candidates[0].points) < 6
-
-
-def test_budget_holds_in_a_rehearsal_too(linear: Account, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    for index in range(100):
-        (data / f"{index}.csv").write_text("x")
-    with pytest.raises(BudgetError, match="raise budget_usd"):
-        forecast_of(linear, tmp_path / "out", rehearse_on={"train": data}, budget_usd=0.0)
-    with pytest.raises(ConfigError, match="expected a name of 1 to 64 letters"):
-        forecast_of(linear, tmp_path / "out", rehearse_on={"../data": data})
-    assert len(list(data.iterdir())) == 100
 
 
 def test_job_that_fails_is_the_last_one(tmp_path: Path) -> None:
