@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hetero.pages.drawing import PALETTE, QUIET, Plot, legend, new_axes, plain_ticks, svg_of
+from hetero.pages.front import pareto_front
 from hetero.planning.plan import Plan, PlannedCluster
 from hetero.planning.plan_text import cluster_text
 from hetero.planning.reasons import seconds_text, usd_text
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
-__all__ = ["pareto_front", "plan_plot", "rows_text"]
+__all__ = ["plan_plot", "rows_text", "unbeaten"]
 
 _HEIGHT_IN = 5.0
 _LEAST_RATIO = 1.3
@@ -33,8 +34,6 @@ _INTERVAL_RATIO = 2.0
 _FAR_RATIO = 8.0
 """Step time / headspace above this ratio: the headspace does not fit on the axis of the clusters."""
 _PADDING = 0.08
-_SAME_TIME = 0.001
-"""Relative difference below which step times count as equal."""
 _NEAR = 12.0
 """Distance in points below which the numbers of two clusters become one label."""
 _KINDS: dict[str, dict[str, Any]] = {
@@ -60,27 +59,18 @@ def rows_text(rows: Iterable[int]) -> str:
     return ", ".join(f"{a}-{b}" if b > a + 1 else ", ".join(map(str, sorted({a, b}))) for a, b in ranges)
 
 
-def pareto_front(clusters: Iterable[PlannedCluster]) -> list[PlannedCluster]:
+def unbeaten(clusters: Sequence[PlannedCluster]) -> list[PlannedCluster]:
     """Return the clusters that no other cluster beats in both step time and cost, the fastest first.
 
-    Step times within 0.1 % of the fastest one of them count as equal, because timelines compute them with rounding
-    errors. Of equally fast clusters, the cheapest counts. Clusters without a price are left out.
+    Clusters without a price are left out.
     """
-    priced = sorted(
-        ((cluster.step_time.value, _usd(cluster), cluster) for cluster in clusters if _usd(cluster) > 0),
-        key=lambda item: item[:2],
-    )
-    front: list[PlannedCluster] = []
-    least = math.inf
-    while priced:
-        limit_s = priced[0][0] * (1 + _SAME_TIME)
-        equal = [item for item in priced if item[0] <= limit_s]
-        priced = priced[len(equal) :]
-        _, usd, cluster = min(equal, key=lambda item: item[1])
-        if usd < least:
-            front.append(cluster)
-            least = usd
-    return front
+
+    def costs_of(cluster: PlannedCluster) -> tuple[float, float] | None:
+        # Timelines compute equal times with different rounding errors.
+        step_s = float(f"{cluster.step_time.value:.4g}")
+        return (step_s, _usd(cluster)) if _usd(cluster) > 0 else None
+
+    return sorted(pareto_front(clusters, costs_of), key=lambda cluster: cluster.step_time.value)
 
 
 def plan_plot(plan: Plan) -> Plot | None:
@@ -95,7 +85,7 @@ def plan_plot(plan: Plan) -> Plot | None:
     (axes,) = new_axes(_HEIGHT_IN, is_wide=True)
     _draw_scales(axes, plan, points)
     _draw_headspace(axes, plan.headspace.value)
-    front = pareto_front(plan.alternatives)
+    front = unbeaten(plan.alternatives)
     if len(front) > 1:
         times_s = [cluster.step_time.value for cluster in front]
         axes.step(times_s, [_usd(cluster) for cluster in front], where="post", color=_GREEN, gid="front")

@@ -18,7 +18,7 @@ executors.py    executes runs as child processes: ``hetero simulate``, ``hetero 
 child_job.py    the processes of one run, and their output
 conduct.py      executes the runs that are left, within the budget
 ledger.py       ``runs.jsonl``, which lets a killed study go on
-statistics.py   intervals, time to quality, quality after time, Pareto fronts
+statistics.py   intervals, time to quality, quality after time
 table.py        results as rows, CSV and Parquet
 plots.py        the plots, drawn by matplotlib
 page.py         the page with plots and tables

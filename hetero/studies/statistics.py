@@ -1,12 +1,11 @@
-"""Statistics of a study: means with intervals, time to quality, quality after time, and Pareto fronts. Pure."""
+"""Statistics of a study: means with intervals, time to quality, and quality after time. Pure."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric
@@ -16,14 +15,11 @@ __all__ = [
     "Interval",
     "best_value",
     "interval_of",
-    "pareto_front",
     "quality_after",
     "series_of",
     "t_quantile",
     "time_to_quality",
 ]
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,20 +128,3 @@ def best_value(metrics: Iterable[LoggedMetric], metric: Metric) -> float | None:
     """Return the best value of a metric, or None without a value."""
     values = [value.value for value in series_of(metrics, metric.name)]
     return (max if metric.goal == "max" else min)(values, default=None)
-
-
-def pareto_front(items: Sequence[_T], costs_of: Callable[[_T], Sequence[float] | None]) -> list[_T]:
-    """Return the items that no other item beats: at most as high in every cost, and lower in one.
-
-    Args:
-        items: The items.
-        costs_of: Returns the costs of an item, the lower the better, or None to leave the item out.
-    """
-    known = [(item, tuple(costs)) for item in items if (costs := costs_of(item)) is not None]
-    return [
-        item
-        for item, costs in known
-        if not any(
-            other != costs and all(one <= two for one, two in zip(other, costs, strict=True)) for _, other in known
-        )
-    ]

@@ -17,7 +17,7 @@ from hetero.metrics.figures import Figure
 from hetero.planning import plan_plot as plot_module
 from hetero.planning.plan import Plan, PlannedCluster, PlanOptions, make_plan
 from hetero.planning.plan_page import plan_page
-from hetero.planning.plan_plot import pareto_front, plan_plot
+from hetero.planning.plan_plot import plan_plot, unbeaten
 from hetero.planning.plan_text import cluster_text
 from hetero.planning.profile import write_profile
 from hetero.pricing.catalog import Catalogue
@@ -151,17 +151,18 @@ def cluster(step_s: float, usd: float | None) -> PlannedCluster:
         ([], []),
     ],
 )
-def test_pareto_front_has_the_clusters_that_none_beats(
+def test_front_has_the_clusters_that_none_beats(
     points: list[tuple[float, float | None]], front: list[tuple[float, float]]
 ) -> None:
     clusters = [cluster(*point) for point in points]
-    assert pareto_front(clusters) == [cluster(*point) for point in front]
+    assert unbeaten(clusters) == [cluster(*point) for point in front]
 
 
-def test_pareto_front_does_not_follow_rounding_errors_of_times() -> None:
+def test_front_does_not_follow_rounding_errors_of_times() -> None:
     points = [(1.0, 5.0), (1.0 + 1e-12, 4.0), (1.0009, 3.0), (1.002, 2.0), (3.0, 2.5), (3.0 + 1e-9, 1.0)]
-    front = pareto_front([cluster(*point) for point in points])
-    assert front == [cluster(1.0009, 3.0), cluster(1.002, 2.0), cluster(3.0 + 1e-9, 1.0)]
+    front = unbeaten([cluster(*point) for point in points])
+    expected = [(1.0 + 1e-12, 4.0), (1.0009, 3.0), (1.002, 2.0), (3.0 + 1e-9, 1.0)]
+    assert front == [cluster(*point) for point in expected]
 
 
 def test_front_in_the_drawing_is_that_of_all_pairs(catalogue: Catalogue) -> None:
@@ -176,12 +177,12 @@ def test_front_in_the_drawing_is_that_of_all_pairs(catalogue: Catalogue) -> None
         second = (other.step_time.value, other.usd_per_1k_steps.value)
         return first != second and first[0] <= second[0] and first[1] <= second[1]
 
-    unbeaten = [one for one in plan.alternatives if not any(beats(other, one) for other in plan.alternatives)]
-    assert pareto_front(plan.alternatives) == sorted(unbeaten, key=lambda one: one.step_time.value)
+    expected = [one for one in plan.alternatives if not any(beats(other, one) for other in plan.alternatives)]
+    assert unbeaten(plan.alternatives) == sorted(expected, key=lambda one: one.step_time.value)
     (axes,) = axes_of(plan)
     (line,) = (each for each in axes.lines if each.get_gid() == "front")
     corners = [tuple(corner) for corner in line.get_path().vertices]
-    assert len(corners) == 2 * len(unbeaten) - 1
+    assert len(corners) == 2 * len(expected) - 1
     assert all(x1 <= x2 and y1 >= y2 for (x1, y1), (x2, y2) in itertools.pairwise(corners))
 
 

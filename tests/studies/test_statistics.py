@@ -5,15 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric
 from hetero.studies.statistics import (
     best_value,
     interval_of,
-    pareto_front,
     quality_after,
     t_quantile,
     time_to_quality,
@@ -109,23 +106,6 @@ def test_quality_after_a_time_is_the_best_until_then() -> None:
     assert quality_after(metrics, LOSS, 10.0) == 1.0
     assert quality_after(metrics, ACCURACY, 5.0) is None
     assert best_value(metrics, LOSS) == 0.2
-
-
-def test_front_has_the_items_that_no_other_beats() -> None:
-    items = {"fast": (1.0, 9.0), "cheap": (9.0, 1.0), "both": (5.0, 5.0), "beaten": (5.0, 6.0), "unknown": None}
-    assert pareto_front(list(items), lambda item: items[item]) == ["fast", "cheap", "both"]
-
-
-def test_equal_items_are_all_on_the_front() -> None:
-    assert pareto_front([(1, 1), (1, 1)], lambda item: item) == [(1, 1), (1, 1)]
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=12))
-def test_every_item_outside_of_the_front_is_beaten_by_one_on_it(items: list[tuple[int, int, int]]) -> None:
-    front = pareto_front(items, lambda item: item)
-    for item in items:
-        beaten = any(all(a <= b for a, b in zip(other, item, strict=True)) and other != item for other in front)
-        assert beaten != (item in front)
 
 
 def test_final_value_without_a_time_of_its_own_says_nothing_of_times() -> None:
