@@ -121,6 +121,7 @@ class Greeter:
         except Exception as error:  # noqa: BLE001 - if descriptors or memory run out, the listener stays readable
             if not self._is_stopped:
                 self._warn_of_failed("cannot accept connections: %s", error)
+            # No event reports that a descriptor is free again.
             time.sleep(SHORT_POLL_S)
             return
         if len(self._peers) >= _MAX_PEERS:
