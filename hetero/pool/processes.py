@@ -119,6 +119,8 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
 def why_not_fork(before: Mapping[int, str], action: str = "importing the script") -> str:
     """Return why this process must not fork endpoints, empty if it may fork.
 
+    Forked processes would share the position in an open file. SQLite would lose its locks.
+
     Args:
         before: What `open_files` returned before the action.
         action: What this process has just done, for the text.

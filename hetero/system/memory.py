@@ -173,6 +173,9 @@ def keep_freed_memory() -> bool:
     allocated before keep their arenas, and new threads share those. No empty piece of theirs is returned, because
     malloc is told to keep as much memory beyond it as a piece has.
 
+    Native code that allocates in several threads at the same time is slower with one arena. Four threads of a C program
+    that only allocate blocks of 1 to 9 KB needed four to seven times as long.
+
     Call it at the start of a process, because one arena needs the least memory. Settings of malloc that the environment
     has stay. The function does nothing if the environment has ``HETERO_MALLOC=default``, or without glibc.
 

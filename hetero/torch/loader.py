@@ -69,7 +69,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Deliver batches in order, exactly once, with contents that do not depend on where they are computed.
 
     A subclass of ``torch.utils.data.DataLoader`` that takes the same arguments. The main differences follow here,
-    docs/data.md lists all of them.
+    docs/torch_loader.md lists all of them.
 
     **Where.** In a job with endpoints, batches come from the endpoints. In any other job they come from torch's own
     ``num_workers`` processes, or from this process if ``num_workers`` is 0. Samples never draw from the random
