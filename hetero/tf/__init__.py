@@ -54,6 +54,11 @@ Files. All of them run in a rank, on the thread that trains, unless another thre
     measured.py     the tf.data.Dataset that counts and measures its steps
     deliveries.py   the times when batches left a pipeline; written in TensorFlow's threads
 
+TensorFlow makes files ``__autograph_generated_file*.py`` in the folder for temporary files. A rank that fails or is
+killed leaves them there, and the files do not tell which process made them. Ranks do not get a temporary folder each.
+It would also hold files that other ranks and the next run need, such as the models of TensorFlow Hub. And the paths of
+multiprocessing's sockets would be too long in it.
+
 The package imports TensorFlow only when a script calls one of the two functions, because data hosts import the script
 too and do not need TensorFlow.
 """
