@@ -37,6 +37,47 @@ _REPORT_AT = 0.9
 the end of the grace the job fails because ranks did not end, and this failure would hide the callback's failure."""
 
 
+# Contract of the end of a job, from a rank's last step to the exit of every host. If this does not hold, it is a bug.
+#
+# A rank ends.
+#   1. A rank that fails reports why and waits for the launcher's answer before its process ends. Its launcher answers
+#      when the arbiter has the failure, after 2 s at the latest. Collectives of other ranks break only when the process
+#      ends, so their errors reach the arbiter after their cause.
+#   2. A report counts, except where the process crashed. Without a report, the exit status says what happened.
+#   3. If one rank of a host fails, the agent ends the others: a signal after 0.3 s, SIGKILL 3 s later.
+#
+# A job ends well.
+#   4. A trainer host is DONE when all of its ranks have ended with 0 and nothing that they started runs. It then waits
+#      until every trainer host is DONE. No clock bounds this wait. The lease of a host that falls silent ends it.
+#   5. A data host serves until every trainer host is DONE. Then it is DRAINING, finishes what its endpoints have begun
+#      (`abort_grace_s`), and is DONE. The host of a tf.data dispatcher first lets the workers end.
+#   6. Each host stays until the peers that await its last status have it (`farewell`, 5 s). The first trainer host also
+#      waits for the last figures of the data hosts, and then writes the report.
+#
+# A job fails.
+#   7. Only the arbiter decides. It collects failures for a moment and chooses the root. Every host adopts its decision,
+#      so every host has the same first line in its failure file, and the same exit code.
+#   8. A host that has failed waits for the decision in `LaunchedHost.fail`, a lease and 5 s at most. After that, its
+#      own failure is the root. A host that has joined waits two heartbeats, because its failure does not end the job.
+#   9. Until its farewell, a host learns of the decision in every wait for others, because these waits call
+#      `LaunchedHost.tick`, which raises it. The host then kills its ranks, publishes FAILED, writes the failure file,
+#      and ends within 20 s. Otherwise the watchdog ends it.
+#  10. If the arbiter restarts the trainer group instead, only the ranks end (`RestartError`). Data hosts go on.
+#
+# A host is asked to stop.
+#  11. Ranks end after the same step and run the stop callbacks. If they have not ended within `stop_grace_s`, the job
+#      fails. A second request fails it at once.
+#  12. A stop callback that fails is a failure of the job, but only after the ranks of all hosts have ended, so that the
+#      others can save. This wait ends at 0.9 of the grace, because at its end the job fails for another reason.
+#  13. If only a data host is asked to stop, it leaves after 5 s, and the others compute its batches.
+#
+# A host or a process disappears.
+#  14. A trainer host that is silent for a lease fails the job. A data host that has served does not. A data host that
+#      hears no trainer host for `orphan_s` ends alone.
+#  15. Processes die with their parent: ranks with the agent, the agent and the endpoints with the launcher. A launcher
+#      that ends by itself first kills all its descendants, also those that the script has started.
+
+
 def serve(host: LaunchedHost) -> None:
     """Serve batches until every trainer host is done or only this host is asked to stop. Then shut this host down.
 
