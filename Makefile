@@ -45,12 +45,12 @@ N = 20
 
 # Folders whose tests start no jobs, import no script in another process and need neither torch.distributed nor
 # TensorFlow: the pure parts, the wire, and the rules for the package as a whole.
-QUICK = $(addprefix tests/,audit control metrics report system wire) $(wildcard tests/test_*.py) \
+QUICK = $(addprefix tests/,audit control documents metrics report system wire) $(wildcard tests/test_*.py) \
 	tests/launch/test_placement.py tests/launch/test_roles.py tests/launch/data_services \
 	tests/batches/test_fetch.py tests/batches/test_indices.py tests/dataplane/pool/test_slot_liveness.py
 
 # Of the quick tests, those that import no framework. They run on other Pythons too: torch is gigabytes for each.
-PLAIN = $(addprefix tests/,audit control metrics system wire) $(patsubst %,tests/test_%.py,cli cluster config datasets platforms)
+PLAIN = $(addprefix tests/,audit control documents metrics system wire) $(patsubst %,tests/test_%.py,cli cluster config datasets platforms)
 PYTHONS = 3.10 3.12 3.13
 OLDEST = 3.10
 

@@ -37,8 +37,8 @@ from canary_jobs.scoring import Outcome, frugal
 from harness import HERE, RESULTS, environment, save, say
 
 from hetero.canary.model import CanaryReport
+from hetero.documents.records import encode
 from hetero.pricing import cost
-from hetero.system.records import encode
 
 FRACTIONS = (0.01, 0.02, 0.03)
 REPEATS = 3

@@ -33,7 +33,7 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.hub import Hub
 from hetero.control.membership import Member, Membership
 from hetero.control.status import HostState, HostStatus, RankReport, SessionOptions, status_to_proto
-from hetero.pricing.tables import markdown_table
+from hetero.documents.tables import markdown_table
 
 NUM_DATA_HOSTS = (16, 64, 256, 1000)
 NUM_TRAINER_HOSTS = 8

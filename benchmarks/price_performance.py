@@ -40,12 +40,12 @@ import bench_pipelines
 import yaml
 from harness import HERE, RESULTS, call, environment, save, say
 
+from hetero.documents.quantities import NOT_KNOWN
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, cost
 from hetero.report import load_report
 from hetero.report.markdown import PricePerformance, price_performance_table
 from hetero.simulate.simulate import SimulatedGroup, parse_group
-from hetero.system.quantities import NOT_KNOWN
 
 WARMUP_CYCLES = 2
 PHOTOS = HERE.parent / "data" / "bench-photos-tiny"

@@ -23,6 +23,7 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 # Each may import from the lines above it and from itself.
 LAYERS = (
     {"errors", "epochs", "__version__"},
+    {"documents"},
     {"spec", "system"},
     {"pricing"},
     {"cluster"},

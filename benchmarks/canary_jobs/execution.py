@@ -22,12 +22,12 @@ from hetero.canary.forecast import ForecastOptions
 from hetero.canary.model import CanaryReport
 from hetero.canary.observations import point_of, read_observed
 from hetero.canary.points import CanaryPoint
+from hetero.documents.records import decode, encode
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
 from hetero.studies.conduct import Progress
 from hetero.studies.executors import SimulateExecutor
 from hetero.studies.runs import PlannedRun
-from hetero.system.records import decode, encode
 
 __all__ = ["canaries", "data_of", "folder_of", "kept_whole", "order_of", "stamp_of"]
 

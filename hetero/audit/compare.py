@@ -17,9 +17,9 @@ import numpy.typing as npt
 from hetero.audit.ledger import LoaderFacts
 from hetero.audit.reading import world_sizes
 from hetero.audit.runs import Run, Side, load_side
+from hetero.documents.text import printable
 from hetero.epochs import epoch_text
 from hetero.errors import ConfigError
-from hetero.system.text import printable
 
 __all__ = ["AuditResult", "compare_runs"]
 

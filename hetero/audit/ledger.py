@@ -32,8 +32,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from hetero import __version__
+from hetero.documents.records import limits
 from hetero.epochs import epoch_text
-from hetero.system.records import limits
 
 __all__ = [
     "CHAIN_START",

@@ -21,8 +21,8 @@ from hetero.audit.ledger import (
     chain_value,
     split_line,
 )
+from hetero.documents.records import decode
 from hetero.errors import ConfigError
-from hetero.system.records import decode
 
 __all__ = ["ENTRY", "LedgerRecord", "Section", "rank_of", "read_ledger", "world_sizes"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
+from hetero.documents.text import printable, without_middle
 from hetero.errors import DatasetError, SampleFailure
-from hetero.system.text import printable, without_middle
 
 __all__ = [
     "MAX_EXCEPTION_CHARS",

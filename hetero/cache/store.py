@@ -19,7 +19,7 @@ from typing import Any
 
 from hetero.cache.entries import DamagedEntryError, EncodedSample, read_entry
 from hetero.cache.folders import INDEX, RESERVE, SharedFolder, folder_bytes, lock, remove_unused
-from hetero.system.quantities import bytes_text
+from hetero.documents.quantities import bytes_text
 
 __all__ = ["ABSENT", "SampleStore"]
 

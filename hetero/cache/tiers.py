@@ -12,9 +12,9 @@ from typing import Any
 from hetero.cache.entries import EncodedSample
 from hetero.cache.folders import MEMORY, SharedFolder, folder_bytes, sweep_memory
 from hetero.cache.store import ABSENT, SampleStore
+from hetero.documents.quantities import bytes_text
 from hetero.errors import ConfigError
 from hetero.spec import Cache
-from hetero.system.quantities import bytes_text
 
 __all__ = ["Tiers", "close_tiers", "open_tiers"]
 

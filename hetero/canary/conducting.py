@@ -29,6 +29,7 @@ from hetero.canary.points import CanaryPoint
 from hetero.canary.text import canary_text
 from hetero.cluster import Role
 from hetero.cluster.roles import assign_roles
+from hetero.documents.files import write_text
 from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
@@ -36,13 +37,12 @@ from hetero.report.verdict import upper_bounds_note
 from hetero.studies.conduct import Progress, conduct, read_results
 from hetero.studies.runs import FAILED, STOPPED, Billing, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import PRICE_OPTIONS, Budget
-from hetero.system.caches import level_2_bytes
-from hetero.system.documents import write_text
 
 __all__ = [
     "FINAL_RULES",
     "TEXT_FILE_NAME",
     "execute_canaries",
+    "level_2_bytes",
     "memory_limit_of",
     "raise_over_budget",
     "report_of",
@@ -56,6 +56,7 @@ TEXT_FILE_NAME = "canary.md"
 _GIB = 2**30
 FINAL_RULES = ("fixed-steps", "passes", "failed")
 """Rules that refuse whatever further runs of the same fractions show."""
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 class _PreparingExecutor:
@@ -397,3 +398,25 @@ def write_report(report: CanaryReport, folder: Path) -> None:
         write_text(folder / PAGE_FILE_NAME, canary_page(report))
     except OSError as error:
         raise ConfigError(f"cannot write the forecast to {folder}: {error.strerror or error}") from error
+
+
+def level_2_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> float | None:
+    """Return the size of the level 2 caches of all CPUs together, or None if the system does not say.
+
+    Level 3 caches do not count, because a virtual machine often sees that of its host.
+
+    Args:
+        folder: The folder in which the kernel describes the CPUs.
+    """
+    sizes: dict[str, int] = {}
+    try:
+        for path in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
+            if (path / "level").read_text(encoding="ascii").strip() != "2":
+                continue
+            text = (path / "size").read_text(encoding="ascii").strip()
+            # CPUs that share a cache name the same CPUs.
+            shared = (path / "shared_cpu_list").read_text(encoding="ascii").strip()
+            sizes[shared] = int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1)
+    except (OSError, ValueError):
+        return None
+    return float(sum(sizes.values())) or None

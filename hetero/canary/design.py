@@ -12,13 +12,13 @@ from pathlib import Path
 from hetero.canary.files import LinkedFolder, choose_files, data_files, link_files, matches
 from hetero.canary.line import num_distinct
 from hetero.canary.refusals import percent
+from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
 from hetero.simulate.opt_ml import CHANNEL_NAME
 from hetero.studies.runs import PlannedRun
 from hetero.studies.study_file import PRICE_OPTIONS
-from hetero.system.text import counted
 
 __all__ = [
     "MAX_FRACTION",

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetero.canary.points import CanaryPoint
+from hetero.documents.records import encode, limits, load
 from hetero.metrics.figures import BASES
-from hetero.system.records import encode, limits, load
 
 __all__ = [
     "CANARY_FILE_NAME",

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetero.canary.points import CanaryPoint, LoaderWork, Part, Resources
+from hetero.documents.files import read_bounded
+from hetero.documents.records import decode
 from hetero.errors import ConfigError
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.usage_series import UsageSeries
 from hetero.report.model import RankFacts, Report
 from hetero.report.overruns import excess_share
 from hetero.studies.runs import FINISHED, RunResult
-from hetero.system.documents import read_bounded
-from hetero.system.records import decode
 
 __all__ = ["Observed", "point_of", "read_observed"]
 

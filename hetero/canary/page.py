@@ -5,8 +5,8 @@ from __future__ import annotations
 from hetero.canary.model import CanaryReport, CandidateForecast
 from hetero.canary.plots import draws_of
 from hetero.canary.text import FIGURE_HEADER, SUMMARY_HEADER, figure_rows, headline_of, summary_rows
+from hetero.documents.text import html_text, shortened
 from hetero.pages.page import html_page, plots_html, table_html
-from hetero.system.text import html_text, shortened
 
 __all__ = ["PAGE_FILE_NAME", "canary_page"]
 

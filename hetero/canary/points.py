@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hetero.system.records import limits
+from hetero.documents.records import limits
 
 __all__ = ["CanaryPoint", "LoaderWork", "Part", "Resources", "mean_excess"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hetero.canary.model import CanaryReport, CandidateForecast, ForecastFigure
 from hetero.canary.points import mean_excess
 from hetero.canary.refusals import percent
+from hetero.documents.quantities import bytes_text
+from hetero.documents.tables import markdown_table
+from hetero.documents.text import code_span, counted
 from hetero.metrics.excess import SMALL_EXCESS, excess_text
-from hetero.pricing.tables import markdown_table
-from hetero.system.quantities import bytes_text
-from hetero.system.text import code_span, counted
 
 __all__ = ["canary_text", "figure_rows", "headline_of", "summary_rows", "value_text"]
 

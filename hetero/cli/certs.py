@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hetero.cli.arguments import Subparsers, positive
 from hetero.cli.output import say
+from hetero.documents.text import counted
 from hetero.errors import ExitCode
-from hetero.system.text import counted
 
 __all__ = ["add"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetero.documents.files import write_text
 from hetero.errors import ConfigError
-from hetero.system.documents import write_text
 
 __all__ = ["check_page", "write_page"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from hetero import config
 from hetero.cli.arguments import Subparsers
 from hetero.cli.output import say
+from hetero.documents.files import make_output_folder
 from hetero.errors import ConfigError
-from hetero.system.documents import make_output_folder
 from hetero.system.process import bind_to_parent
 from hetero.system.scripts import script_label
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from hetero import config
 from hetero.cli.arguments import Subparsers, pairs, positive
 from hetero.cli.profile import shown_page
+from hetero.documents.files import make_output_folder
 from hetero.errors import ConfigError
 from hetero.system import extensions, logs
-from hetero.system.documents import make_output_folder
 from hetero.system.process import bind_to_parent
 from hetero.system.scripts import script_label
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from hetero.cluster.spec import natural_key
+from hetero.documents.records import Mismatch, limits
+from hetero.documents.records import decode as decode_record
+from hetero.documents.text import shortened
 from hetero.errors import ClusterError, ConfigError
-from hetero.system.records import Mismatch, limits
-from hetero.system.records import decode as decode_record
-from hetero.system.text import shortened
 
 __all__ = ["EXAMPLE", "HOST_NAME", "Document", "Group", "close", "decode", "listing", "load", "show"]
 

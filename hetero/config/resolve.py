@@ -14,8 +14,8 @@ from typing import Any
 from hetero.cluster import JobParameters
 from hetero.config.flags import flag_of
 from hetero.config.options import LaunchOptions, base_type, kind_text
+from hetero.documents.files import parse_yaml, read_bounded
 from hetero.errors import ConfigError
-from hetero.system.documents import parse_yaml, read_bounded
 
 __all__ = ["check_hyperparameters", "resolve_options"]
 

@@ -20,6 +20,7 @@ from hetero.control.joined import JoinedHost, check_address
 from hetero.control.newcomers import Obstacle
 from hetero.control.peers import differences
 from hetero.control.status import CONTROL_PROTOCOL, OPTIONS, HostStatus
+from hetero.documents.text import escape_line, one_line
 from hetero.errors import (
     AuthenticationError,
     ClusterError,
@@ -29,7 +30,6 @@ from hetero.errors import (
     HeteroError,
     ProtocolError,
 )
-from hetero.system.text import escape_line, one_line
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import fields_of, printable, record_of

@@ -12,10 +12,10 @@ from typing import Annotated
 from hetero.control.directory import EndpointRecord
 from hetero.control.joined import MAX_JOINED, JoinedHost
 from hetero.control.metric_series import SERIES, fit_for_peer
+from hetero.documents.text import escape_line, last_bytes, one_line
 from hetero.errors import ExitCode, ProtocolError
 from hetero.metrics.logged import LoggedMetric
 from hetero.metrics.step_series import without_history
-from hetero.system.text import escape_line, last_bytes, one_line
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import NOT_SENT, Wire, at_most, fields_of, record_of

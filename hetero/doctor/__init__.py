@@ -22,6 +22,6 @@ from __future__ import annotations
 
 from hetero.doctor.examination import examine, render_text, to_json
 from hetero.doctor.snapshot import Snapshot, take_snapshot
-from hetero.system.diagnosis import Diagnosis, Level
+from hetero.documents.diagnosis import Diagnosis, Level
 
 __all__ = ["Diagnosis", "Level", "Snapshot", "examine", "render_text", "take_snapshot", "to_json"]

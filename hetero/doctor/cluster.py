@@ -9,7 +9,7 @@ from hetero.cluster import resolve_address
 from hetero.cluster.document import listing
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
-from hetero.system.diagnosis import Diagnosis, error, ok, warning
+from hetero.documents.diagnosis import Diagnosis, error, ok, warning
 
 __all__ = ["examine_description", "examine_names", "examine_platform"]
 

@@ -21,7 +21,7 @@ from hetero.cluster.document import listing
 from hetero.doctor.leftovers import find_processes
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
-from hetero.system.diagnosis import Diagnosis, error, ok, warning
+from hetero.documents.diagnosis import Diagnosis, error, ok, warning
 from hetero.wire.channels import PROXY_VARIABLES, find_owner, join_address
 
 __all__ = ["examine_ports", "examine_proxies", "last_ephemeral_port"]

@@ -18,10 +18,10 @@ from hetero.doctor.limits import (
 )
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
+from hetero.documents.diagnosis import Diagnosis, Level, error, warning
+from hetero.documents.text import counted, escape_line
 from hetero.metrics.excess import MAX_EXCESS
 from hetero.system.cpu_pressure import pressure_between, read_cpus, stolen_between
-from hetero.system.diagnosis import Diagnosis, Level, error, warning
-from hetero.system.text import counted, escape_line
 
 __all__ = ["SUBJECTS", "examine", "render_text", "to_json"]
 

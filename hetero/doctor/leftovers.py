@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hetero.cluster.document import listing
 from hetero.doctor.snapshot import Snapshot
-from hetero.system.diagnosis import Diagnosis, ok, warning
+from hetero.documents.diagnosis import Diagnosis, ok, warning
 from hetero.system.workdir import stale_folders
 
 __all__ = ["OwnProcess", "examine", "find_processes"]

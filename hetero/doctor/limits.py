@@ -11,12 +11,12 @@ from pathlib import Path
 from hetero.cache.folders import kept_in_memory
 from hetero.doctor.leftovers import find_processes
 from hetero.doctor.snapshot import Snapshot
+from hetero.documents.diagnosis import Diagnosis, error, ok, warning
+from hetero.documents.quantities import bytes_text
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 from hetero.system.cgroups import cpu_quota, usable_cpus
-from hetero.system.diagnosis import Diagnosis, error, ok, warning
 from hetero.system.memory import ProcessMemory, process_memory
-from hetero.system.quantities import bytes_text
 from hetero.system.workdir import private_folder
 
 __all__ = ["examine_cpus", "examine_descriptors", "examine_disk", "examine_memory", "examine_shared_memory"]

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 
 from hetero.doctor.leftovers import find_processes
 from hetero.doctor.snapshot import Snapshot
-from hetero.system.diagnosis import Diagnosis, Level, error, ok, warning
+from hetero.documents.diagnosis import Diagnosis, Level, error, ok, warning
 
 __all__ = ["ProcessFacts", "ancestry", "examine", "judge"]
 

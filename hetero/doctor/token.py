@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from hetero.doctor.snapshot import Snapshot
+from hetero.documents.diagnosis import Diagnosis, error, ok, warning
 from hetero.errors import AuthenticationError, ConfigError
-from hetero.system.diagnosis import Diagnosis, error, ok, warning
 from hetero.wire.tls import Tls
 
 __all__ = ["examine"]

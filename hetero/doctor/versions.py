@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hetero import __version__
 from hetero.doctor.snapshot import Snapshot
-from hetero.system.diagnosis import Diagnosis, Level, error, ok
+from hetero.documents.diagnosis import Diagnosis, Level, error, ok
 
 __all__ = ["FLOORS", "KNOWN_BAD", "KnownBad", "examine", "judge"]
 

@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar, cast
 
+from hetero.documents.text import one_line
 from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
 from hetero.system.fault_injection import Strike
-from hetero.system.text import one_line
 from hetero.wire import framing  # before grpc: channels sets its environment
 from hetero.wire.faults import Fault
 

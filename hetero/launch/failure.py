@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hetero.control.status import Cause
+from hetero.documents.text import escape_line, shortened
 from hetero.errors import ExitCode
 from hetero.system import logs
-from hetero.system.text import escape_line, shortened
 
 __all__ = [
     "MAX_FAILURE_CHARS",

@@ -29,6 +29,7 @@ from pathlib import Path
 from hetero.cluster import ClusterSpec, Platform, Role, several_trainers
 from hetero.config import LaunchOptions, framework_of
 from hetero.control.status import Cause, HostState
+from hetero.documents.files import make_output_folder, write_text
 from hetero.errors import ExitCode, HeteroError
 from hetero.launch.control_plane import check_spot_groups
 from hetero.launch.failure import reserved_space, shown_detail, shown_first_line, write_failure
@@ -40,7 +41,6 @@ from hetero.launch.ranks.ranks import AgentStarter
 from hetero.launch.ranks.starter import RankStarter
 from hetero.launch.roles import serve, train
 from hetero.system import logs
-from hetero.system.documents import make_output_folder, write_text
 from hetero.system.fault_injection import permit_faults
 from hetero.system.scripts import find_script
 

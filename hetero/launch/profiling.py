@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from hetero import __version__
 from hetero.cluster import Role
 from hetero.control.status import HostState, HostStatus, RankReport
+from hetero.documents.files import write_text
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode, HeteroError, first_line
 from hetero.launch.summary import run_facts, simulated_parts
@@ -38,7 +39,6 @@ from hetero.report.model import Report
 from hetero.report.overruns import excess_share, overrun_sentences
 from hetero.sample_costs.options import Channel, SupplyOptions
 from hetero.system.cgroups import usable_cpus
-from hetero.system.documents import write_text
 from hetero.system.process import start_child
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from hetero.control.status import HostStatus, RankReport
+from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.launch.summaries import named_summaries
 from hetero.metrics.steps import StepSummary
-from hetero.system.text import counted
 
 __all__ = [
     "INTERVAL_VARIABLE",

@@ -17,6 +17,8 @@ from hetero.cluster import ClusterSpec, Folders
 from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.config.options import DEFAULT_DATA_SERVICE
 from hetero.control.status import Cause, HostStatus
+from hetero.documents.files import write_text
+from hetero.documents.text import code_span
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.data_services import find_service
 from hetero.launch.metric_lines import log_metrics, result_metrics
@@ -37,8 +39,6 @@ from hetero.report.model import (
     RunFacts,
     TimedEvent,
 )
-from hetero.system.documents import write_text
-from hetero.system.text import code_span
 
 __all__ = ["METRICS_FILE_NAME", "output_folder", "run_facts", "simulated_parts", "write_metrics", "write_report"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hetero.system.records import limits
+from hetero.documents.records import limits
 
 __all__ = ["BASES", "Figure"]
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 
+from hetero.documents.records import decode, encode, limits
 from hetero.errors import ConfigError
 from hetero.metrics.usage_series import Percentiles, SeriesLog, UsagePoint, UsageSeries
 from hetero.system.cpu_pressure import CpuReading, TaskWaits, pressure_between, read_cpus, stolen_between
-from hetero.system.records import decode, encode, limits
 
 __all__ = ["SCOPES", "GpuReading", "Gpus", "HostReading", "HostSampler", "HostUsage"]
 

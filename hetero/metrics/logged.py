@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from hetero.documents.records import limits
+from hetero.documents.text import printable
 from hetero.errors import ConfigError
-from hetero.system.records import limits
-from hetero.system.text import printable
 
 __all__ = [
     "LOG_MARK",

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hetero.batches.skips import MAX_LISTED, Skips
+from hetero.documents.records import encode, limits
 from hetero.epochs import epoch_text
 from hetero.errors import DatasetError, SampleFailure
-from hetero.system.records import encode, limits
 from hetero.system.waits import LOG_INTERVAL_S
 
 __all__ = ["DEFAULT_MAX_SKIPS", "Listing", "SkipLog", "SkippedSample"]

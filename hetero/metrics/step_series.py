@@ -6,9 +6,9 @@ import functools
 import json
 from dataclasses import dataclass, field
 
+from hetero.documents.records import limits
 from hetero.errors import ConfigError
 from hetero.metrics.history import MAX_POINTS, History
-from hetero.system.records import limits
 
 __all__ = ["StepLog", "StepSeries", "without_history"]
 

@@ -24,10 +24,10 @@ from typing import Protocol
 
 from hetero.batches.skips import MAX_LISTED
 from hetero.config.options import DEFAULT_WARMUP_STEPS
+from hetero.documents.records import decode, encode, limits
 from hetero.errors import ConfigError
 from hetero.metrics.skips import SkipLog, SkippedSample
 from hetero.metrics.step_series import StepLog, StepSeries
-from hetero.system.records import decode, encode, limits
 
 __all__ = ["Extent", "RecentSteps", "StepSummary", "StepTimer", "Timer", "Traffic", "check_name", "encode_summaries"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from hetero.documents.records import limits
 from hetero.errors import ConfigError
 from hetero.metrics.history import MAX_POINTS, History
-from hetero.system.records import limits
 
 __all__ = ["Percentiles", "SeriesLog", "UsagePoint", "UsageSeries"]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from hetero.documents.text import html_text, printable
 from hetero.errors import ConfigError
-from hetero.system.text import html_text, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

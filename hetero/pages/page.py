@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 
+from hetero.documents.text import html_text, shortened
 from hetero.pages.drawing import Plot, has_matplotlib
-from hetero.system.text import html_text, shortened
 
 __all__ = ["figures_html", "html_page", "notice_html", "plots_html", "table_html"]
 
@@ -25,7 +25,7 @@ def html_page(title: str, parts: Sequence[str]) -> str:
 
     Args:
         title: Title, as plain text.
-        parts: HTML of the page's parts, in order. Texts in it must be escaped, see `hetero.system.text.html_text`.
+        parts: HTML of the page's parts, in order. Texts in it must be escaped, see `hetero.documents.text.html_text`.
     """
     css = resources.files("hetero.pages").joinpath("data", "page.css").read_text(encoding="utf-8")
     body = "\n".join(part for part in parts if part)

@@ -1,6 +1,6 @@
 """Rejects a profile with figures that no measurement yields, because a plan would divide by them or believe them.
 
-`hetero.system.records` has checked the types already. The limits here are far above what a real job needs.
+`hetero.documents.records` has checked the types already. The limits here are far above what a real job needs.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from hetero.documents.records import decode, encode, limits
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
 from hetero.planning.profile import CodecProfile, LeafProfile, Spread, SupplyProfile
-from hetero.system.records import decode, encode, limits
 
 __all__ = [
     "MAX_ARGUMENTS_CHARS",

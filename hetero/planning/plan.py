@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hetero.documents.records import encode, limits, load
 from hetero.errors import ConfigError
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, SMALL_EXCESS, excess_text
 from hetero.metrics.figures import Figure
@@ -25,7 +26,6 @@ from hetero.planning.reasons import REASONS, answer_of, notes_of, reason_of, rej
 from hetero.planning.search import Alternative, Search, search
 from hetero.planning.steps.model import BOTTLENECKS
 from hetero.pricing.catalog import Catalogue
-from hetero.system.records import encode, limits, load
 
 __all__ = [
     "PLAN_FILE_NAME",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from hetero.documents.text import html_text, shortened
 from hetero.metrics.figures import BASES
 from hetero.pages.page import figures_html, html_page, plots_html
 from hetero.planning.plan import Plan, PlannedCluster
 from hetero.planning.plan_plot import plan_plot, rows_text
 from hetero.planning.plan_text import NOT_ON_SAGEMAKER, break_even_text, cluster_text
 from hetero.planning.reasons import seconds_text, usd_text
-from hetero.system.text import html_text, shortened
 
 __all__ = ["plan_page"]
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from hetero.documents.text import counted
 from hetero.pages.drawing import PALETTE, QUIET, Plot, legend, new_axes, plain_ticks, svg_of
 from hetero.pages.front import pareto_front
 from hetero.planning.plan import Plan, PlannedCluster
 from hetero.planning.plan_text import cluster_text
 from hetero.planning.reasons import seconds_text, usd_text
-from hetero.system.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

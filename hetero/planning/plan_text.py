@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hetero.documents.tables import markdown_table
 from hetero.planning.plan import Plan, PlannedCluster
 from hetero.planning.reasons import form_text, seconds_text, usd_text
-from hetero.pricing.tables import markdown_table
 
 __all__ = ["NOT_ON_SAGEMAKER", "break_even_text", "cluster_text", "plan_text"]
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetero.documents.files import write_text
+from hetero.documents.records import decode, encode, limits, load
 from hetero.errors import ConfigError
 from hetero.metrics.figures import BASES, Figure
-from hetero.system.documents import write_text
-from hetero.system.records import decode, encode, limits, load
 
 __all__ = [
     "PROFILE_FILE_NAME",

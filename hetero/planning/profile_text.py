@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetero.documents.quantities import bytes_text, number_text, seconds_text
+from hetero.documents.tables import markdown_table
+from hetero.documents.text import code_span, counted, markdown_text
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, SMALL_EXCESS, excess_text
 from hetero.metrics.figures import Figure
 from hetero.planning.profile import LeafProfile, Profile, Spread, SupplyProfile, TrainingProfile
-from hetero.pricing.tables import markdown_table
-from hetero.system.quantities import bytes_text, number_text, seconds_text
-from hetero.system.text import code_span, counted, markdown_text
 
 __all__ = ["first_sentence", "render_profile", "supply_rate"]
 

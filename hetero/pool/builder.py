@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetero.documents.text import first_names
 from hetero.endpoint.prebuilt import Prebuilt, build
 from hetero.errors import HeteroError, first_line
 from hetero.pool.processes import receive_packet, why_not_fork
@@ -24,7 +25,6 @@ from hetero.spec import DatasetSpec
 from hetero.system.memory import prepare_to_fork
 from hetero.system.open_files import mapped_files, open_files
 from hetero.system.process import describe_exit_status, limit_threads
-from hetero.system.text import first_names
 
 __all__ = ["Builder", "Start", "build_all", "receive_starts"]
 

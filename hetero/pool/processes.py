@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from hetero.documents.text import first_names
 from hetero.endpoint.endpoint import run_to_end
 from hetero.system.open_files import names_for_message, opened_since, reopen_files
 from hetero.system.process import SignalWaiter, die_with_parent
-from hetero.system.text import first_names
 
 __all__ = ["MAX_PACKET_BYTES", "EndpointProcess", "make_channel", "receive_packet", "run_forked", "why_not_fork"]
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
+from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.pool.pool import EndpointPool, PoolOptions
 from hetero.pool.slot import Slot
 from hetero.pool.spawn import ProcessStarter, child_environment
 from hetero.system.process import start_child
-from hetero.system.text import counted
 from hetero.system.workdir import private_folder
 from hetero.wire.channels import join_address
 

@@ -3,7 +3,7 @@
 catalog.py        the catalogue of instance types, and their prices from the user, a file or a profile
 instance_types.py one instance type: its facts with their sources, and its price
 cost.py           cost arithmetic
-tables.py         tables for ``hetero prices`` and for reports
+tables.py         the output of ``hetero prices``
 refresh.py        ``hetero prices refresh``: writes AWS's prices into a price file
 price_service.py  asks AWS's price list service, which needs an account and boto3
 data/             the shipped facts and price profiles

@@ -24,10 +24,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hetero.documents.files import parse_yaml, read_bounded
+from hetero.documents.text import printable
 from hetero.errors import ConfigError
 from hetero.pricing.instance_types import InstanceTypeInfo, Price, data_folder, shipped_types, stated_resources
-from hetero.system.documents import parse_yaml, read_bounded
-from hetero.system.text import printable
 
 __all__ = ["MAX_HOURLY_USD", "Catalogue", "parse_prices", "read_price_file"]
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hetero.documents.files import MAX_BYTES, write_text
 from hetero.errors import ConfigError
 from hetero.pricing.catalog import parse_prices, read_price_file
 from hetero.pricing.price_service import PriceList, is_ours
-from hetero.system.documents import MAX_BYTES, write_text
 
 __all__ = ["refresh_file"]
 

@@ -1,36 +1,14 @@
-"""Tables that are readable both as plain text and as Markdown, and the output of ``hetero prices``."""
+"""The output of ``hetero prices``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from hetero.documents.tables import markdown_table
 from hetero.pricing.catalog import Catalogue
 from hetero.pricing.instance_types import FactSource, InstanceTypeInfo
 
-__all__ = ["list_text", "markdown_table", "show_text"]
+__all__ = ["list_text", "show_text"]
 
 _NOT_KNOWN = "-"
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Return a Markdown table with every cell padded to the width of its column.
-
-    Args:
-        header: Column titles.
-        rows: Cells of each row, already escaped. Each row has one cell per title.
-        right: Indices of right-aligned columns.
-
-    Returns:
-        The lines of the table, without a final newline.
-    """
-    widths = [max(3, *(len(row[i]) for row in [header, *rows])) for i in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-        return f"| {' | '.join(padded)} |"
-
-    rule = (f"{'-' * (w + 1)}:" if i in right else "-" * (w + 2) for i, w in enumerate(widths))
-    return "\n".join([line(header), f"|{'|'.join(rule)}|", *(line(row) for row in rows)])
 
 
 def list_text(catalogue: Catalogue) -> str:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hetero.documents.text import counted
 from hetero.errors import AuthenticationError, ClusterError, ConfigError, DataPlaneError, ExitCode, HeteroError
 from hetero.ray.head import HeadWatch
 from hetero.system.logs import write_line
-from hetero.system.text import counted
 
 __all__ = ["ServiceGoneError", "connected", "exit_code_of", "import_ray", "nodes_of", "say", "summary"]
 

@@ -16,10 +16,10 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
+from hetero.documents.text import printable
 from hetero.endpoint.link import Call, EndpointLink, SentFetch
 from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
-from hetero.system.text import printable
 from hetero.wire import requests
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder

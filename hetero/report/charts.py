@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hetero.documents.quantities import seconds_text
 from hetero.metrics.step_series import StepSeries
 from hetero.metrics.steps import StepSummary
 from hetero.pages.drawing import PALETTE, QUIET, Plot, bar_axes, legend, new_axes, svg_of
 from hetero.report.compare import Comparison
 from hetero.report.model import Report, TimedEvent
-from hetero.system.quantities import seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

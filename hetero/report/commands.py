@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hetero.documents.files import write_text
 from hetero.report.compare import compare
 from hetero.report.markdown import render_comparison, render_report
 from hetero.report.model import REPORT_FILE_NAME, Report, load_report
-from hetero.system.documents import write_text
 
 __all__ = ["MARKDOWN_FILE_NAME", "compare_files", "page_of_files", "show_file", "write_report"]
 

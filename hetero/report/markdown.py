@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hetero.documents.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
+from hetero.documents.tables import markdown_table
+from hetero.documents.text import code_span, markdown_text
 from hetero.epochs import epoch_text
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
-from hetero.pricing.tables import markdown_table
 from hetero.report.build import cost_objection
 from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Expectation, GroupFacts, Headline, Report, RunFacts
 from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_text
-from hetero.system.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
-from hetero.system.text import code_span, markdown_text
 
 __all__ = ["PricePerformance", "price_performance_table", "render_comparison", "render_report"]
 

@@ -10,12 +10,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetero.documents.records import decode, encode, limits, load
 from hetero.errors import ExitCode
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
 from hetero.metrics.steps import StepSummary
-from hetero.system.records import decode, encode, limits, load
 
 __all__ = [
     "BOTTLENECKS",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 
+from hetero.documents.quantities import NOT_KNOWN, bytes_text, seconds_text
+from hetero.documents.text import counted, html_text, shortened
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.step_series import StepSeries
 from hetero.pages.drawing import PALETTE
@@ -13,8 +15,6 @@ from hetero.report.charts import ShownRun, cost_plot, cpu_plot, parts_plot, step
 from hetero.report.compare import Comparison
 from hetero.report.model import Report
 from hetero.report.verdict import pace_text, saving_text, speedup_text, verdict_text
-from hetero.system.quantities import NOT_KNOWN, bytes_text, seconds_text
-from hetero.system.text import counted, html_text, shortened
 
 __all__ = ["comparison_page", "run_page"]
 

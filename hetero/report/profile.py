@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
 from hetero.metrics.steps import StepSummary
@@ -28,7 +29,6 @@ from hetero.report.build import missing_emulation
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, Headline, Report, RunFacts, load_report
 from hetero.report.overruns import excess_share
 from hetero.report.verdict import upper_bounds_note
-from hetero.system.text import counted
 
 __all__ = ["load_any_profile", "profile_of_report"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hetero.documents.quantities import NOT_KNOWN, seconds_text
+from hetero.documents.text import counted
 from hetero.report.build import missing_emulation
 from hetero.report.compare import Comparison
 from hetero.report.model import Report
 from hetero.report.overruns import EMULATION_FLAGS, excess_share, lost_share
-from hetero.system.quantities import NOT_KNOWN, seconds_text
-from hetero.system.text import counted
 
 __all__ = ["answer_text", "bound_text", "pace_text", "saving_text", "speedup_text", "upper_bounds_note", "verdict_text"]
 

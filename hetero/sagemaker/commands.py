@@ -9,13 +9,13 @@ from pathlib import Path
 
 from hetero import config
 from hetero.cluster import slug
+from hetero.documents.files import make_output_folder
+from hetero.documents.findings import ERROR, findings_json, findings_text
 from hetero.errors import ConfigError
 from hetero.sagemaker.checks.check import check_request
 from hetero.sagemaker.rehearsal.local_job import run_request
 from hetero.sagemaker.request import read_request
 from hetero.system import logs
-from hetero.system.documents import make_output_folder
-from hetero.system.findings import ERROR, findings_json, findings_text
 
 __all__ = ["check", "simulate"]
 

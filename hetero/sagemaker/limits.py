@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from hetero.system.documents import parse_yaml
+from hetero.documents.files import parse_yaml
 
 __all__ = ["Limit", "breaches", "limits", "values_at"]
 

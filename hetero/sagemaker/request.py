@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from hetero.documents.files import read_bounded
+from hetero.documents.records import camel_case, decode, limits
 from hetero.errors import ConfigError
-from hetero.system.documents import read_bounded
-from hetero.system.records import camel_case, decode, limits
 
 __all__ = ["ONLY_GROUP", "Channel", "RequestGroup", "TrainingRequest", "read_request"]
 
@@ -106,7 +106,7 @@ def read_request(path: Path) -> TrainingRequest:
     """Read a request from a JSON file.
 
     Raises:
-        ConfigError: If the file cannot be read, is longer than `hetero.system.documents.MAX_BYTES`, or does not contain
+        ConfigError: If the file cannot be read, is longer than `hetero.documents.files.MAX_BYTES`, or does not contain
             a request as JSON.
     """
     content = read_bounded(path, f"the request {path}")
@@ -158,7 +158,7 @@ class _Algorithm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """The members of a request that hetero reads. `hetero.system.records.camel_case` maps the names."""
+    """The members of a request that hetero reads. `hetero.documents.records.camel_case` maps the names."""
 
     resource_config: _Resources
     training_job_name: str = "job"

@@ -25,6 +25,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from hetero.cluster import slug
+from hetero.documents.files import read_bounded, write_text
+from hetero.documents.text import one_line
 from hetero.errors import CapacityError, ConfigError, ExitCode, HeteroError, first_line
 from hetero.metrics.logged import LoggedMetric, is_metric_name
 from hetero.pricing import Catalogue
@@ -36,8 +38,6 @@ from hetero.sagemaker.submission.submit import failure_code, follow, submit
 from hetero.studies.ledger import JOB_FILE_NAME, digest_of, report_in
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
 from hetero.studies.study_file import Metric, Study
-from hetero.system.documents import read_bounded, write_text
-from hetero.system.text import one_line
 
 __all__ = ["EstimatorExecutor", "from_study"]
 

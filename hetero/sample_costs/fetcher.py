@@ -16,6 +16,7 @@ from typing import Any
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.datasets import build
+from hetero.documents.records import encode
 from hetero.endpoint.endpoint import configure_process, exit_process
 from hetero.endpoint.script import load_script
 from hetero.errors import DatasetError, ExitCode, HeteroError
@@ -24,7 +25,6 @@ from hetero.sample_costs.options import Channel, SupplyOptions
 from hetero.sample_costs.samples import measure_samples, requests_of, split
 from hetero.system.memory import keep_freed_memory, process_memory
 from hetero.system.process import die_with_parent, limit_threads
-from hetero.system.records import encode
 from hetero.wire.framing import EncodedBatch
 
 __all__ = ["Fetcher", "main"]

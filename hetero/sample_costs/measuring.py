@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from hetero.documents.records import decode
 from hetero.endpoint.endpoint import configure_process, exit_process
 from hetero.endpoint.script import load_script
 from hetero.errors import ChildFailedError, ExitCode, HeteroError, first_line
@@ -33,7 +34,6 @@ from hetero.system.cgroups import memory_use
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
 from hetero.system.open_files import open_files, reopen_files
 from hetero.system.process import die_with_parent
-from hetero.system.records import decode
 
 __all__ = ["burst_sizes", "emulated_supply", "main", "measure_host"]
 

@@ -7,9 +7,9 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetero.documents.records import decode, encode, limits
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroError
 from hetero.planning.parts import SampledWork
-from hetero.system.records import decode, encode, limits
 
 __all__ = ["Channel", "SupplyOptions"]
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetero.documents.text import last_bytes
 from hetero.script_check.findings import Finding
 from hetero.system.scripts import find_script, script_words
-from hetero.system.text import last_bytes
 
 __all__ = ["DEFAULT_SECONDS", "check_script"]
 

@@ -21,6 +21,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 from hetero.control.rank import session as sessions
+from hetero.documents.files import write_text
 from hetero.endpoint.script import join_package
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError
 from hetero.script_check.findings import Finding
@@ -34,7 +35,6 @@ from hetero.script_check.source import (
     nested_factory,
     static_findings,
 )
-from hetero.system.documents import write_text
 from hetero.system.scripts import find_script
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)|line (\d+) of (\S+)|in (\S+\.py):(\d+)')

@@ -20,6 +20,7 @@ from hetero.cluster import Role, describes_a_job
 from hetero.cluster.platforms.sagemaker import folders_below
 from hetero.config import LaunchOptions
 from hetero.control.security import TOKEN_FILE_VARIABLE
+from hetero.documents.text import escape_line
 from hetero.errors import ExitCode
 from hetero.launch.failure import stated_code
 from hetero.launch.progress import PROGRESS_MARK, StatusLine
@@ -27,7 +28,6 @@ from hetero.metrics.lines import METRIC_MARK
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted, start_child
-from hetero.system.text import escape_line
 from hetero.system.waits import END_TIMEOUT_S
 
 __all__ = ["HostCommand", "Launchers", "SimulatedHost"]

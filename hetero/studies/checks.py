@@ -21,6 +21,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from hetero.documents.findings import ERROR, WARNING, Finding
+from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, InstanceTypeInfo, family_of
 from hetero.report.model import Report, load_report
@@ -29,8 +31,6 @@ from hetero.studies.constraints import Cell, num_ranks, trainer_groups
 from hetero.studies.placeholders import level_text, placeholders
 from hetero.studies.plan import StudyPlan
 from hetero.studies.study_file import Settings, Study
-from hetero.system.findings import ERROR, WARNING, Finding
-from hetero.system.text import counted
 
 __all__ = ["CHECKS", "MAX_CORRELATION", "check_study"]
 

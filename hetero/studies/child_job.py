@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from hetero.documents.text import escape_line, shortened
 from hetero.errors import ConfigError
 from hetero.system.process import PARENT_VARIABLE, start_child
-from hetero.system.text import escape_line, shortened
 
 __all__ = ["Job", "Line"]
 

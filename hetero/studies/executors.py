@@ -20,6 +20,7 @@ from pathlib import Path
 from hetero.cluster import ClusterSpec, find_platform
 from hetero.cluster.platforms.sagemaker import channel_variable
 from hetero.config import stated_flags
+from hetero.documents.text import shortened
 from hetero.errors import ConfigError
 from hetero.launch.failure import stated_code
 from hetero.metrics.logged import LoggedMetric, MetricPattern, read_metric_line, thinned
@@ -31,7 +32,6 @@ from hetero.studies.ledger import report_in
 from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
 from hetero.system.process import describe_exit_status
 from hetero.system.scripts import find_script
-from hetero.system.text import shortened
 
 __all__ = [
     "LOG_FILE_NAME",

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hetero.documents.text import printable
 from hetero.errors import ConfigError
 from hetero.studies.runs import Level
-from hetero.system.text import printable
 
 __all__ = [
     "check_keys",

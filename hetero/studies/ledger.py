@@ -22,12 +22,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from hetero.documents.files import read_bounded, write_text
+from hetero.documents.records import decode, encode, limits
 from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric, thinned
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report, load_report
 from hetero.studies.runs import FINISHED, STATES, STOPPED, Level, PlannedRun, RunResult
-from hetero.system.documents import read_bounded, write_text
-from hetero.system.records import decode, encode, limits
 
 __all__ = [
     "JOB_FILE_NAME",

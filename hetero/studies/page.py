@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hetero.documents.findings import Finding
+from hetero.documents.text import counted, html_text
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN
 from hetero.pages.page import html_page, notice_html, plots_html, table_html
 from hetero.report.overruns import excess_share
@@ -27,8 +29,6 @@ from hetero.studies.runs import FAILED, FINISHED, Level, RunResult
 from hetero.studies.statistics import Interval, interval_of, series_of, time_to_quality
 from hetero.studies.study_file import Factor, Metric, Settings, Study
 from hetero.studies.table import Row, by_levels
-from hetero.system.findings import Finding
-from hetero.system.text import counted, html_text
 
 __all__ = [
     "PAGE_FILE_NAME",

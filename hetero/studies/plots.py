@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hetero.documents.text import counted
 from hetero.pages.drawing import PALETTE, QUIET, Plot, legend, new_axes, plain_ticks, svg_of
 from hetero.pages.front import pareto_front
 from hetero.studies.designs import Correlations
@@ -15,7 +16,6 @@ from hetero.studies.runs import FINISHED, Level, RunResult
 from hetero.studies.statistics import interval_of, series_of
 from hetero.studies.study_file import Metric
 from hetero.studies.table import communication_ratio
-from hetero.system.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

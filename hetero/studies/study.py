@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hetero.cluster import slug
+from hetero.documents.files import write_text
+from hetero.documents.findings import ERROR, Finding
+from hetero.documents.text import counted
 from hetero.errors import ConfigError, ExitCode
 from hetero.pricing import Catalogue
 from hetero.studies.checks import CHECKS, check_study
@@ -23,10 +26,7 @@ from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_
 from hetero.studies.runs import FAILED, STOPPED, Executor, PlannedRun, RunResult
 from hetero.studies.study_file import MAX_RUNS, Settings, Study, read_study
 from hetero.studies.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet
-from hetero.system.documents import write_text
-from hetero.system.findings import ERROR, Finding
 from hetero.system.scripts import find_script
-from hetero.system.text import counted
 
 __all__ = [
     "Preparation",

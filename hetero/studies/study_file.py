@@ -16,6 +16,9 @@ from typing import Any
 
 from hetero.config import LaunchOptions, resolve_options, stated_flags
 from hetero.config.flags import flag_of
+from hetero.documents.files import parse_yaml, read_bounded
+from hetero.documents.records import decode, limits
+from hetero.documents.text import printable
 from hetero.errors import ConfigError
 from hetero.metrics.logged import MetricPattern, is_metric_name
 from hetero.simulate.simulate import parse_group
@@ -33,9 +36,6 @@ from hetero.studies.file_values import (
 )
 from hetero.studies.placeholders import placeholders
 from hetero.studies.runs import Level
-from hetero.system.documents import parse_yaml, read_bounded
-from hetero.system.records import decode, limits
-from hetero.system.text import printable
 
 __all__ = [
     "LEARNING_RATE_RULES",

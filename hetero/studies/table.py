@@ -7,13 +7,13 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hetero.documents.files import write_text
 from hetero.errors import ConfigError
 from hetero.metrics.logged import last_values
 from hetero.report.model import Report
 from hetero.studies.runs import RunResult
 from hetero.studies.statistics import best_value, quality_after, time_to_quality
 from hetero.studies.study_file import Metric
-from hetero.system.documents import write_text
 
 __all__ = [
     "CSV_FILE_NAME",

@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from hetero.system.text import escape_line
+from hetero.documents.text import escape_line
 
 __all__ = [
     "LineWriter",

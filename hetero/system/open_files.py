@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from hetero.system.text import first_names
+from hetero.documents.text import first_names
 
 __all__ = ["has_path", "mapped_files", "names_for_message", "open_files", "opened_since", "reopen_files"]
 

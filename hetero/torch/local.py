@@ -24,11 +24,11 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
+from hetero.documents.text import first_names
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import names_for_message
 from hetero.system.stop_signals import SHIELD_VARIABLE, children_ignore_platform
-from hetero.system.text import first_names
 from hetero.torch.local_dataset import Answer, Failure, LocalDataset, Mismatch, NoRoom
 from hetero.torch.shared_memory import is_roomy, shared_bytes
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hetero.cluster import find_platform
+from hetero.documents.text import shortened
 from hetero.errors import PortError
-from hetero.system.text import shortened
 from hetero.wire.tls import Tls, diagnose
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest, Helper, Work
+from hetero.documents.text import printable, without_middle
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.spec import DatasetSpec
-from hetero.system.text import printable, without_middle
 from hetero.wire import indexed
 from hetero.wire.compression import compression_from_proto, compression_to_proto
 from hetero.wire.limits import MAX_FETCH_BYTES, MAX_HELPERS, MAX_KEYED_FETCH_BYTES, PROTOCOL, Limits

@@ -17,6 +17,7 @@ from hetero.control.status import (
     status_from_proto,
     status_to_proto,
 )
+from hetero.documents.text import code_span
 from hetero.errors import DatasetError, ExitCode, SampleFailure
 from hetero.launch import progress
 from hetero.launch.failure import failure_text, write_failure
@@ -24,7 +25,6 @@ from hetero.metrics import StepTimer
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay
-from hetero.system.text import code_span
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import fields_of, record_of
 from hetero.wire.requests import failure_from_proto, failure_to_proto

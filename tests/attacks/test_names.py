@@ -12,12 +12,12 @@ from hetero.cluster import find_platform, natural_key, parse_cluster, slug
 from hetero.config import LaunchOptions
 from hetero.control.security import call_metadata
 from hetero.control.status import Cause
+from hetero.documents.files import write_text
 from hetero.errors import ClusterError, ConfigError, ExitCode
 from hetero.launch.failure import write_failure
 from hetero.launch.summary import output_folder
 from hetero.pricing import Catalogue
 from hetero.simulate.simulate import SimulatedGroup, simulate
-from hetero.system.documents import write_text
 
 pytestmark = pytest.mark.attack("A13")
 

@@ -66,7 +66,6 @@ ALLOWED = {
     ("batches/imported.py", "import_module"),
     ("endpoint/script.py", "loader.exec_module"),
     ("doctor/versions.py", "import_module"),
-    ("launch/ranks/observed.py", "compile"),
     ("launch/ranks/rank.py", "runpy.run_module"),
     ("launch/ranks/rank.py", "runpy.run_path"),
     ("sagemaker/study_executor.py", "import_module"),

@@ -13,8 +13,8 @@ from canary_points import job, memory, point, work
 
 from hetero.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.canary.model import CandidateForecast
+from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
-from hetero.system.records import decode, encode
 
 
 def candidate(points: tuple, **more: object) -> Candidate:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
 from hetero.metrics import logged
 from hetero.metrics.logged import (
@@ -22,7 +23,6 @@ from hetero.metrics.logged import (
     read_metric_line,
     thinned,
 )
-from hetero.system.records import decode, encode
 
 names = st.from_regex(r"[!-<>-~]{1,100}", fullmatch=True)
 numbers = st.floats(allow_nan=False, allow_infinity=False)

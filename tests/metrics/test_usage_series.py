@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
 from hetero.metrics.usage_series import MAX_POINTS, Percentiles, SeriesLog, UsagePoint, UsageSeries
-from hetero.system.records import decode, encode
 
 
 def filled(number: int) -> SeriesLog:

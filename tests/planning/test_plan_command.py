@@ -9,9 +9,9 @@ from planning_profiles import make_profile
 
 from hetero.cli import main
 from hetero.config import LaunchOptions
+from hetero.documents.files import write_text
 from hetero.errors import ExitCode
 from hetero.planning.profile import write_profile
-from hetero.system.documents import write_text
 
 
 @pytest.fixture

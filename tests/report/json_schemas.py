@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import hetero
+from hetero.documents.records import limits
 from hetero.planning.profile import SCHEMA_VERSION as PROFILE_VERSION
 from hetero.planning.profile import Profile
 from hetero.report.model import SCHEMA_VERSION as REPORT_VERSION
 from hetero.report.model import Report
-from hetero.system.records import limits
 
 PACKAGE = Path(hetero.__file__).parent
 SCHEMAS = {

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from hetero.documents.text import code_span
 from hetero.metrics import HostUsage, SkippedSample, StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import GroupFacts, RankFacts, RunFacts, build_report, compare, render_comparison, render_report
 from hetero.report.markdown import PricePerformance, price_performance_table
-from hetero.system.text import code_span
 
 FactsMaker = Callable[..., RunFacts]
 PRICED = Catalogue.load("seed-2022")

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from study_reports import CLUSTERS, plan_of, report_of, result_of
 
+from hetero.documents.findings import Finding
+from hetero.documents.text import html_text
 from hetero.metrics.logged import LoggedMetric
 from hetero.studies import page, plots
 from hetero.studies.page import study_page
@@ -19,8 +21,6 @@ from hetero.studies.plots import Results
 from hetero.studies.runs import PlannedRun, RunResult
 from hetero.studies.study_file import Metric
 from hetero.studies.table import rows
-from hetero.system.findings import Finding
-from hetero.system.text import html_text
 
 pytest.importorskip("matplotlib")
 

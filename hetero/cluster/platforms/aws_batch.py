@@ -22,8 +22,8 @@ from hetero.cluster.platforms.platform import (
     environment_error,
 )
 from hetero.cluster.platforms.pods import pod_folders
+from hetero.documents.diagnosis import Diagnosis, ok
 from hetero.errors import ClusterError
-from hetero.system.diagnosis import Diagnosis, ok
 
 __all__ = ["AwsBatch"]
 

@@ -27,8 +27,8 @@ from hetero.cluster.rendering.kubernetes import (
 from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.rendering.spot import check_data_groups
 from hetero.cluster.spec import Role
+from hetero.documents.diagnosis import Diagnosis
 from hetero.errors import ClusterError
-from hetero.system.diagnosis import Diagnosis
 
 __all__ = ["JobSet", "replicated_job"]
 

@@ -14,8 +14,8 @@ from typing import ClassVar
 from hetero.cluster.description import host_names, parse_cluster
 from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.spec import ClusterSpec, Role, slug
+from hetero.documents.diagnosis import Diagnosis
 from hetero.errors import ClusterError
-from hetero.system.diagnosis import Diagnosis
 
 __all__ = [
     "ClusterDescription",

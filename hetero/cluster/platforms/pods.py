@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hetero.cluster.platforms.platform import Folders
-from hetero.system.diagnosis import Diagnosis, warning
+from hetero.documents.diagnosis import Diagnosis, warning
 
 __all__ = ["examine_pod", "grace_s", "pod_folders"]
 

@@ -16,8 +16,8 @@ from typing import Any
 from hetero.cluster.document import decode, load
 from hetero.cluster.platforms.platform import ClusterDescription, Folders, JobParameters, Platform
 from hetero.cluster.spec import ClusterSpec
+from hetero.documents.files import read_bounded
 from hetero.errors import ClusterError, ConfigError
-from hetero.system.documents import read_bounded
 
 __all__ = [
     "BASE_DIR",

@@ -34,8 +34,8 @@ from hetero.cluster.platforms.platform import (
 )
 from hetero.cluster.rendering.request import GRACE_S, RenderRequest, resources_of
 from hetero.cluster.rendering.spot import check_data_groups, notes
+from hetero.documents.diagnosis import Diagnosis, warning
 from hetero.errors import ClusterError, ConfigError
-from hetero.system.diagnosis import Diagnosis, warning
 
 __all__ = ["Slurm", "node_names"]
 

@@ -22,8 +22,8 @@ from hetero.cluster.rendering.kubernetes import indented, text
 from hetero.cluster.rendering.request import RenderRequest, machine_of
 from hetero.cluster.rendering.spot import notes
 from hetero.cluster.spec import Role
+from hetero.documents.diagnosis import Diagnosis, warning
 from hetero.errors import ClusterError, ConfigError
-from hetero.system.diagnosis import Diagnosis, warning
 
 __all__ = ["Vertex"]
 

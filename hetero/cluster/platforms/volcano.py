@@ -19,7 +19,7 @@ from hetero.cluster.rendering.kubernetes import DATA_RESTARTS, POD_SETTINGS, hea
 from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.rendering.spot import check_data_groups
 from hetero.cluster.spec import Role
-from hetero.system.diagnosis import Diagnosis
+from hetero.documents.diagnosis import Diagnosis
 
 __all__ = ["Volcano"]
 

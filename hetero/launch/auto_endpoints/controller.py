@@ -18,10 +18,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from hetero.documents.text import counted
 from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision, Phase
 from hetero.launch.auto_endpoints.windows import StepTime, Verdict, Window, compare
 from hetero.metrics.headspace import needed_for_headspace
-from hetero.system.text import counted
 
 __all__ = ["Controller", "Phase"]
 

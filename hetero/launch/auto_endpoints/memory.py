@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 
 from hetero.control.status import HostStatus
+from hetero.documents.quantities import bytes_text
 from hetero.errors import ConfigError
 from hetero.metrics.hosts import HostUsage
 from hetero.system.cgroups import free_memory
 from hetero.system.memory import process_memory
-from hetero.system.quantities import bytes_text
 
 __all__ = ["HostMemory", "MemoryLimit", "limit_of"]
 

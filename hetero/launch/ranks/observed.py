@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hetero.system.documents import write_text
+from hetero.documents.files import write_text
 
 __all__ = ["CANARY_DIR_VARIABLE", "ScriptObserver", "observer_of"]
 

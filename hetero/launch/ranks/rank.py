@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.control.rank.stopping import StopError
+from hetero.documents.files import write_text
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch.ranks.observed import observer_of
 from hetero.system import logs
-from hetero.system.documents import write_text
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import PARENT_VARIABLE, die_with_parent
 from hetero.system.stop_signals import ignore_platform

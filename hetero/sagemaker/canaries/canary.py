@@ -21,6 +21,8 @@ from hetero.canary.model import SCHEMA_VERSION, CanaryReport
 from hetero.canary.points import CanaryPoint, Resources
 from hetero.canary.refusals import percent
 from hetero.cluster import Role, slug
+from hetero.documents.files import read_bounded
+from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 from hetero.sagemaker.canaries.identity import digest_of_text, identity_of
@@ -48,8 +50,6 @@ from hetero.sagemaker.study_executor import EstimatorExecutor
 from hetero.studies.ledger import JOB_FILE_NAME, RUNS_FOLDER
 from hetero.studies.runs import PlannedRun, RunResult
 from hetero.studies.study_file import Budget
-from hetero.system.documents import read_bounded
-from hetero.system.text import counted
 
 __all__ = ["canary"]
 

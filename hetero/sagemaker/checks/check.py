@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from hetero.documents.findings import ERROR, WARNING, Finding, findings_json, findings_text
 from hetero.sagemaker.checks import rules, security_groups
 from hetero.sagemaker.recording import is_local, record, sdk_version
 from hetero.sagemaker.request import TrainingRequest
-from hetero.system.findings import ERROR, WARNING, Finding, findings_json, findings_text
 
 __all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text", "unprepared"]
 

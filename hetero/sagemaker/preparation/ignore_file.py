@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from hetero.documents.files import read_bounded
 from hetero.errors import ConfigError
-from hetero.system.documents import read_bounded
 
 __all__ = ["IGNORE_FILE", "Ignored", "ignored_files"]
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from hetero.documents.files import read_bounded
+from hetero.documents.text import printable, shortened
 from hetero.errors import ConfigError
-from hetero.system.documents import read_bounded
-from hetero.system.text import printable, shortened
 
 __all__ = ["MAX_ITEMS", "MAX_TEXT_LENGTH", "Mismatch", "camel_case", "decode", "encode", "limits", "load"]
 

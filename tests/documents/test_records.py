@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetero.documents.records import Mismatch, camel_case, decode, encode, limits
 from hetero.errors import ConfigError
-from hetero.system.records import Mismatch, camel_case, decode, encode, limits
 
 HOST_NAME = limits(accepts=re.compile("[a-z0-9-]+").fullmatch, expected="a host name", max_length=20)
 

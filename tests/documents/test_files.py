@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import hetero
 from hetero import cli
+from hetero.documents.files import MAX_BYTES, parse_yaml, write_text
 from hetero.errors import ConfigError, ExitCode
 from hetero.pricing import Catalogue
-from hetero.system.documents import MAX_BYTES, parse_yaml, write_text
 
 PACKAGE = Path(hetero.__file__).parent
 LAUGHS = "a: &a [ha, ha, ha, ha, ha, ha, ha, ha, ha, ha]\n" + "".join(
@@ -91,7 +91,7 @@ def test_hostile_yaml_takes_little_memory(tmp_path: Path) -> None:
         (tmp_path / str(number)).write_bytes(content)
     script = (
         "import sys, pathlib\n"
-        "from hetero.system.documents import parse_yaml\n"
+        "from hetero.documents.files import parse_yaml\n"
         "from hetero.errors import ConfigError\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"
@@ -120,7 +120,7 @@ def test_every_yaml_of_the_package_is_read_in_one_place() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.partition(".")[0] == "yaml" for name in names):
                 importing.add(str(path.relative_to(PACKAGE)))
-    assert importing == {"system/documents.py"}
+    assert importing == {"documents/files.py"}
 
 
 @pytest.mark.parametrize(

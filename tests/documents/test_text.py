@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.system import text as safe
+from hetero.documents import text as safe
 
 ANY_TEXT = st.text(st.characters(), max_size=300)  # with halves of surrogate pairs
 
