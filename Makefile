@@ -45,7 +45,7 @@ N = 20
 
 # Folders whose tests start no jobs, import no script in another process and need neither torch.distributed nor
 # TensorFlow: the pure parts, the wire, and the rules for the package as a whole.
-QUICK = $(addprefix tests/,audit control documents metrics report system wire) $(wildcard tests/test_*.py) \
+QUICK = $(addprefix tests/,audit control documents metrics pages report system wire) $(wildcard tests/test_*.py) \
 	tests/launch/test_placement.py tests/launch/test_roles.py tests/launch/data_services \
 	tests/batches/test_fetch.py tests/batches/test_indices.py tests/dataplane/pool/test_slot_liveness.py
 

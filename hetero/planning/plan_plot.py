@@ -148,6 +148,7 @@ def _ends(values: Sequence[float], more: Sequence[float]) -> tuple[float, float]
     low, high = min(values), max(values)
     low, high = max(min([low, *more]), low / _INTERVAL_RATIO), min(max([high, *more]), high * _INTERVAL_RATIO)
     ratio = max(high / low, _LEAST_RATIO)
+    # The axis is logarithmic, so both ends move by the same factor.
     widen = math.sqrt(ratio / (high / low)) * ratio**_PADDING
     return low / widen, high * widen
 
@@ -173,6 +174,7 @@ def _draw_clusters(axes: Axes, plan: Plan, points: Sequence[_Point]) -> None:
     # The marked clusters come last, because others would hide them.
     for point in sorted(points, key=lambda point: _is_marked(plan, point)):
         kind = _kind_of(point.cluster)
+        # One symbol of each kind is in the legend.
         label = "" if kind in labelled else kind
         labelled.add(kind)
         axes.plot(*point.place, linestyle="none", label=label, markersize=8, gid=_gid(point), **_KINDS[kind])
@@ -265,6 +267,7 @@ class _Labels:
         return groups
 
     def _distance(self, one: _Point, other: _Point) -> float:
+        # What covers what shows on the page alone, not in seconds and dollars.
         return math.dist(*(self._axes.transData.transform(point.place) for point in (one, other)))
 
     def _place(self, point: _Point, text: str, *, is_marked: bool) -> None:
@@ -283,6 +286,7 @@ class _Labels:
         best = min(_PLACES, key=lambda place: self._cost(label, place, gap))
         num_covered, _ = self._cost(label, best, gap)
         if num_covered and not is_marked:
+            # The tip of the symbol has the number too.
             label.remove()
         else:
             self._covered.append(self._moved(label, best, gap))
