@@ -61,8 +61,7 @@ def _run(namespace: argparse.Namespace) -> int:
 
 
 def _refresh(namespace: argparse.Namespace) -> int:
-    from hetero.pricing.price_service import fetch_prices
-    from hetero.pricing.refresh import refresh_file
+    from hetero.pricing.price_service import fetch_prices, refresh_file
 
     say(refresh_file(namespace.output, fetch_prices(namespace.region)) + "\n")
     return int(ExitCode.OK)

@@ -14,7 +14,7 @@ from hetero.batches.fetch import fetch, fetch_part
 from hetero.batches.request import BatchRequest, Cancelled
 from hetero.batches.skips import Skips
 from hetero.batches.structure.conversion import check_stacked
-from hetero.batches.structure.plain import is_plain
+from hetero.batches.structure.trees import is_plain
 from hetero.endpoint.compute import Compute, Task
 from hetero.endpoint.gathering import Gathering
 from hetero.endpoint.parts import Links

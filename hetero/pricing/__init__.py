@@ -4,8 +4,7 @@ catalog.py        the catalogue of instance types, and their prices from the use
 instance_types.py one instance type: its facts with their sources, and its price
 cost.py           cost arithmetic
 tables.py         the output of ``hetero prices``
-refresh.py        ``hetero prices refresh``: writes AWS's prices into a price file
-price_service.py  asks AWS's price list service, which needs an account and boto3
+price_service.py  ``hetero prices refresh``: asks AWS's price list service, which needs an account and boto3
 data/             the shipped facts and price profiles
 
 The code runs in the launcher that writes the report, and in the user's shell.

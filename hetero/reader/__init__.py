@@ -19,7 +19,6 @@ attempts.py        one batch in flight, what happens when an attempt fails, and 
 hedging.py         when a batch is requested a second time
 fleet.py           all endpoints as one reader process sees them
 routing.py         the endpoints that the directory names, and which one gets the next request
-homes.py           which host keeps a sample
 consistency.py     whether the endpoints hold the same data set
 connection.py      one endpoint, and what is known about it
 """

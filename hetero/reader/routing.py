@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,10 @@ from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.reader.connection import ConnectionState, EndpointConnection
-from hetero.reader.homes import homes_of
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import MAX_HELPERS
 
-__all__ = ["ConnectionTable", "Router", "Stragglers", "subset", "unprepared"]
+__all__ = ["ConnectionTable", "Router", "Stragglers", "homes_of", "subset", "unprepared"]
 
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
@@ -425,3 +425,32 @@ def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float,
 def _index_on_host(connection: EndpointConnection) -> int:
     index = connection.record.endpoint_id.rpartition("/")[2]
     return int(index) if index.isdigit() else 0
+
+
+def homes_of(indices: npt.NDArray[np.int64], hosts: Mapping[str, int]) -> npt.NDArray[np.intp]:
+    """Return for each sample the number of its host in ``hosts``.
+
+    This is weighted rendezvous hashing: each host has a pseudo-random score for each sample, and the largest score
+    wins. If a host comes or leaves, only its own samples move.
+
+    Args:
+        indices: Positions in the data set.
+        hosts: Number of endpoints by the name of the host, at least one host. Its share of the samples is its share of
+            the endpoints.
+    """
+    keys = np.ascontiguousarray(indices).view(np.uint64)
+    # An exponential variable with rate n is the least of n with rate 1: as if each endpoint took part.
+    scores = [np.log((_mixed(keys ^ _key(host)) + 0.5) * 2.0**-64) / number for host, number in hosts.items()]
+    numbers: npt.NDArray[np.intp] = np.argmax(scores, axis=0)
+    return numbers
+
+
+def _key(host: str) -> np.uint64:
+    return np.uint64(int.from_bytes(blake2b(host.encode(), digest_size=8).digest(), "little"))
+
+
+def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return hashes of 64-bit numbers, by the finalizer of splitmix64."""
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return keys ^ (keys >> np.uint64(31))

@@ -10,7 +10,6 @@ certificates.py  makes the certificates of a job
 faults.py        why a call to an endpoint fails, and what the reader does
 requests.py      batch requests, specs and failures <-> their messages
 indexed.py       indexed work <-> its fields of a request
-skips.py         the skipped samples of a batch <-> bytes
 messages.py      parses protobuf messages
 records.py       dataclasses <-> messages with fields of the same names
 channels.py      options of gRPC channels and servers

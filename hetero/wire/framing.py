@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hetero.batches.skips import Skips
+from hetero.batches.failures import MAX_EXCEPTION_CHARS, MAX_INDEX_CHARS
+from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.batches.structure.conversion import UnsupportedBatchError, flatten, unflatten
 from hetero.batches.structure.leaves import Leaf, LeafShape
 from hetero.batches.structure.trees import Tree
@@ -34,18 +35,19 @@ from hetero.wire.compression import (
     raw_block_sizes,
 )
 from hetero.wire.faults import CallFailedError, Fault
-from hetero.wire.limits import BLOCK_BYTES, PROTOCOL, Limits
+from hetero.wire.limits import BLOCK_BYTES, MAX_SKIPS_BYTES, PROTOCOL, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import failure_from_proto, failure_to_proto
-from hetero.wire.skips import decode_skips, encode_skips
 from hetero.wire.trees import decode_structure, encode_structure
 
 __all__ = [
     "BatchDecoder",
     "EncodedBatch",
+    "decode_skips",
     "encode_failure",
     "encode_refusal",
+    "encode_skips",
     "why_unsendable",
 ]
 
@@ -419,3 +421,43 @@ def _refused(message: pb.Refusal) -> Exception:
     if name not in Fault.__members__ or not Fault[name].value.is_refusal:
         return ProtocolError(f"an answer refuses for the unknown reason {message.reason}")
     return CallFailedError(Fault[name], " ".join(message.details.split())[:_MAX_DETAILS])
+
+
+def encode_skips(skips: Skips | None) -> bytes:
+    """Return a serialised ``Skips`` without epoch and host. Return empty bytes for None."""
+    if skips is None:
+        return b""
+    listed = [pb.Skip(index=skip.index, exception=skip.exception) for skip in skips.listed]
+    return pb.Skips(num_skipped=skips.num_skipped, listed=listed).SerializeToString()
+
+
+def decode_skips(data: bytes, *, max_skipped: int) -> Skips | None:
+    """Return the skipped samples, without epoch and host. Return None for empty bytes.
+
+    Args:
+        data: The bytes in the header.
+        max_skipped: Largest number of skipped samples. 0 if the request does not allow skips.
+
+    Raises:
+        ProtocolError: If `encode_skips` could not have made these bytes for a request with this ``max_skipped``.
+    """
+    if not data:
+        return None
+    if len(data) > MAX_SKIPS_BYTES:
+        raise ProtocolError(
+            f"the skipped samples of a batch take {len(data)} bytes, at most {MAX_SKIPS_BYTES} are allowed"
+        )
+    message = parse(pb.Skips, data)
+    if not 1 <= message.num_skipped <= max_skipped:
+        raise ProtocolError(f"{message.num_skipped} samples of a batch were skipped, expected at most {max_skipped}")
+    expected = min(message.num_skipped, MAX_LISTED)
+    if len(message.listed) != expected:
+        raise ProtocolError(f"{len(message.listed)} skipped samples are listed, expected {expected}")
+    for skip in message.listed:
+        for text, limit in ((skip.index, MAX_INDEX_CHARS), (skip.exception, MAX_EXCEPTION_CHARS)):
+            if len(text) > limit or not text.isprintable():
+                raise ProtocolError("a skipped sample is described by text that is too long or not printable")
+    return Skips(
+        num_skipped=message.num_skipped,
+        listed=tuple([Skip(index=skip.index, exception=skip.exception) for skip in message.listed]),
+    )

@@ -15,8 +15,8 @@ from job_certificates import folder as certificates
 from job_certificates import tls
 
 from hetero.errors import DatasetError
-from hetero.reader.homes import homes_of
 from hetero.reader.reader import Reader
+from hetero.reader.routing import homes_of
 
 pytestmark = pytest.mark.integration
 

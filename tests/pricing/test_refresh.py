@@ -10,8 +10,7 @@ import pytest
 
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
-from hetero.pricing.price_service import PriceList, hourly_usd, is_ours, trained_type
-from hetero.pricing.refresh import refresh_file
+from hetero.pricing.price_service import PriceList, hourly_usd, is_ours, refresh_file, trained_type
 
 PRICES = {"ml.c5.9xlarge": 1.836, "ml.g5.xlarge": 1.408, "ml.p4d.24xlarge": 25.251}
 

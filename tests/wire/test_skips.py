@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.errors import ProtocolError
 from hetero.wire.compression import ChecksumError
-from hetero.wire.framing import BatchDecoder, EncodedBatch
+from hetero.wire.framing import BatchDecoder, EncodedBatch, decode_skips, encode_skips
 from hetero.wire.limits import MAX_SKIPS_BYTES, Limits
 from hetero.wire.proto import data_pb2 as pb
-from hetero.wire.skips import decode_skips, encode_skips
 
 PRINTABLE = st.characters(exclude_categories=("C", "Z")) | st.just(" ")
 ONE = Skips(num_skipped=1, listed=(Skip(index="17", exception="ValueError: bad"),))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetero.batches.structure.conversion import UnsupportedBatchError, flatten, unflatten
-from hetero.batches.structure.plain import is_plain
+from hetero.batches.structure.trees import is_plain
 
 torch = pytest.importorskip("torch")
 

@@ -13,7 +13,7 @@ from hetero.batches.fetch import Description
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.reader.connection import ConnectionState
-from hetero.reader.homes import homes_of
+from hetero.reader.routing import homes_of
 from hetero.spec import DatasetSpec
 
 HOSTS = {f"algo-{number}": 2 for number in range(5)}
