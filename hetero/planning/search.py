@@ -28,7 +28,9 @@ __all__ = ["Alternative", "Search", "search"]
 _REMOVABLE = ("trainer network", "data network", "memory", "window", "trainer CPU")
 """Limits that a plan names as the reason if data hosts would pay without them."""
 _NUM_DRAWS = 200
+"""Times that each step time of the table is computed for its interval."""
 _NUM_FEW_DRAWS = 48
+"""The same for the candidates that the finals compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
