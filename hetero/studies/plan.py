@@ -1,4 +1,8 @@
-"""Makes the runs of a study: rows of the design, quantities, replicates, arguments, and their order."""
+"""Makes the runs of a study: rows of the design, quantities, replicates, arguments, and their order.
+
+The order is random by default, because a machine that slows down over the day would otherwise look like an effect of a
+factor.
+"""
 
 from __future__ import annotations
 
