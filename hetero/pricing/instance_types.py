@@ -3,6 +3,16 @@
 There is a file of facts for each cloud, ``data/instance_types*.json``. A file names every source once, under a key. A
 row names the key of a group of facts, for example ``network``, if it differs from the default of the file. A row leaves
 out the facts that no source states.
+
+A source has its address and its date. For most guides only the year is recorded. For the SageMaker API and the guide to
+previous generations no date is. Where sources contradict each other, the file follows one of them:
+
+* ml.trn2.48xlarge has 96 GiB per accelerator (Neuron documentation), not 512 GiB (EC2 API).
+* ml.p3.8xlarge and ml.p3.16xlarge have cards of 10 and 25 Gbit/s (EC2 Instance Types guide), not 5 Gbit/s (EC2 API).
+  The API no longer lists ml.p3, so its other facts are from an older record of the API.
+* M5 has one processor (guide), not two generations (AWS's product page).
+* Azure's page of NDm_A100_v4 states the memory of one accelerator, other pages state the sum of all. The file has 80 GB
+  for each.
 """
 
 from __future__ import annotations
