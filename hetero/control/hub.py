@@ -354,9 +354,11 @@ class Hub:
                 failure = dataclasses.replace(report.failure, host=membership.own.host, of_rank=True)
                 report = dataclasses.replace(report, failure=failure)
             membership.store(report)
-            if report.failure is not None:
+            # After a failed stop callback, other ranks may still save. `hetero.launch.roles` waits for them.
+            has_failed = report.failure is not None and not report.finished
+            if report.failure is not None and has_failed:
                 membership.fail(report.failure, generation=report.generation)
-        if report.failure is not None:
+        if has_failed:
             # The rank waits for this answer before it ends. Other ranks fail when it ends, and their failures must not
             # reach the arbiter before this one.
             with self._changed:

@@ -154,6 +154,7 @@ class RankReport:
     stop_vote: bool = False
     """Whether the rank has paused until it learns which step is the last."""
     failure: Cause | None = None
+    """Why the rank failed. If it has finished, why one of its stop callbacks failed."""
     finished: bool = False
     generation: int = 0
     """Generation of the trainer group. Launchers ignore reports of an earlier generation."""

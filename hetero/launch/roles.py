@@ -43,7 +43,8 @@ the end of the grace the job fails because ranks did not end, and this failure w
 #   1. A rank that fails reports why and waits for the launcher's answer before its process ends. Its launcher answers
 #      when the arbiter has the failure, after 2 s at the latest. Collectives of other ranks break only when the process
 #      ends, so their errors reach the arbiter after their cause.
-#   2. A report counts, except where the process crashed. Without a report, the exit status says what happened.
+#   2. A report counts, except where the process crashed. Without a report, the exit status and the last lines of
+#      output say what happened. There is no third way.
 #   3. If one rank of a host fails, the agent ends the others: a signal after 0.3 s, SIGKILL 3 s later.
 #
 # A job ends well.
@@ -68,7 +69,8 @@ the end of the grace the job fails because ranks did not end, and this failure w
 #  11. Ranks end after the same step and run the stop callbacks. If they have not ended within `stop_grace_s`, the job
 #      fails. A second request fails it at once.
 #  12. A stop callback that fails is a failure of the job, but only after the ranks of all hosts have ended, so that the
-#      others can save. This wait ends at 0.9 of the grace, because at its end the job fails for another reason.
+#      others can save. The last report of its rank has both `finished` and the failure, and its process ends with 0.
+#      This wait ends at 0.9 of the grace, because at the end of the grace the job fails for another reason.
 #  13. If only a data host is asked to stop, it leaves after 5 s, and the others compute its batches.
 #
 # A host or a process disappears.
@@ -299,12 +301,12 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
             elif host.is_first_trainer and time.monotonic() >= next_progress_s:
                 next_progress_s = time.monotonic() + interval_s
                 _show_progress(host, earlier)
+        with host.hub.membership() as membership:
+            reported = {report.rank: report.failure for report in membership.own.ranks if report.failure}
         if status != 0:
-            with host.hub.membership() as membership:
-                reported = {report.rank: report.failure for report in membership.own.ranks if report.failure}
             host.fail(ranks.cause(reported))
-        failure = ranks.failure_at_stop()
-        if failure is not None:
+        # A rank that reports a failure and ends with 0 has finished, but one of its stop callbacks has failed.
+        for failure in reported.values():
             _let_others_end(host, min(stopped_s, time.monotonic()))
             host.fail(failure)
     finally:

@@ -166,9 +166,10 @@ class CheckSession(RankSession):
     def take_late_stops(self) -> None:
         """Do nothing, because no signal stops the script."""
 
-    def close(self, *, finished: bool = True) -> None:
+    def close(self, *, finished: bool = True) -> bool:
         """End the endpoints."""
         self._pool.stop(0.0)
+        return True
 
     def end(self) -> Any:
         """End the script.

@@ -91,8 +91,8 @@ class RankSession:
         job_id: Id of the job, sent with every call.
         tls: TLS settings of this host. None for a job in plaintext.
         stopped: Whether this rank ended its work because the job was asked to stop. Its process then ends with status
-            0, see `hetero.launch.ranks.rank`. If a callback failed, the process also writes a note for the launcher,
-            or ends with status 30 if the note cannot be written.
+            0, see `hetero.launch.ranks.rank`. If a callback failed, the last report says so. If the launcher does not
+            answer this report, the process ends with status 30.
         stop_failure: Failure of the first stop callback that failed.
         generation: Restarts of the trainer group before this process.
         metrics: Values that the script has logged on this rank, see `hetero.log_metric`.
@@ -192,14 +192,17 @@ class RankSession:
             exit_code: Exit code of this process.
             is_echo: Whether another rank most likely failed before.
         """
-        self._failure = Cause(
+        self._failure = self._cause(summary, detail, exit_code, is_echo=is_echo)
+        self._report()
+
+    def _cause(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> Cause:
+        return Cause(
             host="",  # the launcher fills it in
             summary=f"rank {self.rank}: {summary}",
             detail=detail,
             exit_code=exit_code,
             is_echo=is_echo,
         )
-        self._report()
 
     def check_stop(self, timer: Timer) -> None:
         """Count the step that begins now, or end this process if the job is to stop before it.
@@ -255,17 +258,18 @@ class RankSession:
         """Let this process end even if it begins no further step, see `LateStop`. Call this on the main thread."""
         self._late_stop.install()
 
-    def close(self, *, finished: bool = True) -> None:
-        """Send the last report and disconnect. Idempotent."""
+    def close(self, *, finished: bool = True) -> bool:
+        """Send the last report and disconnect. Return whether the launcher answered. Idempotent."""
         if self._closing.is_set():
-            return
+            return True
         self._closing.set()
         self._wake.set()
-        self._report(finished=finished)
+        is_answered = self._report(finished=finished)
         self._link.cancel()
         for thread in self._threads:
             thread.join(2.0)
         self._link.close()
+        return is_answered
 
     def end(self) -> NoReturn:
         """End this process as `check_stop` does. Call this on the script's thread."""
@@ -330,11 +334,16 @@ class RankSession:
                 with errors.during("reporting to the launcher"):
                     self._report()
 
-    def _report(self, *, finished: bool = False) -> None:
+    def _report(self, *, finished: bool = False) -> bool:
         with self._reporting:
-            self._send_report(finished)
+            return self._send_report(finished)
 
-    def _send_report(self, finished: bool) -> None:
+    def _send_report(self, finished: bool) -> bool:
+        """Send a report. Return whether the launcher answered. If not, it still notices a rank's end itself."""
+        failure = self._failure
+        # Only in the last report, because a failure of a rank that has not finished ends the job at once.
+        if finished and self.stop_failure is not None:
+            failure = self._cause(self.stop_failure.summary, self.stop_failure.detail, ExitCode.SCRIPT_FAILED)
         with self._changed:
             # If the rank reports a stop vote, check_stop() begins no further step until the decision arrives.
             reported = self._reported()
@@ -344,7 +353,7 @@ class RankSession:
                 loader=self._loader,
                 waiting=any(timer.is_waiting for timer in self._timers),
                 stop_vote=self._stop_requested,
-                failure=self._failure,
+                failure=failure,
                 finished=finished,
                 generation=self.generation,
             )
@@ -364,10 +373,9 @@ class RankSession:
                 report = dataclasses.replace(report, profile_json=self._profile(finished))
         version, metrics = self.metrics.since(self._metrics_sent)
         report = dataclasses.replace(report, metrics=metrics)
-        self._link.report(
-            pb.RankReport(**fields_of(report))
-        )  # may fail, because the launcher notices a rank's end itself
+        is_answered = self._link.report(pb.RankReport(**fields_of(report)))
         self._metrics_sent = version
+        return is_answered
 
     def _step_times(self, timers: Sequence[Timer]) -> StepTimes | None:
         """Return the latest steps of the loader that has taken the most time. None before its first step."""

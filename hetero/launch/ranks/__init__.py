@@ -9,5 +9,5 @@ parent_launcher.py  finds out whether mpirun or torchrun started this process
 leader.py           the local leader of the launchers that mpirun or torchrun made on one host, and its followers
 rank.py             runs the user's script in each rank
 observed.py         times the imports of a canary run
-rank_folder.py      the folder for output and failure notes of the ranks
+rank_folder.py      the folder for the output of the ranks, and the root cause of their failures
 """

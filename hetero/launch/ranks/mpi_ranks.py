@@ -146,10 +146,6 @@ class MpiRanks:
             return replace(self._folder.describe(f"rank {rank}", exit_status), summary=summary)
         return self._folder.root(self._failures, reported)
 
-    def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed, or None. Call it after `poll` returned 0."""
-        return self._folder.failure_at_stop()
-
     def kill(self) -> None:
         """End the ranks. Idempotent. When a follower ends, it ends the processes that its rank started."""
         self._leader.kill()

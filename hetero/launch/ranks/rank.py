@@ -10,7 +10,6 @@ the process ends. Their errors therefore arrive later and do not become the root
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import multiprocessing
 import os
@@ -23,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.control.rank.stopping import StopError
-from hetero.documents.files import write_text
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch.ranks.observed import observer_of
 from hetero.system import logs
@@ -33,9 +31,6 @@ from hetero.system.stop_signals import ignore_platform
 
 LOG_VARIABLE = "HETERO_RANK_LOG"
 """Environment variable with the path prefix of the FIFOs that the launcher reads. The local rank is appended to it."""
-END_PREFIX = "end-"
-"""Name prefix of a rank's failure note, in the folder of the FIFOs. The local rank is appended to it."""
-_MAX_DETAIL_CHARS = 32_768
 _OF_OTHER_RANKS = (
     "collective ops is aborted by",
     "from remote target /job:",
@@ -71,25 +66,19 @@ def main(arguments: Sequence[str]) -> int:
     try:
         session = sessions.connect()
     except HeteroError as error:
+        # Without a connection, the launcher knows only the exit status and this line.
         logger.error("%s", error)
-        _write_down(_Failure(first_line(error), str(error), error.exit_code))
         return int(error.exit_code)
     if session is not None:
         session.take_late_stops()
     failure = _run(list(arguments))
     ledger.close_current()  # needed because `os._exit` below runs no exit handlers
-    if failure is not None:
-        _write_down(failure)
-    elif session is not None and session.stop_failure is not None:
-        failure = _Failure(session.stop_failure.summary, session.stop_failure.detail)
-        # The launcher reads this note after all ranks have ended. A report to the launcher would end the job now, and
-        # interrupt the stop callbacks of other ranks.
-        if _write_down(failure):
-            failure = None
     if session is not None:
         if failure is not None:
             session.fail(failure.summary, failure.detail, failure.exit_code, is_echo=failure.is_echo)
-        session.close(finished=failure is None)
+        is_reported = session.close(finished=failure is None)
+        if failure is None and session.stop_failure is not None and not is_reported:
+            failure = _Failure(session.stop_failure.summary)
     _flush()
     if failure is None:
         _name_waits()
@@ -213,28 +202,6 @@ def _name_waits() -> None:
     names += [f"process {child.name}" for child in multiprocessing.active_children() if not child.daemon]
     if names:
         logger.warning("the script has ended, but Python waits for what it has started: %s", ", ".join(names))
-
-
-def _write_down(failure: _Failure) -> bool:
-    """Write a note for the launcher that says why this rank fails. Return whether the note was written.
-
-    The exit status alone is not enough, because scripts use the same numbers.
-    """
-    prefix = os.environ.get(LOG_VARIABLE)
-    if prefix is None:
-        return False
-    note = {
-        "exit_code": int(failure.exit_code),
-        "summary": f"rank {os.environ['RANK']}: {failure.summary}",
-        "detail": failure.detail[-_MAX_DETAIL_CHARS:],
-        "is_echo": failure.is_echo,
-    }
-    try:
-        write_text(Path(prefix).with_name(f"{END_PREFIX}{os.environ['LOCAL_RANK']}"), json.dumps(note))
-    except OSError as error:
-        logger.error("cannot write the failure note for the launcher: %s", error)
-        return False
-    return True
 
 
 def _flush() -> None:

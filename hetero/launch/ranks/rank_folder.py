@@ -1,8 +1,10 @@
-"""The folder that the launcher shares with the ranks of its host. It contains FIFOs for output, and failure notes."""
+"""The folder that the launcher shares with the ranks of its host, and the root cause of their failures.
+
+The folder contains a FIFO for the output of each rank.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 from hetero.control.causes import is_crash
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
-from hetero.launch.ranks.rank import END_PREFIX, LOG_VARIABLE
+from hetero.launch.ranks.rank import LOG_VARIABLE
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import describe_exit_status
 from hetero.system.stop_signals import END_SIGNALS
@@ -19,7 +21,7 @@ __all__ = ["RankFolder", "first_to_fail"]
 
 
 class RankFolder:
-    """The FIFOs and failure notes of one generation of a host's ranks.
+    """The FIFOs of one generation of a host's ranks.
 
     Args:
         path: The folder to make. Its parent is private to this launcher.
@@ -30,7 +32,6 @@ class RankFolder:
 
     def __init__(self, path: Path, ranks: Sequence[int], *, host: str, relay: LineRelay) -> None:
         self.path = path
-        self._ranks = ranks
         self._host = host
         self._relay = relay
         self._logs: list[int] = []
@@ -56,7 +57,7 @@ class RankFolder:
         self._logs.clear()
 
     def root(self, failures: Sequence[tuple[int, int]], reported: Mapping[int, Cause]) -> Cause:
-        """Return the root cause of failed ranks, from a report, a note or an exit status.
+        """Return the root cause of failed ranks, from a report or an exit status.
 
         Args:
             failures: (rank, exit status) in order of time, at least one.
@@ -65,20 +66,12 @@ class RankFolder:
         rank, exit_status = first_to_fail(failures, reported)
         if rank in reported and not is_crash(exit_status):
             return reported[rank]
-        note = self._note(rank)
-        if note is not None and note.exit_code == exit_status:
-            return note
         return self.describe(f"rank {rank}", exit_status)
-
-    def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed, or None. All ranks must have ended with 0."""
-        notes = (self._note(rank) for rank in self._ranks)
-        return next((note for note in notes if note is not None), None)
 
     def describe(self, name: str, exit_status: int) -> Cause:
         """Return the cause of a process's end, from its exit status and its last output."""
-        # Do not interpret the status as an exit code of hetero. A rank that ends with such a code reports it or writes
-        # a note.
+        # Do not interpret the status as an exit code of hetero, because scripts use the same numbers. A rank that ends
+        # with such a code reports it.
         words = (
             describe_exit_status(exit_status) if exit_status <= 0 or exit_status > 128 else f"exited with {exit_status}"
         )
@@ -91,22 +84,6 @@ class RankFolder:
             is_echo=exit_status < 0 and not is_crash(exit_status),
             of_rank=True,
         )
-
-    def _note(self, rank: int) -> Cause | None:
-        """Return the cause that the note of this host's rank contains, or None without a valid note."""
-        try:
-            local_rank = self._ranks.index(rank)
-            note = json.loads((self.path / f"{END_PREFIX}{local_rank}").read_text(encoding="utf-8"))
-            return Cause(
-                host=self._host,
-                summary=str(note["summary"]),
-                detail=str(note["detail"]),
-                exit_code=ExitCode(note["exit_code"]),
-                is_echo=bool(note["is_echo"]),
-                of_rank=True,
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
 
 def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Cause]) -> tuple[int, int]:

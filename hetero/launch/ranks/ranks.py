@@ -135,10 +135,6 @@ class RankProcesses:
             return self._folder.describe(_AGENT, self._process.poll() or 1)
         return self._folder.root(failures, reported)
 
-    def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed, or None. Call it after `poll` returned 0."""
-        return self._folder.failure_at_stop()
-
     def kill(self) -> None:
         """Kill the agent, the ranks and everything that they started. Idempotent.
 

@@ -57,9 +57,6 @@ class Ranks(Protocol):
             reported: The causes that ranks reported before they ended, by rank.
         """
 
-    def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed, or None. Call it after `poll` returned 0."""
-
     def kill(self) -> None:
         """End the ranks and everything that they started. Idempotent."""
 

@@ -15,6 +15,7 @@ from hetero.control import security
 from hetero.control.directory import TF_DISPATCHER, EndpointRecord
 from hetero.control.hub import Hub
 from hetero.control.membership import Membership
+from hetero.control.rank.callbacks import CallbackFailure
 from hetero.control.rank.session import RankSession
 from hetero.control.status import (
     MAX_LOADERS,
@@ -182,6 +183,29 @@ def test_session_that_fails_reports_its_latest_steps(hubs: tuple[Hub, Hub], addr
             (report,) = membership.own.ranks
     assert report.failure is not None
     assert json.loads(report.summaries_json[0])["num_samples"] == 8
+
+
+def test_failure_of_a_stop_callback_is_in_the_last_report_and_fails_no_job(hubs: tuple[Hub, Hub], address: str) -> None:
+    """The other ranks may still save. The rank's host fails the job when their hosts are done."""
+    trainer, _ = hubs
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
+    session.stop_failure = CallbackFailure(summary="a stop callback raised OSError", detail="trace")
+    session._report()
+    with trainer.membership() as membership:
+        assert membership.own.ranks[0].failure is None
+    assert session.close()
+    with trainer.membership() as membership:
+        (report,) = membership.own.ranks
+        assert not membership.has_failure
+    assert report.finished
+    assert report.failure is not None
+    assert report.failure.first_line == "HET-30 trainer: rank 0: a stop callback raised OSError"
+
+
+def test_session_knows_that_its_last_report_is_lost(hubs: tuple[Hub, Hub], address: str) -> None:
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
+    hubs[0].stop()
+    assert not session.close()
 
 
 def test_session_does_not_alternate_between_loaders_that_take_about_the_same_time(

@@ -207,39 +207,26 @@ Path(f"rank-{os.environ['RANK']}.json").write_text(json.dumps([*sys.argv[1:], *t
 """
 
 
-def ended(tmp_path: Path, exit_status: int, note: dict[str, object] | None) -> RankProcesses:
+def ended(tmp_path: Path, exit_status: int) -> RankProcesses:
     """Return the ranks of the second of two hosts, whose first one has ended, rank 2 of four."""
     relay: Any = SimpleNamespace(tail=lambda _: ["last line"], add=lambda _name, descriptor: os.close(descriptor))
     ranks = RankProcesses.__new__(RankProcesses)
     ranks._folder = RankFolder(tmp_path / "ranks", [2, 3], host="algo-3", relay=relay)
     (tmp_path / "ranks" / FAILURES_FILE).write_text(json.dumps([{"rank": 2, "exit_status": exit_status}]))
-    if note is not None:
-        (tmp_path / "ranks" / "end-0").write_text(json.dumps(note))
     return ranks
 
 
 def test_exit_status_of_the_scripts_own_is_no_code_of_ours(tmp_path: Path) -> None:
-    cause = ended(tmp_path, 20, None).cause({})
+    cause = ended(tmp_path, 20).cause({})
     assert cause.exit_code is ExitCode.SCRIPT_FAILED
     assert cause.first_line == "HET-30 algo-3: rank 2 exited with 20"
     assert cause.detail == "last line"
 
 
-@pytest.mark.parametrize(("exit_status", "code"), [(22, ExitCode.AUTHENTICATION), (21, ExitCode.SCRIPT_FAILED)])
-def test_exit_status_counts_where_the_rank_left_a_note_of_it(tmp_path: Path, exit_status: int, code: ExitCode) -> None:
-    note = {"exit_code": 22, "summary": "rank 2: refused", "detail": "trace", "is_echo": False}
-    ranks = ended(tmp_path, exit_status, note)
-    assert ranks.cause({}).exit_code is code
-    failure = ranks.failure_at_stop()
-    assert failure is not None
-    assert failure.first_line == "HET-22 algo-3: rank 2: refused"
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"exit_code": 99, "summary": "", "detail": "", "is_echo": 0}'])
-def test_note_that_is_none_is_ignored(tmp_path: Path, text: str) -> None:
-    ranks = ended(tmp_path, 22, None)
-    (tmp_path / "ranks" / "end-1").write_text(text)
-    assert ranks.failure_at_stop() is None
+@pytest.mark.parametrize(("exit_status", "expected"), [(22, "refused"), (-9, "rank 2 killed by SIGKILL")])
+def test_report_counts_unless_the_rank_crashed(tmp_path: Path, exit_status: int, expected: str) -> None:
+    reported = Cause(host="algo-3", summary="rank 2: refused", exit_code=ExitCode.AUTHENTICATION)
+    assert expected in ended(tmp_path, exit_status).cause({2: reported}).first_line
 
 
 def test_what_keeps_a_rank_from_ending_is_named(
