@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from hetero import __version__
 from hetero.cluster import ClusterSpec, Role
-from hetero.config import LaunchOptions, trainer_endpoints_of
+from hetero.config import LaunchOptions, Timings, trainer_endpoints_of
 from hetero.control import security
 from hetero.control.hub import Hub
 from hetero.control.joining import Reception
@@ -17,17 +18,34 @@ from hetero.control.membership import Member, Membership
 from hetero.control.status import HostStatus, SessionOptions
 from hetero.errors import ConfigError
 from hetero.launch.placement import Placement
+from hetero.launch.ranks.starter import RankStarter
 from hetero.system.scripts import find_script
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
 
-if TYPE_CHECKING:
-    from hetero.launch.host import LaunchedHost
-
 __all__ = ["make_hub", "script_digest", "shared_options"]
 
 
-def make_hub(host: LaunchedHost, token: security.Token | None, tls: Tls | None, *, started_s: float) -> Hub:
+class HubOwner(Protocol):
+    """The part of `hetero.launch.host.LaunchedHost` that its hub needs."""
+
+    options: LaunchOptions
+    cluster: ClusterSpec
+    placement: Placement
+    timings: Timings
+    starter: RankStarter
+    job_id: str
+    address: str
+
+    @property
+    def read_again(self) -> Callable[[], ClusterSpec] | None:
+        """See `LaunchedHost.read_again`."""
+
+    def launcher_of(self, host: str) -> str:
+        """See `LaunchedHost.launcher_of`."""
+
+
+def make_hub(host: HubOwner, token: security.Token | None, tls: Tls | None, *, started_s: float) -> Hub:
     """Return the hub of a host, which is not started.
 
     Args:
@@ -37,9 +55,11 @@ def make_hub(host: LaunchedHost, token: security.Token | None, tls: Tls | None, 
         started_s: Monotonic time of this launcher's start.
     """
     cluster, options, placement, timings = host.cluster, host.options, host.placement, host.timings
+    name = cluster.current_host
+    is_first_trainer = name == cluster.trainer_hosts[0].name
     members = members_of(cluster, options, needs_all=placement.servers.dispatcher_host != "" or options.profile)
     own = HostStatus(
-        host=host.name,
+        host=name,
         incarnation=secrets.token_hex(8),
         version=__version__,
         script_digest=script_digest(options),
@@ -54,7 +74,7 @@ def make_hub(host: LaunchedHost, token: security.Token | None, tls: Tls | None, 
         max_batch_bytes=options.max_batch_bytes,
         stop_grace_s=timings.stop_grace_s,
         data_service=placement.data_service,
-        wants_step_times=host.is_first_trainer and placement.servers.num_at_start is not None,
+        wants_step_times=is_first_trainer and placement.servers.num_at_start is not None,
         profile=options.profile,
     )
     reception = Reception(cluster, host.job_id, obstacle=_obstacle(options, placement), read_again=host.read_again)
@@ -71,7 +91,7 @@ def make_hub(host: LaunchedHost, token: security.Token | None, tls: Tls | None, 
         address=host.address,
         port=options.port,
         resolve=host.launcher_of,
-        peers=tuple(member.host for member in members if member.host != host.name),
+        peers=tuple(member.host for member in members if member.host != name),
         token=token,
         job_id=host.job_id,
         remote=placement.remote,
@@ -80,7 +100,7 @@ def make_hub(host: LaunchedHost, token: security.Token | None, tls: Tls | None, 
         num_ranks=placement.num_ranks,
         started_s=started_s,
         tls=tls,
-        reception=reception if host.is_first_trainer else None,
+        reception=reception if is_first_trainer else None,
     )
 
 
