@@ -17,7 +17,7 @@ from harness import CHAIN, TIME_SCALE, Job, Start
 
 from hetero.report import load_report
 
-STUDIES_PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "decide"
 SCRIPT = CHAIN.with_name("studied.py")
 FILE = """
 name: killed
@@ -85,15 +85,12 @@ def test_killed_study_goes_on_and_compares_its_runs(start: Start, tmp_path: Path
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-def test_walk_of_the_studies_page_leads_from_a_study_to_a_plan(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_leads_from_a_study_to_a_plan(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    section = STUDIES_PAGE.read_text(encoding="utf-8").partition("## From a canary to a study to a plan\n")[2]
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```", section.partition("\n## ")[0], re.DOTALL | re.MULTILINE)
-    found = {language: block for language, block in blocks if language != "sh"}
-    (tmp_path / "fit.py").write_text(found["python"])
-    (tmp_path / "cluster.yaml").write_text(found["yaml"].replace('"0.05"', '"0.01"'))  # the fewest steps that suffice
+    shutil.copy(EXAMPLE / "fit.py", tmp_path)
+    study = (EXAMPLE / "cluster.yaml").read_text(encoding="utf-8")
+    (tmp_path / "cluster.yaml").write_text(study.replace('"0.05"', '"0.01"'))  # the fewest steps that suffice
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", (EXAMPLE / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     commands = [shlex.split(block.replace("\\\n", " "))[1:] for language, block in blocks if language == "sh"]
     assert [words[0] for words in commands] == ["canary", "study", "plan"]
     assert commands[0][-1] == "fit.py"
