@@ -55,9 +55,12 @@ class PoisonDetector:
         if not self.num_calls:
             self.first_s = now_s
         self.num_calls += 1
+        # An answer that has begun shows that the batch was computed (CUT_OFF). Three kills of endpoints during answers
+        # of 32 MB once ended a job whose samples were not to blame.
         if fault is not Fault.UNREACHABLE:
             return
-        is_repeated = connection in self.endpoints  # it served again after the first loss, and counts only once
+        # It served again after the first loss. It has died at most once, so it counts only once.
+        is_repeated = connection in self.endpoints
         if not is_repeated:
             self.endpoints.append(connection)
         self.is_suspect = was_first or is_repeated or len(self.endpoints) > 1
@@ -91,6 +94,7 @@ class PoisonDetector:
         return lost_s if self.num_calls >= MAX_ATTEMPTS and lost_s > data_timeout_s else None
 
 
+# Compared by identity, because windows keep them in sets.
 @dataclass(slots=True, eq=False)
 class PendingBatch:
     """One request, from its planning until its batch or its error has arrived."""
@@ -127,6 +131,8 @@ class PendingBatch:
             self.num_broken += 1
             message = f"{connection.name} failed: {error.details}"
             return DataPlaneError(message) if self.num_broken >= MAX_ATTEMPTS else None
+        # A refusal is bound to the bytes of its request, so the request arrived as it was sent. Another endpoint would
+        # refuse it too.
         if error.fault is Fault.MALFORMED:
             return ProtocolError(f"{connection.name} rejects the request: {error.details}")
         return None
@@ -241,6 +247,7 @@ class Attempt:
 
     def cancel(self) -> None:
         """Cancel the call if it has begun. Called without the fleet's lock."""
+        # Read once, because the thread that makes the call sets it without the lock.
         call = self.call
         if call is not None:
             call.cancel()

@@ -33,7 +33,8 @@ _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 _BUSY_S = 0.2
 _DESCRIBE_TIMEOUT_S = 300.0
-_random = random.SystemRandom()  # the trainer uses the global generator, and may seed all ranks alike
+# The trainer uses the global generator, and may seed all ranks alike. Then all ranks would draw the same back-off.
+_random = random.SystemRandom()
 
 
 class ConnectionState(enum.Enum):
@@ -162,6 +163,8 @@ class EndpointConnection:
     def mark_ready(self) -> None:
         """Record that the endpoint is prepared. Earlier failures still count until a batch arrives: see `delivered`."""
         self.state = ConnectionState.READY
+        # An endpoint that prepares but never delivers was once tried for ever, because each preparation forgot its
+        # failures.
         if not self._num_failures:
             self.last_message = "answered"
 
@@ -195,7 +198,8 @@ class EndpointConnection:
         self._num_failures += 1
         # Full jitter, because ranks that lost the same host must not all call it at the same time.
         self.retry_at_s = now_s + _random.uniform(0.0, bound_s)
-        self._retire_link()  # closed later: the caller holds the fleet's lock, and closing may wait for calls
+        # Closed later, because the caller holds the fleet's lock, and closing may wait for calls.
+        self._retire_link()
         return was_ready
 
     def mark_connecting(self) -> None:
@@ -239,7 +243,8 @@ class EndpointConnection:
     def disconnect(self) -> None:
         """Close the link for good. Calls in progress and later calls fail. Idempotent. Blocks as `close_stale` does."""
         with self._link_lock:
-            self._is_closed = True  # otherwise a preparation that begins now could open a link that stays open
+            # Otherwise a preparation that begins now could open a link that stays open.
+            self._is_closed = True
         self._retire_link()
         self.close_stale()
 
@@ -269,6 +274,8 @@ class EndpointConnection:
             expected=[requests.spec_to_proto(each) for each in expected],
         )
         link = self._open_link()
+        # Attending opens the first connection for batches. So an endpoint whose port for batches is dead fails here,
+        # and not with its first batch.
         link.attend()
         reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
         if reply.HasField("failure"):
@@ -288,6 +295,8 @@ class EndpointConnection:
             raise _failed(reply.failure)
         return Description(
             num_samples=reply.num_samples if reply.HasField("num_samples") else None,
+            # Another host sent these texts. They go into errors and the log, so their length is limited and control
+            # characters are escaped (attack A14).
             fingerprint=reply.fingerprint[:256],
             environment=dict(reply.environment),
             globals=dict(reply.globals),
@@ -321,6 +330,7 @@ class EndpointConnection:
             AuthenticationError: As in `prepare`.
         """
         message, decoder = self._encode(request, allocate)
+        # An endpoint that has not received a request cannot have died of it.
         link = self._present_link(Fault.UNREACHABLE if was_sent else Fault.UNSENT)
         nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call, was_sent=was_sent)
         return self._fetched(request, decoder, nbytes)
@@ -359,10 +369,10 @@ class EndpointConnection:
         except ConfigError:
             if not request.helpers:
                 raise
-            message = requests.serialize(
-                dataclasses.replace(request, helpers=(), homes=None), self._limits
-            )  # it was too long
+            # Only the names of the helpers made it too long. Without them one endpoint computes all samples.
+            message = requests.serialize(dataclasses.replace(request, helpers=(), homes=None), self._limits)
         options = {} if allocate is None else {"allocate": allocate}
+        # At least one sample has worked, because a batch without one raises. An answer that claims more is refused.
         max_skipped = max(0, request.work.num_samples - 1) if request.on_sample_error == "skip" else 0
         decoder = BatchDecoder(
             self._limits, compression=request.compression, request=message, max_skipped=max_skipped, **options
@@ -372,6 +382,7 @@ class EndpointConnection:
     def _fetched(self, request: BatchRequest, decoder: BatchDecoder, nbytes: int) -> Fetched:
         skips = decoder.skips
         if skips is not None:
+            # Epoch and host do not travel. This process knows them and need not believe the endpoint.
             skips = dataclasses.replace(skips, epoch=request.epoch, host=self.record.endpoint_id)
         return Fetched(
             batch=decoder.result(),
@@ -394,6 +405,7 @@ class EndpointConnection:
     def _present_link(self, otherwise: Fault) -> EndpointLink:
         """Return the link that `prepare` opened, or raise ``otherwise``. Only `prepare` opens links and attends."""
         link = self._link
+        # A link that was opened here had no attendance. Its first fetch failed, and counted as the loss of an endpoint.
         if link is None:
             raise CallFailedError(otherwise, "there is no connection to it")
         return link
@@ -410,5 +422,6 @@ def _failed(failure: pb.Failure) -> Exception:
     """Return the exception for an answer to Prepare or Describe that reports a failure of the user's code."""
     try:
         return DatasetError(requests.failure_from_proto(failure))
-    except ProtocolError as error:  # only this endpoint is at fault, but a `ProtocolError` would end all reading
+    except ProtocolError as error:
+        # Only this endpoint is at fault. A `ProtocolError` would end all reading.
         return CallFailedError(Fault.BROKEN, str(error))

@@ -73,6 +73,7 @@ class ServedDataset:
             return
         self._num_ungathered += 1
         if self._num_ungathered >= _MAX_UNGATHERED:
+            # Only a pause. Three such batches in a row once ended the use of homes for the rest of the job.
             self._num_ungathered = 0
             self._gathered_again_s = now_s + self._ungathered_s
             self._ungathered_s = min(2 * self._ungathered_s, _MAX_UNGATHERED_S)
@@ -116,6 +117,7 @@ class ServedDataset:
 
     def build_failed(self, connection: EndpointConnection, error: DatasetError) -> None:
         """Record that the user's code raised while an endpoint prepared or described the data set."""
+        # Only for this data set. A factory that raises once made the endpoint unusable for all data sets.
         self._exclude(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
 
     def leave_to_others(self, connection: EndpointConnection, others: Iterable[EndpointConnection], why: str) -> bool:
@@ -151,6 +153,7 @@ class ServedDataset:
 
     def rejected(self, connection: EndpointConnection, details: str) -> None:
         """Record that an endpoint does not understand a request, because its version differs from this process's."""
+        # This is a disagreement (HET-11). As a damaged batch (HET-35) it would count as worth a restart of the job.
         why = f"speaks another protocol: {details}"
         advice = "install the same version of hetero on all hosts"
         self._exclude(connection, ProtocolMismatchError(f"{connection.name} {why}\n    {advice}"), why)
@@ -162,6 +165,8 @@ class ServedDataset:
             if description is not None:
                 self.reference, self._reference_name = description, connection.record.endpoint_id
                 log_warnings(description.warnings)
+                # By id and incarnation, so that an endpoint that is started again later counts as one that joined
+                # later.
                 self._initial = {other.identity for other in connections}
                 return
             if self.spec in connection.preparing:
@@ -184,6 +189,7 @@ class ServedDataset:
         connection.mark_unusable(self.spec, why)
         is_late = self.reference is not None and connection.identity not in self._initial
         if is_late or connection.record.is_optional:
+            # The job has run without it, so it can go on without it.
             logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)
         elif self.failure is None:
             self.failure = error

@@ -132,7 +132,9 @@ class Fetchers:
         Returns:
             The attempt of a missing batch whose request the consumer has to `send` itself, or None.
         """
-        self._hedging.budget.earn()  # once per request, however often it is sent
+        # Once per request, however often it is sent. A busy endpoint refuses a request several times a second. When
+        # each attempt earned, hedges were most where endpoints had too much to do already.
+        self._hedging.budget.earn()
         self._window.add(request, dataset)
         attempt = self._start_own()
         if self._window.missing:
@@ -162,8 +164,10 @@ class Fetchers:
         attempt = self._window.start(batch, connection, self._fleet.clock())
         request = batch.request
         if (
-            request.on_sample_error == "raise"  # with one sample that raises, a part would be of no use
-            and not batch.poison.num_calls  # it may kill endpoints, and one at a time is enough
+            # With one sample that raises, a part would be of no use.
+            request.on_sample_error == "raise"
+            # It may kill endpoints, and one at a time is enough.
+            and not batch.poison.num_calls
             and not batch.doubted
             and not request.verify
             and batch.dataset.is_gathered(self._fleet.clock())
@@ -187,6 +191,7 @@ class Fetchers:
             self._hand_over(attempt)
             return
         with self._own.lock:
+            # A signal handler may have closed the reader since the request was sent.
             if not self.is_closed:
                 self._own.add(attempt, sent)
                 return
@@ -198,7 +203,8 @@ class Fetchers:
         outcome = self._window.pop()
         if outcome is not None:
             self._needs_endpoint = False
-            self._wake_one()  # delivery frees bytes, and the batch that is next now may exceed the byte limit
+            # Delivery frees bytes, and the batch that is next now may exceed the byte limit.
+            self._wake_one()
         return outcome
 
     def come_back(self) -> None:
@@ -213,6 +219,7 @@ class Fetchers:
             self._arrived.wait(timeout_s)
             return
         self._own.prepare_to_receive()
+        # As `Condition.wait` does: the caller holds the lock, and must not keep it during the wait.
         self._fleet.lock.release()
         try:
             self._own.receive(timeout_s)
@@ -236,6 +243,7 @@ class Fetchers:
         if attempt is None or attempt.is_given_up:
             return math.inf
         batch, now_s = attempt.batch, self._fleet.clock()
+        # A suspect may kill endpoints, and one at a time is enough. A check is lost if its attempt is cancelled.
         if len(batch.attempts) > 1 or batch.poison.is_suspect or batch.request.verify:
             return math.inf
         remaining_s = attempt.since_s + self._hedging.deadline_s(batch.request) - now_s
@@ -258,12 +266,14 @@ class Fetchers:
         )
         self._for_fetchers.append(self._window.start(batch, other, now_s, is_hedge=True))
         self._ensure_thread()
-        self._work.notify_all()  # all, because a single notified fetcher may have been woken for a missing batch
+        # All fetchers, because a single notified one may have been woken for a missing batch.
+        self._work.notify_all()
         return math.inf
 
     def _on_outcome(self, is_news: bool) -> None:
         if is_news or self._needs_endpoint:
-            self._wake_consumer()  # it takes the outcome, adds requests, or hedges
+            # It takes the outcome, adds requests, or hedges.
+            self._wake_consumer()
 
     def _on_missing(self) -> None:
         self._ensure_thread()
@@ -308,20 +318,25 @@ class Fetchers:
             return
         window = self._window
         with self._fleet.lock:
+            # From here on no outcome reaches the window, and calls that begin cancel themselves.
             self._outcomes.is_closed = True
+            # No fetcher will take these, so no fetcher will end them.
             while self._for_fetchers:
                 self._outcomes.end(self._for_fetchers.popleft())
             attempts = tuple(window.attempts)
             self._router.unreserve(window.unanswered())
             window.clear()
+            # This also wakes the consumer. While it waits, it holds the lock that is taken below.
             self.on_fleet_change()
         for attempt in attempts:
             attempt.cancel()
+        # In this order only, see the contract.
         with self._own.lock, self._fleet.lock:
             self._own.close()
             for attempt in attempts:
                 if attempt.is_own:
-                    if attempt.call is not None:  # an exception may have ended the consumer before it added the fetch
+                    # An exception may have ended the consumer before it added the fetch.
+                    if attempt.call is not None:
                         attempt.call.give_up()
                     self._outcomes.end(attempt)
             self._fleet.count_outstanding()
@@ -343,7 +358,9 @@ class Fetchers:
                 return
         thread = threading.Thread(target=self._run, name=f"hetero-fetcher-{num_threads}", daemon=True)
         thread.start()
-        self._threads.append(thread)  # only now, because a thread that failed to start cannot be joined
+        # Only now, because a thread that failed to start cannot be joined. Without threads left, closing the reader
+        # raised a second error.
+        self._threads.append(thread)
 
     def _wake_one(self) -> None:
         """Wake one fetcher if a batch is missing. Usually no batch is missing, because each has its own fetcher.
@@ -359,6 +376,7 @@ class Fetchers:
             while (attempt := self._next_attempt()) is not None:
                 self._outcomes.settle(attempt, self._fetch(attempt))
         except BaseException as error:
+            # A thread that ends must end the reading too. Otherwise the consumer would wait for it for ever.
             logger.error("internal error", exc_info=error)
             with self._fleet.lock:
                 self._fleet.fail(HeteroError(f"internal error while fetching batches: {error!r}"))
@@ -371,12 +389,15 @@ class Fetchers:
                 if attempt is not None:
                     self._wake_one()
                     return attempt
+                # Nothing wakes a fetcher when a busy endpoint may be asked again. Without this bound it was asked after
+                # 0.5 s instead of 0.2 s.
                 self._work.wait(min(POLL_S, self._router.next_free_s()) if self._window.missing else POLL_S)
         return None
 
     def _start_first(self) -> Attempt | None:
         """Start an attempt for the lowest missing batch that has room and an endpoint."""
         passed: set[ServedDataset] = set()  # data sets that lack room or an endpoint for one batch, and so for all
+        # A copy, because `_is_held_back` removes batches that fail.
         for batch in tuple(self._window.missing):
             if batch.dataset in passed:
                 continue
@@ -392,6 +413,8 @@ class Fetchers:
             )
             if connection is not None:
                 return self._start(batch, connection)
+            # If such a batch gets no endpoint, others may still get one. They need not be alone, and may take optional
+            # endpoints.
             if not is_suspect and not needs_planned:
                 passed.add(batch.dataset)
         return None
@@ -413,7 +436,8 @@ class Fetchers:
 
     def _fetch(self, attempt: Attempt) -> Fetched | Exception:
         """Fetch the batch from the attempt's endpoint. Return it, or the exception. Without the lock."""
-        if attempt.is_given_up:  # the other attempt settled the batch before this call began
+        # The other attempt settled the batch before this call began.
+        if attempt.is_given_up:
             return CallFailedError(Fault.CANCELLED, "")
         try:
             return attempt.connection.fetch(

@@ -139,7 +139,8 @@ class Fleet:
         self._changed = threading.Condition(self.lock)
         self._news = True
         self._is_closed = False
-        keep_freed_memory()  # for a process without a `RankSession` and without an `EndpointPool`
+        # For a process without a `RankSession` and without an `EndpointPool`.
+        keep_freed_memory()
         connect = functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits, tls=tls)
         self._table = ConnectionTable(connect)
         self.router = Router(self._table, rank=rank, world_size=world_size, clock=clock, on_free=self._notify)
@@ -162,7 +163,8 @@ class Fleet:
     def close(self) -> None:
         """Close readers and connections. Idempotent. Blocks until calls have ended."""
         if self._pid != os.getpid():
-            return  # this is a forked process, and the threads and channels are the parent's
+            # This is a forked process, and the threads and channels are the parent's.
+            return
         with self.lock:
             if self._is_closed:
                 return
@@ -171,6 +173,7 @@ class Fleet:
             self._changed.notify_all()
         atexit.unregister(self.close)
         self._unsubscribe()
+        # Readers first: they cancel their calls. `disconnect` waits until the calls of its link have ended.
         for listener in listeners:
             listener.close()
         for connection in self._table.all():
@@ -298,6 +301,7 @@ class Fleet:
 
         The warning advises to install the package on every host, because hosts are often set up alike.
         """
+        # No error: without compression the job is slower, but its batches are the same.
         self.stats.uncompressed += 1
         host = connection.record.host
         if compression is not None and host not in self._uncompressed_hosts:
@@ -365,6 +369,7 @@ class Fleet:
             with self.lock:
                 if self._is_closed:
                     return
+                # News that comes while the lock is free below sets this again. Then this thread does not wait.
                 self._news = False
                 # Make the connections match the directory, and find out what has to be prepared.
                 self._table.follow(*self._directory.contents())
@@ -375,6 +380,7 @@ class Fleet:
                     self.router.used, self._datasets, first=next(iter(self._table), None), now_s=now_s
                 )
                 for connection, spec in due:
+                    # Still with the lock, so that the next turn does not prepare it a second time.
                     connection.preparing.add(spec)
                 remaining = list(self._table)
             # Without the lock, close old connections and start the preparations.
@@ -420,7 +426,8 @@ class Fleet:
             if not self._is_closed:
                 if not connection.is_retired:
                     self._conclude(connection, dataset, outcome, generation)
-                dataset.update(list(self._table))  # others may have waited for this one to give the reference
+                # Others may have waited for this one to give the reference.
+                dataset.update(list(self._table))
             self._notify()
 
     def _conclude(
@@ -428,6 +435,7 @@ class Fleet:
     ) -> None:
         """Record the outcome of a preparation. If its link has been given up, ignore facts about that link."""
         if isinstance(outcome, Description):
+            # A preparation that outlived the loss of its link once made the endpoint ready, which ended the back-off.
             if connection.generation == generation and connection.state is not ConnectionState.FOREIGN:
                 connection.mark_ready()
                 connection.descriptions[dataset.spec] = outcome

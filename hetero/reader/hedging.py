@@ -65,7 +65,8 @@ class Budget:
     MAX_SAVED = 32
 
     def __init__(self) -> None:
-        self._credit = self.FREE * self.REQUESTS_PER_HEDGE  # in twentieths of a hedge, because integers do not drift
+        # In twentieths of a hedge, because integers do not drift.
+        self._credit = self.FREE * self.REQUESTS_PER_HEDGE
 
     def earn(self) -> None:
         """Record a new request. Called once per request, however often it is sent."""

@@ -58,12 +58,14 @@ class Outcomes:
         """
         batch = attempt.batch
         with self._fleet.lock:
+            # First, also for outcomes that no longer matter: the endpoint is free again.
             self.end(attempt)
             if self.is_closed:
                 return
             if isinstance(outcome, Fetched):
                 self._answered(attempt, outcome, answered_s)
-            if attempt.is_given_up:  # it was cancelled or slightly slower, so its endpoint is not to blame
+            # It was cancelled or slightly slower, so its endpoint is not to blame.
+            if attempt.is_given_up:
                 return
             if isinstance(outcome, Fetched):
                 if self._is_doubted(attempt, outcome):
@@ -73,6 +75,7 @@ class Outcomes:
             elif not self._is_final(attempt, outcome):
                 return
             others = tuple(batch.attempts)
+            # Marked before it is cancelled below, so that its end is not taken for a loss of its endpoint.
             for other in others:
                 other.is_given_up = True
         for other in others:
@@ -109,7 +112,9 @@ class Outcomes:
     def _answered(self, attempt: Attempt, fetched: Fetched, answered_s: float | None) -> None:
         """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
         request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
+        # An answer may have lain in the socket while the script was away. That time says nothing of the endpoint.
         answered_s = now_s if answered_s is None else min(answered_s, now_s)
+        # Not since the request: that time grows with the window, and when the trainer turns from slow to fast.
         took_s = max(0.0, answered_s - attempt.since_s)
         self._hedging.observe(request, took_s)
         if attempt.homes is not None:
@@ -185,6 +190,8 @@ class Outcomes:
         if isinstance(error, DatasetError):
             why = str(error).splitlines()[0]
             return None if batch.dataset.leave_to_others(connection, self._router.used, why) else error
+        # All other errors are final at once. A type that this process lacks (`UnknownTypeError`) was once requested
+        # three times and counted as damage, although it arrives the same each time.
         if not isinstance(error, HeteroError):
             logger.error("internal error while fetching from %s", connection.name, exc_info=error)
         return error

@@ -26,6 +26,7 @@ from hetero.system.waits import LOG_INTERVAL_S, POLL_S
 
 __all__ = ["Reader", "default_window_bytes"]
 
+# As torch's own loader has. With three or four, throughput at 10 MB was 1.08 x, but the window costs memory.
 _PREFETCH_FACTOR = 2
 _MAX_WINDOW_BYTES = 2**30
 
@@ -137,10 +138,12 @@ class Reader(Iterator[Any]):
                     self._on_skips(outcome.skips)
                 if self._on_received is not None:
                     self._on_received(outcome.nbytes, outcome.saved_bytes)
+                # The place of this batch is free, and its successor is computed while the script uses this one.
                 self._fill()
                 if receiver is not None:
                     receiver.leave(self._fleet.clock(), was_consumer=outcome.was_consumer)
                 return outcome.batch
+            # Nothing can come after an error of the sampler, whatever its type.
             if not isinstance(outcome, DatasetError) or outcome is self._sampler_failure:
                 self.close()
         except BaseException:
@@ -149,7 +152,8 @@ class Reader(Iterator[Any]):
         try:
             raise outcome
         finally:
-            del outcome  # its traceback refers to this frame, which would keep all frames of the caller alive
+            # Its traceback refers to this frame, which would keep all frames of the caller alive.
+            del outcome
 
     @property
     def request(self) -> BatchRequest | None:
@@ -188,6 +192,7 @@ class Reader(Iterator[Any]):
             except StopIteration:
                 self._is_exhausted = True
                 return
+            # Ctrl-C is no `Exception`. It is raised at once, and not when its turn comes.
             except Exception as error:  # noqa: BLE001 - raised by the sampler, and raised again when its turn comes
                 self._is_exhausted = True
                 self._sampler_failure = error
@@ -238,7 +243,8 @@ class Reader(Iterator[Any]):
                     continue
             if self._on_wait is not None:
                 self._on_wait(unserved_since_s is not None)
-            self._fill()  # the window grows when endpoints join
+            # The window grows when endpoints join.
+            self._fill()
 
     def _patience_s(self, dataset: ServedDataset) -> float:
         """Return how many seconds the reader waits without an endpoint.
@@ -260,6 +266,7 @@ def default_window_bytes() -> int:
     given = os.environ.get("LOCAL_WORLD_SIZE", "1")
     num_local_readers = int(given) if given.isdigit() and int(given) > 0 else 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # Four ranks in a container of 4 GiB, on a host of 64 GiB, could once fill the container with windows of 1 GiB each.
     use = memory_use()
     if use is not None and use.limit_bytes is not None:
         memory_bytes = min(memory_bytes, use.limit_bytes)

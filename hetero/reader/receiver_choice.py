@@ -63,12 +63,14 @@ class ReceiverChoice:
             was_consumer: Whether the consumer has received the batch itself.
         """
         left_s, self._left_s = self._left_s, now_s
-        if left_s is None or was_consumer is not self.is_consumer:  # it was requested before the last change
+        # A batch that was requested before the last change says nothing about the present way.
+        if left_s is None or was_consumer is not self.is_consumer:
             return
         self._nexts_s.append(now_s - self._came_back_s)
         self._num_rounds += 1
         self._total_s += min(now_s - left_s, _MAX_ROUND_S)
-        least_s = 0.0 if self._next_trial_s is None else _MIN_S  # the first batches show only whether the loop is slow
+        # The first batches show only whether the loop is slow.
+        least_s = 0.0 if self._next_trial_s is None else _MIN_S
         if self._num_rounds >= _MIN_BATCHES and self._total_s >= least_s:
             self._evaluate(now_s)
 
@@ -76,10 +78,14 @@ class ReceiverChoice:
         """Change the way, or keep it, after batches that were received in the present way."""
         nexts_s, num_rounds, total_s = self._nexts_s, self._num_rounds, self._total_s
         self._nexts_s, self._num_rounds, self._total_s = [], 0, 0.0
-        if not nexts_s or not num_rounds:  # another thread has just taken them
+        # Another thread has just taken them.
+        if not nexts_s or not num_rounds:
             return
         cap_s = _CAP * statistics.median(nexts_s)
+        # Not a median, which hides the long waits of threads: it chose the worse way for ten seconds in one of three
+        # trials.
         next_s = statistics.fmean(min(each, cap_s) for each in nexts_s)
+        # Not a median either, which takes a loop that computes after several batches for a quick one.
         round_s = total_s / num_rounds
         if round_s > _SLOW_S:
             self.is_consumer, self._trial_begin_s = False, None

