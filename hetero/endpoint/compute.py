@@ -51,12 +51,14 @@ class Task:
         self.submitted_s = 0.0
         """Monotonic time when the task was queued."""
         self._is_abandoned = is_abandoned
-        self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S  # the requester has only just sent the task
+        # The requester has only just sent the task. Each question is a system call that raises.
+        self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S
         self.was_cancelled = False
         """Whether the task is known to be cancelled. Unlike `is_cancelled`, this does not call ``is_abandoned``."""
         self._cancelled = threading.Event() if emulated_s > 0 else None
         self._is_finished = False
-        self._unfinished = threading.Lock()  # held until the task is done; cheaper than an event
+        # Held until the task is done. Cheaper than an event.
+        self._unfinished = threading.Lock()
         self._unfinished.acquire()
         self._value: Any = None
         self._error: BaseException | None = None
@@ -66,7 +68,8 @@ class Task:
         self.was_cancelled = True
         if self._cancelled is not None:
             self._cancelled.set()
-        self._work = None  # otherwise it would stay in memory until its turn
+        # Otherwise it would stay in memory until its turn.
+        self._work = None
 
     def is_cancelled(self) -> bool:
         """Return whether the task was cancelled or abandoned. Cheap enough to be called for every sample."""
@@ -81,7 +84,8 @@ class Task:
     def wait(self, timeout_s: float) -> bool:
         """Block until the task is done, at most ``timeout_s`` seconds. Return whether it is done."""
         if not self._is_finished and self._unfinished.acquire(timeout=max(0.0, timeout_s)):
-            self._unfinished.release()  # for other threads that wait
+            # For other threads that wait.
+            self._unfinished.release()
         return self._is_finished
 
     def result(self) -> Any:
@@ -101,6 +105,7 @@ class Task:
 
     def finish(self) -> None:
         """Mark the task as done, which wakes the threads in `wait`. Called once."""
+        # Before the release, because a thread that this wakes looks at it.
         self._is_finished = True
         self._unfinished.release()
         if self._on_finish is not None:
@@ -128,11 +133,13 @@ class Compute:
         self, num_slots: int = 1, *, is_served_by_caller: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # not reentrant, so no finalizer or signal handler may need it
+        # Not reentrant, so no finalizer or signal handler may need it.
+        self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[tuple[int, int, Task]] = []
         self._num_submitted = 0
-        self._most_queued = _MAX_QUEUED  # with more tasks, the cancelled ones are removed
+        # With more tasks, the cancelled ones are removed.
+        self._most_queued = _MAX_QUEUED
         self._running: set[Task] = set()
         self._is_closed = False
         self._real_work = threading.Lock()
@@ -213,6 +220,7 @@ class Compute:
             with self._lock:
                 self._running.discard(task)
                 self.num_overruns += overran
+            # Inside the measured time, because it sends small batches: sending counts as busy time.
             task.finish()
             ended_s = self._clock()
             took_s = ended_s - taken_s
@@ -221,7 +229,8 @@ class Compute:
             if task.emulated_s > 0 and ended_s > due_s:
                 self._add_late(due_s, ended_s)
             free_s = ended_s
-            del task  # otherwise its result would stay in memory until this thread takes another task
+            # Otherwise its result would stay in memory until this thread takes another task.
+            del task
 
     @property
     def late_s(self) -> float:

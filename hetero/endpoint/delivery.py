@@ -28,9 +28,12 @@ from hetero.wire.transports.interface import Connection, Transport, Unauthentica
 
 __all__ = ["Delivery"]
 
-_MAX_CONNECTIONS = 1024  # each has a thread, even while it is idle, but readers keep few idle connections
-_REJECT_S = 5.0  # seconds for a surplus connection to send a request, which is then refused
-_REJECT_BYTES = 2**20  # a surplus connection with a longer request is closed
+# Each has a thread, even while it is idle, but readers keep few idle connections.
+_MAX_CONNECTIONS = 1024
+# Seconds for a surplus connection to send a request, which is then refused.
+_REJECT_S = 5.0
+# A surplus connection with a longer request is closed. Its reader takes this for a failed connection and tries again.
+_REJECT_BYTES = 2**20
 
 Answerer: TypeAlias = Callable[[bytes, Reply], Answer | Later]
 """Called with a request. Returns the answer, or `LATER` if it will call `Reply.send`."""
@@ -56,7 +59,8 @@ class Delivery:
     def __init__(self, address: str, answer: Answerer, *, max_requests: int, transport: Transport) -> None:
         self._answer = answer
         self._max_requests = max_requests
-        self._lock = threading.Lock()  # not reentrant, so no finalizer or signal handler may need it
+        # Not reentrant, so no finalizer or signal handler may need it.
+        self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._session_tokens: dict[bytes, set[Connection]] = {}
         self._dismissed: deque[bytes] = deque(maxlen=_MAX_CONNECTIONS)
@@ -84,6 +88,7 @@ class Delivery:
 
     def admit(self) -> bytes:
         """Make a session token and return it."""
+        # A token of its own for each reader. The job's token never travels over these connections.
         session_token = secrets.token_bytes(SESSION_TOKEN_BYTES)
         with self._lock:
             self._session_tokens[session_token] = set()
@@ -99,6 +104,7 @@ class Delivery:
         """Invalidate a session token and close the connections that used it."""
         with self._lock:
             connections = self._session_tokens.pop(session_token, set())
+            # For the greeter: a connection with this token is not counted as unauthenticated.
             self._dismissed.append(session_token)
         for connection in connections:
             connection.shut_down()
@@ -136,7 +142,9 @@ class Delivery:
         )
         try:
             thread.start()
-        except BaseException:  # for example when the host runs out of threads
+        except BaseException:
+            # For example when the host runs out of threads. This costs the peer its connection, and not the thread that
+            # accepts.
             self._retire(connection, session_token)
             raise
         return True
@@ -176,6 +184,7 @@ class Delivery:
                 if request is None or (reply is not None and not reply.wait()):
                     return
                 if refusal is not None:
+                    # The rest of the request is unread, so both sides no longer agree on where the next one begins.
                     connection.send(refusal)
                     return
                 if self._fetch_fault is not None and not self._survives(self._fetch_fault, connection, request):
@@ -183,6 +192,8 @@ class Delivery:
                 reply = None
                 why_not = self._why_not()
                 if why_not:
+                    # The connection stays. When readers closed it, each turn of an overloaded endpoint cost a new one,
+                    # with a handshake and a thread.
                     connection.send(encode_refusal(Fault.BUSY, why_not, request=request))
                     continue
                 reply = Reply(connection, self._end_request, None if self._send_fault is None else self._spoil)

@@ -55,6 +55,7 @@ _REPORT_INTERVAL_S = 1.0
 _MEMORY_INTERVAL_S = 10.0
 """The kernel counts the pages of the process for this, which takes milliseconds per gigabyte."""
 _EVENT_TIMEOUT_S = 5.0
+# With 68 calls, jobs of many ranks and few endpoints ran out of them.
 _MAX_CALLS = 1024
 """Largest number of concurrent gRPC calls. Each needs a thread. A rank's Attend call lasts while the rank reads."""
 
@@ -175,6 +176,8 @@ class Endpoint:
 
     def stop(self, grace_s: float) -> None:
         """Accept no new requests, give those in progress ``grace_s`` seconds, and end. Idempotent."""
+        # Batches first: the end of an Attend call closes its reader's connections, so the gRPC server has to outlive
+        # the grace.
         self._service.delivery.stop(grace_s)
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
@@ -222,7 +225,10 @@ def run_endpoint(
         The exit status.
     """
     limit_threads()
+    # The usual soft limit of descriptors is lower than the number of connections that are admitted.
     allow_descriptors()
+    # An endpoint that leaked in a control group of 900 MB took the fork server and the launcher along within 0.6 s. The
+    # kernel chose among processes of the same score.
     be_killed_first()
     ignore_platform()
     with SignalWaiter((end_signal(),)) as signals:
@@ -241,7 +247,8 @@ def run_endpoint(
 
         def serve() -> int:
             while end_signal() not in signals.wait(_REPORT_INTERVAL_S):
-                report("statistics", dataclasses.asdict(endpoint.statistics()))  # the pool takes it as a sign of life
+                # The pool takes it as a sign of life.
+                report("statistics", dataclasses.asdict(endpoint.statistics()))
             endpoint.stop(options.grace_s)
             close_tiers()
             report("statistics", dataclasses.asdict(endpoint.statistics(reads_memory=True)))
@@ -265,11 +272,13 @@ def send_event(reports: socket.socket, event: str, **facts: object) -> None:
     deadline_s = time.monotonic() + _EVENT_TIMEOUT_S
     while time.monotonic() < deadline_s:
         try:
+            # MSG_NOSIGNAL, because a script may have restored SIGPIPE's default action, which ends the process.
             reports.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             return
         except BlockingIOError:
             if event == "statistics":
-                return  # newer statistics follow
+                # Newer statistics follow.
+                return
             select.select([], [reports], [], _EVENT_TIMEOUT_S)
         except OSError:
             return
@@ -318,6 +327,7 @@ def main() -> None:
     options, parent_pid = EndpointOptions.from_json(sys.stdin.buffer.read())
     die_with_parent(parent_pid)
     configure_process(options.log_level)
+    # Before the first thread starts. Threads that come later take turns with the arenas that exist.
     keep_freed_memory()
     reports = socket.socket(fileno=int(sys.argv[1]))
     try:

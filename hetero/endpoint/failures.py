@@ -80,7 +80,8 @@ class Failures:
 
     def _abort(self, error: Exception, context: grpc.ServicerContext) -> NoReturn:
         if context.code() is not None or not context.is_active():  # type: ignore[attr-defined]
-            raise error  # a handler has aborted the call, or the caller has left
+            # A handler has aborted the call, or the caller has left.
+            raise error
         fault, details = self._explain(error)
         context.abort(grpc.StatusCode[fault.value.statuses[0]], details)
         raise AssertionError("abort raises")
@@ -89,6 +90,7 @@ class Failures:
         """Return the fault and the text that the reader gets for an exception of this process."""
         if isinstance(error, UnpreparedError):
             return Fault.UNPREPARED, str(error)
+        # These texts are hetero's own. Details of other errors are logged here, and never sent.
         if isinstance(error, ProtocolError | ConfigError):
             return Fault.MALFORMED, one_line(str(error), 500)
         return Fault.BROKEN, self._log_incident(error)

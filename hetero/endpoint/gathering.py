@@ -76,6 +76,7 @@ class Gathering:
 
     def __enter__(self) -> Gathering:
         for number, helper in enumerate(self._helpers, 1):
+            # Samples that no helper is asked for are computed here at once.
             if not self._links.is_avoided(helper):
                 self._parts.ask(helper, np.flatnonzero(self._homes == number).tolist())
         return self
@@ -93,10 +94,12 @@ class Gathering:
             return True
         now_s = self._clock()
         if is_busy:
+            # Patience counts from the moment when this endpoint has nothing else to do.
             self._busy_s = now_s
         waited_s = now_s - self._begin_s
         late = [part.helper for part in self._parts.missing if not part.has_ended]
-        if all(map(self._links.is_avoided, late)):  # another batch has waited for them already
+        # Another batch has waited for them already.
+        if all(map(self._links.is_avoided, late)):
             return True
         is_over = now_s - self._busy_s > self._patience_s or waited_s > max(_MAX_WAIT_S, self._patience_s)
         for helper in late if is_over else ():

@@ -175,6 +175,7 @@ class EndpointLink:
         deadline_s = time.monotonic() + timeout_s
         call = _FetchCall(self._give_back)
         call.is_sent = was_sent
+        # Before anything blocks, so that another thread can cancel the connecting too.
         on_call(call)
         is_in_step = False  # whether the next answer on this connection will belong to the next request
         has_begun = False
@@ -184,6 +185,7 @@ class EndpointLink:
             decoder.take_message(message)
             while not decoder.done:
                 if decoder.needs_memory:
+                    # A header alone must not take the memory that it announces.
                     connection.wait_for_data(deadline_s=deadline_s)
                 decoder.filled(connection.receive_into(decoder.room(), deadline_s=deadline_s))
             if connection.has_leftover:
@@ -191,6 +193,7 @@ class EndpointLink:
             is_in_step = True
             return len(message) + decoder.nbytes
         except (DatasetError, CallFailedError):
+            # A failure or a refusal has no payload, so the connection can be used again.
             is_in_step = True
             raise
         except DeadlineError as error:
@@ -294,6 +297,7 @@ class EndpointLink:
                 self._connections.add(connection)
             call.hold(connection)
 
+        # Registered before it is open, so that `cancel` and `close` end the connecting too.
         connection = self._transport.connect(
             self._address, self._port, host=self._host, deadline_s=deadline_s, on_connection=register
         )
@@ -405,6 +409,7 @@ class SentFetch:
         except DatasetError:
             raise
         except CallFailedError as error:
+            # A late answer may still arrive. The next request on this connection would get it.
             is_in_step = error.fault is not Fault.LATE
             raise
         except OSError as error:

@@ -69,6 +69,7 @@ class Links:
             try:
                 link.fetch(message, decoder, timeout_s=_FETCH_TIMEOUT_S, on_call=on_call)
             except CallFailedError as error:
+                # A link whose endpoint only failed to compute this part stays open for later ones.
                 if error.fault.is_loss:
                     self._forget(helper, link)
                 raise
@@ -106,7 +107,8 @@ class Links:
                 if is_new:
                     raise
                 self._release(link)
-                link, _ = self._link(helper)  # the old one had ended while it was idle
+                # The old one had ended while it was idle.
+                link, _ = self._link(helper)
                 link.attend()
             yield link
         finally:
@@ -119,7 +121,8 @@ class Links:
             is_new = link is None
             if link is None:
                 link = self._connect(helper)
-            self._links[helper] = link  # as the last one, because it is used last
+            # As the last one, because it is used last.
+            self._links[helper] = link
             self._num_users[link] += 1
             return link, is_new
 
@@ -277,6 +280,7 @@ class Parts:
                 found = part.decoder.result()
             except Exception as error:  # noqa: BLE001 - this endpoint computes the part then
                 problem = str(error)
+            # Also if the part failed: it must not keep samples in memory.
             part.decoder = None
         if type(found) is not list or len(found) != len(part.positions):
             part.is_failed = True

@@ -36,6 +36,7 @@ def build(spec: DatasetSpec, *, host: str) -> Prebuilt:
     Raises:
         DatasetError: If the factory raises.
     """
+    # Before the factory runs, because it may fill caches and counters among these globals.
     digests = GlobalsReader(get_factory(spec.name)).digests()
     built = prebuild(spec, host=host)
     # The factory may have imported torch or OpenCV just now.
@@ -67,6 +68,8 @@ class Announcements:
         Args:
             specs: The data sets. Empty if the user allows none to be shared.
         """
+        # If the fork server has closed the other end, or this end was closed by an earlier call, this endpoint builds
+        # its own.
         with self._channel, contextlib.suppress(OSError):
             # The arguments have at most 64 KiB, and those of eight further data sets 4 KiB each. So the packet is
             # shorter than the 208 KiB that the kernel allows.

@@ -58,7 +58,8 @@ class Reply:
         self._spoil = spoil
         self._lock = threading.Lock()
         self._is_ended = False
-        self._ended = threading.Lock()  # an event, but cheaper: locked until the request is no longer in progress
+        # An event, but cheaper: locked until the request is no longer in progress.
+        self._ended = threading.Lock()
         self._ended.acquire()
         self._sender: threading.Thread | None = None
         self._cancel: Callable[[], object] | None = None
@@ -70,7 +71,8 @@ class Reply:
     def if_given_up(self, cancel: Callable[[], object]) -> None:
         """Call ``cancel`` if the reader leaves before the answer is ready for `send`."""
         with self._lock:
-            if not self._is_ended:  # otherwise this would keep the batch in memory
+            # Otherwise this would keep the batch in memory.
+            if not self._is_ended:
                 self._cancel = cancel
 
     def send_here(self, answer: Answer) -> bool:
@@ -95,7 +97,8 @@ class Reply:
         If the kernel does not take all of it at once, a new thread sends the rest.
         """
         with self._lock:
-            if self._is_ended:  # the reader has left
+            # The reader has left.
+            if self._is_ended:
                 return
             is_batch = False
             try:
@@ -118,7 +121,8 @@ class Reply:
             except Exception as error:  # noqa: BLE001 - also if the host runs out of threads
                 logger.debug("a connection failed: %s", error)
                 self._sender, is_batch = None, False
-                self._connection.shut_down()  # its thread notices this, and closes it
+                # Its thread notices this, and closes it.
+                self._connection.shut_down()
             self._end(is_batch=is_batch)
 
     def wait(self) -> bool:
@@ -158,6 +162,7 @@ class Reply:
         self._end(is_batch=is_batch)
 
     def _end(self, *, is_batch: bool) -> None:
+        # The connection's thread keeps the reply while it waits for the next request. It must not keep the batch too.
         self._is_ended, self._cancel = True, None
         self._on_end(is_batch)
         self._ended.release()

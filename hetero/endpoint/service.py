@@ -54,7 +54,8 @@ MAX_DATASETS = 64
 """Largest number of data sets that one endpoint keeps."""
 
 _POLL_S = 0.5
-_FIRST = -1  # runs before all batches, because the priority of a batch is its step, from 0
+# Runs before all batches, because the priority of a batch is its step, from 0.
+_FIRST = -1
 _Message = TypeVar("_Message", bound=Message)
 
 logger = logging.getLogger(__name__)
@@ -184,6 +185,7 @@ class DataServicer:
             served = self._served.get(spec)
             if served is None:
                 if len(self._served) >= MAX_DATASETS:
+                    # A failed build, and not BUSY: readers asked a busy endpoint again until their patience ended.
                     raise dataset_error(
                         f"this endpoint already holds {MAX_DATASETS} data sets, because each choice of arguments makes "
                         "another one; register one data set with all samples, and choose among them with a sampler",
@@ -209,7 +211,8 @@ class DataServicer:
             served.globals, served.built = prebuilt.globals, prebuilt.built
         except BaseException as error:
             with self._lock:
-                del self._served[spec]  # the next Prepare tries again, because a mount may have been late
+                # The next Prepare tries again, because a mount may have been late.
+                del self._served[spec]
             if isinstance(error, DatasetError):
                 raise
             raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
@@ -254,9 +257,12 @@ class DataServicer:
         session_token = self.delivery.admit()
         try:
             ended = threading.Event()
+            # The caller has left already, and gRPC will not call back.
             if not context.add_callback(ended.set):
                 return
             yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()
+            # Until the grace has passed, and not only until the drain begins: the end of this call closes the reader's
+            # connections.
             while not ended.wait(_POLL_S) and not self.delivery.is_stopped:
                 pass
         finally:
@@ -303,6 +309,7 @@ class DataServicer:
             on_finish=send if is_small else None,
         )
         if is_small:
+            # No thread waits for the batch, so the reply learns how to cancel it.
             reply.if_given_up(task.cancel)
             return LATER
         if not _wait(task, reply.has_left):
@@ -313,6 +320,8 @@ class DataServicer:
     def _gather(self, wanted: RequestedBatch, gathering: Gathering, reply: Reply) -> framing.EncodedBatch | None:
         """Answer a request whose samples other hosts keep."""
         with gathering:
+            # On this thread, because compute threads that waited for each other would compute everything twice at the
+            # start of a pass.
             while not gathering.wait(is_busy=self._compute.num_queued > 0):
                 if reply.has_left():
                     return None

@@ -192,8 +192,8 @@ class Reader(Iterator[Any]):
             except StopIteration:
                 self._is_exhausted = True
                 return
-            # Ctrl-C is no `Exception`. It is raised at once, and not when its turn comes.
             except Exception as error:  # noqa: BLE001 - raised by the sampler, and raised again when its turn comes
+                # Ctrl-C is no `Exception`. It is raised at once, and not when its turn comes.
                 self._is_exhausted = True
                 self._sampler_failure = error
                 with self._fleet.lock:
