@@ -82,6 +82,7 @@ class Builder:
             for index, incarnation, output in starts:
                 message = json.dumps({"index": index, "incarnation": incarnation}).encode()
                 socket.send_fds(self.channel, [message], [output])
+        # The closed socket tells the builder that these were all endpoints.
         self.channel.close()
 
     def poll(self) -> int | None:
@@ -142,12 +143,14 @@ def receive_starts(channel: socket.socket) -> list[Start]:
 def _build_to_fork(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], host: str) -> str:
     """Build a data set. Return why processes that have it must not be forked, empty if they may be."""
     limit_threads()
+    # Before the factory runs, so that only what it has made counts.
     files, maps, num_threads = open_files(), _shared_maps(), _num_threads()
     try:
         prebuilt[spec] = build(spec, host=host)
     except BaseException as error:  # noqa: BLE001 - each endpoint tries by itself, and reports the error
         text = first_line(error) if isinstance(error, HeteroError) else repr(error)
         return f"building it failed: {text[:200]}"
+    # A map that can only be read is harmless, because it has no position. Memory that processes can write to is not.
     if made := _shared_maps() - maps:
         return f"building it made memory that processes share ({first_names(made)})"
     if why := why_not_fork(files, "building it"):

@@ -139,6 +139,7 @@ class _ForkServer:
             start = self._start_fresh if self._reason else self._fork
             self._children.append(start(options, output))
         except OSError as error:
+            # The pool handles it like a process that has ended: it tries again after a back-off.
             self._tell_exit(index, incarnation, int(ExitCode.RESOURCES))
             logger.error("cannot start endpoint %s: %s", options.name, error)
         finally:
@@ -170,7 +171,8 @@ class _ForkServer:
             elif name == "stop":
                 return self._stop(facts["grace_s"])
             else:
-                return self._stop(0.0)  # the pool is gone
+                # The pool is gone.
+                return self._stop(0.0)
 
     def _descriptors(self) -> tuple[int, ...]:
         """Return the descriptors to wait for."""
@@ -301,6 +303,7 @@ class _ForkServer:
     def _leave_to_endpoints(self) -> None:
         """Let each endpoint build its own data sets, from now on."""
         for end in self._announcements or ():
+            # The endpoints that wait at the other end go on when it is closed.
             end.close()
         self._announcements = None
         for child in self._children:
@@ -317,9 +320,11 @@ class _ForkServer:
     def _hand_over(self, builder: Builder) -> int:
         """Let the builder take over, and wait until it ends. Return the exit status."""
         for child in self._children:
+            # Killed without loss, because they have no data set yet. All are signalled before one is waited for.
             child.signal(signal.SIGKILL)
         starts = []
         for child in self._children:
+            # Before the builder starts a successor, so that two processes never have the same incarnation.
             status = child.wait()
             assert child.output is not None
             if child.was_asked_to_end:

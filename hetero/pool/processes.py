@@ -108,6 +108,8 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
 
     def start() -> int:
         die_with_parent(parent_pid)
+        # Each process needs a position of its own in the files that the script or a factory has opened. With a shared
+        # one, 2,099 of 40,000 samples were wrong in a test.
         reopen_files()
         signals.abandon()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -135,7 +137,8 @@ def why_not_fork(before: Mapping[int, str], action: str = "importing the script"
         return f"{action} initialised CUDA"
     if not opened_since(before):
         return ""
-    gc.collect()  # it may close files that nothing uses any more
+    # It may close files that nothing uses any more.
+    gc.collect()
     if opened := opened_since(before):
         return f"{action} opened {first_names(names_for_message(opened.values()))}, which processes must not share"
     return ""

@@ -230,6 +230,7 @@ class Liveness:
     def next_action(self, now_s: float, *, suspended: bool) -> Action:
         """Return what to do now. Call this a few times a second, and do what it returns."""
         # The whole host may have been frozen, as in the migration of a virtual machine. The endpoint is not to blame.
+        # A launcher that went on first saw beats that were 31 s old, and killed healthy endpoints.
         was_away = now_s - self._asked_s > self._bound_s / 2
         self._asked_s = now_s
         if self._beat_s is None:
@@ -238,7 +239,8 @@ class Liveness:
             return Action.KILL if now_s - self._dumped_s >= DUMP_S else Action.NOTHING
         if suspended:
             return self._suspended(now_s)
-        if self._is_suspended or was_away:  # the process was just continued, and gets the whole bound again
+        # The process was just continued, and gets the whole bound again.
+        if self._is_suspended or was_away:
             self.beat(now_s)
         if self.age_s(now_s) <= (self._build_bound_s if self._num_builds else self._bound_s):
             return Action.NOTHING
@@ -264,6 +266,7 @@ def is_suspended(pid: int) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
+    # From the last bracket, because the name of the process before it may contain any character.
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
@@ -289,6 +292,7 @@ class RestartBudget:
         Args:
             now_s: Monotonic seconds.
         """
+        # Restarts once counted for the life of the host: an endpoint that ran out of memory once a day ended its host.
         num_returned = int((now_s - self._latest_s) / self._return_s)
         self._num_used = max(0, self._num_used - num_returned)
         if self._num_used >= self._limit:

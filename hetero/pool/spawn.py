@@ -120,6 +120,8 @@ class ForkServer:
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 env=child_environment(options),
+                # Supervisors signal whole groups. Endpoints that ended before the ranks kept ranks from ending after
+                # the same step.
                 start_new_session=options.in_own_session,
             )
         self.loaded_s: float | None = None
@@ -173,7 +175,8 @@ class ForkServer:
         try:
             socket.send_fds(self._socket, [packet], list(descriptors))
         except OSError as error:
-            logger.debug("the fork server has ended: %s", error)  # `poll` reports its exit
+            # `poll` reports its exit.
+            logger.debug("the fork server has ended: %s", error)
 
 
 class Outputs:
@@ -209,7 +212,8 @@ class Outputs:
         try:
             yield write_end
         finally:
-            os.close(write_end)  # the process has its own copy
+            # The process has its own copy.
+            os.close(write_end)
 
     def read(self, source: LineSource, *, max_reads: int = 1) -> None:
         """Pass a process's new lines to ``on_line``, and close the output at its end. Ignore a closed output."""

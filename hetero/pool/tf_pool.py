@@ -210,7 +210,8 @@ class _Servers:
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 env=_environment(self._options),
-                start_new_session=True,  # supervisors signal whole groups, but servers must end after the ranks
+                # Supervisors signal whole groups, but servers must end after the ranks.
+                start_new_session=True,
             )
         self._running[ours.fileno()] = _Server(
             index=index, incarnation=incarnation, dispatcher=dispatcher, process=process, socket=ours
@@ -233,7 +234,8 @@ class _Servers:
             "worker_timeout_s": self._options.stuck_s,
             "parent_pid": os.getpid(),
         }
-        with contextlib.suppress(OSError):  # the process has ended, and its socket will report that
+        # The process has ended, and its socket will report that.
+        with contextlib.suppress(OSError):
             ours.send(json.dumps(configuration).encode())
 
     def end_endpoint(self, incarnation: str) -> None:
@@ -295,7 +297,8 @@ class _Servers:
         for server in self._running.values():
             if _kind(self._options, server.index) != kind:
                 continue
-            if not server.is_ready:  # it may need seconds to import TensorFlow, and has no work to finish
+            # It may need seconds to import TensorFlow, and has no work to finish.
+            if not server.is_ready:
                 server.process.kill()
             with contextlib.suppress(OSError):
                 server.socket.shutdown(socket.SHUT_WR)

@@ -37,7 +37,8 @@ def main() -> None:
     pool = socket.socket(fileno=int(sys.argv[1]))
     configuration = json.loads(pool.recv(_MAX_PACKET_BYTES))
     die_with_parent(configuration["parent_pid"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops everything in order
+    # Ctrl-C reaches the launcher, which stops everything in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1)
     names = {name: configuration[name] for name in ("index", "incarnation")}
     try:
@@ -87,7 +88,8 @@ def _start(configuration: dict[str, Any]) -> Any:
                 ],
             )
         )
-    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # the API's WorkerConfig lacks tags
+    # The API's WorkerConfig lacks tags.
+    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig
 
     return service.WorkerServer(
         WorkerConfig(
@@ -102,7 +104,8 @@ def _start(configuration: dict[str, Any]) -> Any:
 
 
 def _port(server: Any) -> int:
-    return int(server._address.rpartition(":")[2])  # TensorFlow has no public way to get a worker's port
+    # TensorFlow has no public way to get a worker's port.
+    return int(server._address.rpartition(":")[2])
 
 
 def _must_end(pool: socket.socket) -> bool:
@@ -112,7 +115,8 @@ def _must_end(pool: socket.socket) -> bool:
 
 
 def _send(pool: socket.socket, **event: object) -> None:
-    with contextlib.suppress(OSError):  # the pool is gone, and `_must_end` will report it
+    # The pool is gone, and `_must_end` will report it.
+    with contextlib.suppress(OSError):
         pool.send(json.dumps(event).encode())
 
 
