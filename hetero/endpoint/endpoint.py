@@ -227,8 +227,8 @@ def run_endpoint(
     limit_threads()
     # The usual soft limit of descriptors is lower than the number of connections that are admitted.
     allow_descriptors()
-    # An endpoint that leaked in a control group of 900 MB took the fork server and the launcher along within 0.6 s. The
-    # kernel chose among processes of the same score.
+    # In a control group of 900 MB, an endpoint that leaked took the fork server and the launcher along within 0.6 s,
+    # because the kernel chose among processes of the same score.
     be_killed_first()
     ignore_platform()
     with SignalWaiter((end_signal(),)) as signals:

@@ -57,6 +57,7 @@ def make_certificates(
     now = dt.datetime.now(dt.timezone.utc)
     begin, end = now - _EARLIER, now + dt.timedelta(days=days)
     authority = _Authority.new(begin, end)
+    # In memory. A call that was killed midway once left the authority's key in its scratch folder.
     made = {"ca.pem": _pem(authority.certificate)}
     if keep_authority_key:
         made["ca.key"] = _pem(authority.key)
@@ -69,6 +70,7 @@ def make_certificates(
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             scratch = stack.enter_context(private_folder(_SCRATCH_PREFIX, parent=str(folder)))
             for name, content in made.items():
+                # With its mode from the start. A file that is restricted afterwards is open to others for a moment.
                 with open(scratch / name, "xb", opener=_open_private) as file:
                     file.write(content)
             for name in made:

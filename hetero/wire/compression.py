@@ -32,15 +32,19 @@ __all__ = [
     "raw_block_sizes",
 ]
 
-_PACKAGES = {"lz4": ("lz4", "lz4.block"), "zstd": ("zstandard", "zstandard")}  # what to install, what to import
+# What to install, what to import.
+_PACKAGES = {"lz4": ("lz4", "lz4.block"), "zstd": ("zstandard", "zstandard")}
 _CODES = {"lz4": pb.LZ4, "zstd": pb.ZSTD}
 _NAMES: dict[int, str] = {code: name for name, code in _CODES.items()}
 COMPRESSIONS = tuple(_CODES)
 """Values of the ``compression`` argument of `hetero.torch.DataLoader`."""
 
-_MIN_BLOCK_BYTES = 1024  # compressing a smaller block would not save a packet
-_MIN_GAIN = 32  # a block is sent compressed only if it shrinks by at least 1/32
-_ZSTD_LEVEL = 1  # compresses photographs at 0.5 GB/s. Level 3 has half the speed and 8 % fewer bytes
+# Compressing a smaller block would not save a packet.
+_MIN_BLOCK_BYTES = 1024
+# A block is sent compressed only if it shrinks by at least 1/32.
+_MIN_GAIN = 32
+# Compresses photographs at 0.5 GB/s. Level 3 has half the speed and 8 % fewer bytes.
+_ZSTD_LEVEL = 1
 
 
 class ChecksumError(ProtocolError):
@@ -77,7 +81,8 @@ class _Lz4:
             raise _damaged(data, room) from error
         if len(block) != len(room):
             raise _damaged(data, room)
-        room[:] = block  # lz4 cannot decompress in place, and this copy takes a tenth of the decompression time
+        # lz4 cannot decompress in place, and this copy takes a tenth of the decompression time.
+        room[:] = block
 
 
 class _Zstd:

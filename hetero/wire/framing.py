@@ -100,6 +100,8 @@ class EncodedBatch:
                 f"at most {limits.max_header_bytes} are allowed\n  Use tensors, arrays or longer lists."
             )
         self._pieces = [leaf.data for leaf in leaves if leaf.nbytes]
+        # Only what the user's code may fill again. For other batches, each answer in progress takes the memory of one
+        # batch less.
         if copy:
             self._pieces = [_copy(data) for data in self._pieces]
         self.nbytes: int = sum(map(len, self._pieces))
@@ -274,8 +276,11 @@ class BatchDecoder:
         part = answer.WhichOneof("part")
         if part is None:
             raise ProtocolError("an answer is neither batch nor failure nor refusal")
+        # protobuf keeps the last part of several, so the first byte would name another one.
         if message[0] != _TAGS[part]:
             raise ProtocolError("an answer holds more than one part")
+        # A proxy that repeated a piece of the stream once made the reader train on other samples: the batch's own
+        # checksum was right.
         if answer.request != self._request:
             raise ChecksumError("an answer belongs to another request, or one of the two arrived damaged")
         if part == "failure":
@@ -323,6 +328,7 @@ class BatchDecoder:
         if not self.done:
             raise ProtocolError(f"a batch ended early: {self._missing} of {self.nbytes} bytes are missing")
         buffers = iter(self._buffers)
+        # The decoder must not keep the batch alive.
         self._buffers = []
         leaves = [
             Leaf(
@@ -379,6 +385,8 @@ class BatchDecoder:
             return
         if self._codec is None or compression != self._compression:
             raise ProtocolError(f"a batch is compressed with {compression}, but {self._compression} was requested")
+        # The header has all sizes, so that they are checked before anything is allocated. A size in front of each block
+        # would let the endpoint send sooner, but the checksum needs the whole batch first anyway.
         sizes = list(header.block_bytes)
         expected = [size for shape in shapes for size in raw_block_sizes(shape.nbytes)]
         if len(sizes) != len(expected):
@@ -396,6 +404,7 @@ class BatchDecoder:
 
     def _check_end(self) -> None:
         if self.done and self._hasher.intdigest() != self._expected_checksum:
+            # So that `done` stays false and `result` gives no damaged batch.
             self._missing = -1
             raise ChecksumError(f"a batch of {self.nbytes} bytes arrived damaged: its checksum differs")
 

@@ -82,6 +82,7 @@ class _Encoder:
         elif isinstance(index, tuple | list):
             self._fill_sequence(message, index, depth)
         elif isinstance(index, bool):
+            # Before the case of int, because a bool is one too. Booleans once came to the data set as integers.
             message.boolean = index
         elif isinstance(index, int):
             if fits_int64(index):

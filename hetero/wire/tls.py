@@ -29,7 +29,8 @@ The client waits for them, because in TLS 1.3 its handshake ends before the serv
 
 _MAX_FILE_BYTES = 2**20
 _MAX_READ_BYTES = 2**20
-_MAX_FLIGHTS = 10  # largest number of rounds of a handshake between two sessions in memory. TLS 1.2 takes 4
+# Largest number of rounds of a handshake between two sessions in memory. TLS 1.2 takes 4.
+_MAX_FLIGHTS = 10
 _ADVICE = "give every host of the job --tls-dir with certificates of one run of hetero certs, or none of them"
 
 _Buffer: TypeAlias = "bytes | memoryview"
@@ -78,7 +79,8 @@ def diagnose(words: str) -> TlsDiagnosis | None:
         why = why.strip(" :]").partition(":")[0].partition(";")[0].strip(" .]")
         if any(word in why.lower() for word in _OTHER_AUTHORITY):
             why = f"another authority signed it than this host's ca.pem ({why})"
-        why = why or "verification failed"  # gRPC before 1.69 does not say why
+        # gRPC before 1.69 does not say why.
+        why = why or "verification failed"
         return TlsDiagnosis(text=f"its certificate is not valid: {why}", is_certificate=True)
     for name, text, is_certificate in _REASONS:
         if name in words:
@@ -169,7 +171,8 @@ class TlsSession:
 
     def __init__(self, context: ssl.SSLContext, *, name: str | None = None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._lock = threading.Lock()  # OpenSSL allows one thread at a time
+        # OpenSSL allows one thread at a time.
+        self._lock = threading.Lock()
         self._is_server = name is None
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=self._is_server, server_hostname=name)
 
@@ -263,6 +266,7 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
         raise AuthenticationError(f"{path} (--tls-dir) belongs to user {facts.st_uid}: expected this user or root")
     if is_secret and mode & 0o077:
         raise AuthenticationError(f"the key {path} has mode {mode:04o}: others have access; chmod 600 it")
+    # Also for ca.pem: who can write it decides who is let in.
     if mode & 0o022:
         raise AuthenticationError(f"{path} (--tls-dir) has mode {mode:04o}: others can write it; chmod go-w it")
     if b"-----BEGIN " not in content:
@@ -271,12 +275,14 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # without O_NONBLOCK, opening a FIFO waits for a writer
+    # Without O_NONBLOCK, opening a FIFO waits for a writer.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext:
     authority, certificate, key = paths
-    context = ssl.SSLContext(protocol)  # PROTOCOL_TLS_CLIENT also checks the host's name
+    # PROTOCOL_TLS_CLIENT also checks the host's name.
+    context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
@@ -288,7 +294,8 @@ def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext
     except (OSError, ValueError) as error:
         raise AuthenticationError(f"{authority} (--tls-dir) has no certificate that can be used: {error}") from error
     try:
-        context.load_cert_chain(certificate, key, password="")  # without password= OpenSSL asks for one on the terminal
+        # Without password= OpenSSL asks for one on the terminal.
+        context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:
         raise AuthenticationError(
             f"{certificate} and {key.name} (--tls-dir) cannot be used as a pair: {error}"

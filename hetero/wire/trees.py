@@ -82,7 +82,9 @@ def _fill(node: pb.Node, tree: Tree) -> None:
 
 
 def _fill_mapping(mapping: pb.Mapping, tree: MappingTree) -> None:
-    mapping.ordered = tree.ordered  # always assigned, because this creates the message
+    # Always assigned, because this creates the message.
+    mapping.ordered = tree.ordered
+    # Fields that are not set cost nothing, so ordinary mappings do not mention it.
     if tree.read_only:
         mapping.read_only = True
     keys, values = mapping.keys, mapping.values
@@ -193,6 +195,8 @@ class _TreeReader:
         if kind in ("set", "frozen_set"):
             children = node.set if kind == "set" else node.frozen_set
             items = self._trees(children.items, depth)
+            # Before the set is built. Numbers can be chosen to have one hash, and building a set of n of them takes n
+            # squared steps.
             if not all(map(is_hashable, items)) or collide(items) or len(set(items)) != len(items):
                 raise ProtocolError("the items of a set repeat, have the same hash or cannot be in one")
             return SetTree(items, kind == "frozen_set")
@@ -214,7 +218,8 @@ class _TreeReader:
         return tuple([self.tree(node, depth) for node in nodes])
 
     def _key(self, node: pb.Node, depth: int) -> Tree:
-        if node.WhichOneof("kind") == "text":  # nearly every key is text
+        # Nearly every key is text.
+        if node.WhichOneof("kind") == "text":
             self.num_nodes += 1
             if self.num_nodes > self.limits.max_nodes:
                 raise ProtocolError(f"a batch has more than {self.limits.max_nodes} parts")

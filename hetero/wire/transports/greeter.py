@@ -24,7 +24,8 @@ from hetero.wire.transports.interface import Listener, UnauthenticatedPeer
 __all__ = ["Greeter"]
 
 _HELLO_BYTES = len(GREETING) + SESSION_TOKEN_BYTES
-_HELLO_TIMEOUT_S = 5.0  # includes the TLS handshake
+# Includes the TLS handshake.
+_HELLO_TIMEOUT_S = 5.0
 _MAX_PEERS = 128
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ class Greeter:
     def stop(self) -> None:
         """Accept no more connections, and close those that are not admitted. Idempotent. Does not block."""
         self._is_stopped = True
-        self._listener.shut_down()  # wakes the accepting thread
+        # Wakes the accepting thread. Otherwise the port stayed open for up to half a second.
+        self._listener.shut_down()
 
     def _accept(self) -> None:
         with contextlib.closing(self._listener), self._selector:
@@ -110,6 +112,8 @@ class Greeter:
                         with self._closing_on_failure(key.fileobj):
                             self._read_greeting(key.fileobj)
                 now_s = time.monotonic()
+                # Looked at in each turn. When it was looked at only after a silent second, a peer that trickled was
+                # never late.
                 while self._peers and next(iter(self._peers.values())).deadline_s <= now_s:
                     self._reject(next(iter(self._peers)))
             for peer in list(self._peers):
@@ -129,7 +133,8 @@ class Greeter:
         with self._closing_on_failure(peer):
             self._peers[peer] = _Hello()
             self._selector.register(peer, selectors.EVENT_READ)
-            self._read_greeting(peer)  # nearly always the bytes have arrived already
+            # Nearly always the bytes have arrived already.
+            self._read_greeting(peer)
 
     @contextlib.contextmanager
     def _closing_on_failure(self, peer: UnauthenticatedPeer) -> Iterator[None]:
@@ -169,7 +174,8 @@ class Greeter:
 
     def _forget(self, peer: UnauthenticatedPeer) -> None:
         if self._peers.pop(peer, None) is not None:
-            with contextlib.suppress(KeyError):  # perhaps it was never registered
+            # Perhaps it was never registered.
+            with contextlib.suppress(KeyError):
                 self._selector.unregister(peer)
 
     def _reject(self, peer: UnauthenticatedPeer) -> None:

@@ -21,7 +21,8 @@ __all__ = ["Connection", "DeadlineError", "Listener", "Transport", "Unauthentica
 
 _LENGTH = struct.Struct("<I")
 _BUFFER_BYTES = 64 * 2**10
-_DIRECT_BYTES = 16 * 2**10  # less than this is received through the buffer, to save system calls
+# Less than this is received through the buffer, to save system calls.
+_DIRECT_BYTES = 16 * 2**10
 
 
 class DeadlineError(TimeoutError):

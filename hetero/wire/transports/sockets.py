@@ -23,9 +23,12 @@ from hetero.wire.transports.interface import Connection, Listener, Unauthenticat
 
 __all__ = ["SocketConnection", "SocketListener", "SocketPeer"]
 
-_SLICE = struct.pack("ll", 1, 0)  # a struct timeval of one second
-_WAKE_BYTES = 256 * 2**10  # a thread that waits for many more bytes is woken when this many have arrived
-_MAX_PIECES = 512  # pieces per system call, whose limit is 1,024
+# A struct timeval of one second.
+_SLICE = struct.pack("ll", 1, 0)
+# A thread that waits for many more bytes is woken when this many have arrived.
+_WAKE_BYTES = 256 * 2**10
+# Pieces per system call, whose limit is 1,024.
+_MAX_PIECES = 512
 _CONNECT_TIMEOUT_S = 5.0
 _SEND_NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 _PEEK_NOW = socket.MSG_PEEK | socket.MSG_DONTWAIT
@@ -63,7 +66,8 @@ class SocketConnection(Connection):
 
     def close(self) -> None:
         """See `Connection.close`."""
-        self.shut_down()  # close alone has no effect if a forked process has a copy of the descriptor
+        # Close alone has no effect if a forked process has a copy of the descriptor.
+        self.shut_down()
         with self._closing:
             self._socket.close()
 
@@ -80,7 +84,8 @@ class SocketConnection(Connection):
         give_up_s = time.monotonic() + _CONNECT_TIMEOUT_S
         while True:
             self._check(deadline_s)
-            code = self._socket.connect_ex(place)  # blocks for one second at most
+            # Blocks for one second at most.
+            code = self._socket.connect_ex(place)
             if code in (0, errno.EISCONN):
                 return
             if code not in (errno.EINPROGRESS, errno.EALREADY):
@@ -176,7 +181,8 @@ class SocketPeer(UnauthenticatedPeer):
     def close(self) -> None:
         """See `UnauthenticatedPeer.close`."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # close alone has no effect if a forked process has a copy
+            # Close alone has no effect if a forked process has a copy.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
@@ -211,7 +217,8 @@ class SocketListener(Listener):
     def shut_down(self) -> None:
         """See `Listener.shut_down`."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for peers
+            # Wakes the thread that waits for peers.
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """See `Listener.close`."""

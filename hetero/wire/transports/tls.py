@@ -24,10 +24,13 @@ from hetero.wire.transports.tcp import TCP_OPTIONS, TcpTransport
 
 __all__ = ["TlsConnection", "TlsTransport"]
 
-_RECEIVE_BYTES = 128 * 2**10  # bytes received by one system call
-_SEND_BYTES = 256 * 2**10  # bytes encrypted at once before they are sent
+# Bytes received by one system call.
+_RECEIVE_BYTES = 128 * 2**10
+# Bytes encrypted at once before they are sent.
+_SEND_BYTES = 256 * 2**10
 _RECORD_BYTES = 16 * 2**10
-_HANDSHAKE_BYTES = 2**14  # bytes received at once from a peer that has not completed its handshake
+# Bytes received at once from a peer that has not completed its handshake.
+_HANDSHAKE_BYTES = 2**14
 _HANDSHAKE_TIMEOUT_S = 5.0
 _BROKEN_OFF = "it ended the connection during the TLS handshake: does it have --tls-dir, and the same authority?"
 
@@ -77,7 +80,8 @@ class _TlsPeer(SocketPeer):
         finally:  # after a failure, this tells the peer the reason
             answer = self._session.outgoing()
             if answer:
-                with contextlib.suppress(OSError):  # a few KB, which fit into the send buffer if the peer reads
+                # A few KB, which fit into the send buffer if the peer reads.
+                with contextlib.suppress(OSError):
                     self._socket.send(answer, socket.MSG_NOSIGNAL)
         return bytes(decrypted[:size])
 
@@ -118,7 +122,8 @@ class TlsConnection(SocketConnection):
             try:
                 is_complete = self._session.shake_hands()
             except TlsError:
-                with contextlib.suppress(OSError):  # the other side must be able to log the failure, too
+                # The other side must be able to log the failure, too.
+                with contextlib.suppress(OSError):
                     self._flush(deadline_s)
                 raise
             self._flush(deadline_s)
@@ -126,6 +131,8 @@ class TlsConnection(SocketConnection):
                 break
             if not self._take_more(deadline_s):
                 raise TlsError(_BROKEN_OFF)
+        # In TLS 1.3 the client is done before the server has looked at its certificate. Without this word it would see
+        # a refusal as a reset, without the reason.
         welcome = bytearray(len(WELCOME))
         self._fill(memoryview(welcome), deadline_s)
         if welcome != WELCOME:
