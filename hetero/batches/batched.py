@@ -62,9 +62,11 @@ def _draws(dataset: Any) -> bool:
         if hasattr(innermost(dataset), "on_seed"):
             return True
         count = len(dataset)
+        # The same samples on all hosts, so that all make the same choice.
         probes = {round(step * (count - 1) / (_NUM_PROBES - 1)) for step in range(_NUM_PROBES)} if count else set()
         for probe in sorted(probes):
-            dataset.__getitems__([probe])  # the first call may import torch, which adds a generator
+            # The first call may import torch, which adds a generator.
+            dataset.__getitems__([probe])
             seed_generators(BUILD_KEY)
             before = generator_states()
             dataset.__getitems__([probe])

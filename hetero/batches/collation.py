@@ -45,7 +45,8 @@ def collate_arrays(samples: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         if any(set(sample) != set(first) for sample in samples):
             raise ValueError(f"samples differ in their keys; the first has {sorted(map(str, first))}")
-        collated = copy.copy(first)  # keeps the type of the dictionary
+        # Keeps the type of the dictionary. An OrderedDict once came back as a dict.
+        collated = copy.copy(first)
         for key in first:
             collated[key] = collate_arrays([sample[key] for sample in samples])
         return collated

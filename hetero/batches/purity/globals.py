@@ -218,6 +218,7 @@ def check_globals(
         if label in others and others[label] != value.digest and (value.digest or others[label] == nothing)
     ]
     # A cache or counter of the data set's code differs where that code has run, for example in a script's own loop.
+    # A counter of errors, for example, stays 0 on an endpoint that met none. A right job was refused because of one.
     differing = [label for label in differing if label not in reader.own_changes]
     changed = [label for label in differing if own[label].before]
     if changed:

@@ -26,7 +26,8 @@ __all__ = ["Overlaps"]
 _MAX_INDICES = 2**24
 """Size of the largest subset that is compared. Larger ones would take too much memory."""
 _MAX_KNOWN = 64
-_NUM_LOOKED_AT = 16  # at each end of a long list, the number of items that are compared
+# At each end of a long list, the number of items that are compared.
+_NUM_LOOKED_AT = 16
 _ADVICE = (
     "If one of them is for validation, samples leak into it. Split with the global generators of random, NumPy or "
     "torch, which are seeded alike for every factory, or with a seed of your own"

@@ -128,7 +128,8 @@ def is_user_class(kind: type) -> bool:
 
 def user_modules() -> list[ModuleType]:
     """Return the script and the user's other modules that are imported."""
-    modules: list[Any] = list(sys.modules.values())  # some libraries put None or other objects there
+    # Some libraries put None or other objects there.
+    modules: list[Any] = list(sys.modules.values())
     return [each for each in modules if isinstance(each, ModuleType) and _is_user(vars(each))][:_MAX_ITEMS]
 
 
@@ -136,7 +137,8 @@ class _Walk:
     def __init__(self) -> None:
         self.found = Reach()
         self._queue: deque[tuple[Any, int]] = deque()
-        self._seen: dict[int, Any] = {}  # keeps the visited objects alive, because a new object could reuse an id
+        # Keeps the visited objects alive, because a new object could reuse an id.
+        self._seen: dict[int, Any] = {}
         self._user_modules = user_modules()
 
     def push(self, value: Any, depth: int) -> None:
@@ -154,7 +156,8 @@ class _Walk:
 
     def _visit(self, value: Any, depth: int) -> None:
         if isinstance(value, ModuleType):
-            return  # _scan visits the names of the module that the code reads
+            # `_scan` visits the names of the module that the code reads.
+            return
         if isinstance(value, FunctionType):
             self._visit_function(value)
         elif isinstance(value, type):
@@ -208,7 +211,8 @@ class _Walk:
         """Record the names that compiled code reads. ``modules`` are those that enclosing functions import."""
         self.found.names.update(code.co_names)
         modules = list(modules)
-        value: Any = None  # value that the previous instruction left on the stack, if it is a global
+        # Value that the previous instruction left on the stack, if it is a global.
+        value: Any = None
         for instruction in dis.get_instructions(code):
             operation, argument = instruction.opname, instruction.argval
             if operation in _TRANSPARENT:

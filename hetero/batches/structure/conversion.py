@@ -170,7 +170,8 @@ class _Flattener:
     def __init__(self, limits: StructureLimits) -> None:
         self.limits = limits
         self.leaves: list[Leaf] = []
-        self.path: list[object] = []  # path to the current value; still valid after an exception ends the walk
+        # Path to the current value. Still valid after an exception ends the walk.
+        self.path: list[object] = []
         self.bytes_left = limits.max_batch_bytes
         self.nodes_left = limits.max_nodes
         self.list_items_left = limits.max_list_items
@@ -183,7 +184,8 @@ class _Flattener:
         if value is None or kind is bool or kind is float or kind is complex:
             return value  # type: ignore[no-any-return]
         if kind is int:
-            max_bits = 8 * self.limits.max_inline_bytes - 1  # one bit for the sign
+            # One bit for the sign.
+            max_bits = 8 * self.limits.max_inline_bytes - 1
             if value.bit_length() > max_bits:
                 raise Unsendable(f"an int of {value.bit_length()} bits cannot be sent, at most {max_bits}")
             return value  # type: ignore[no-any-return]
@@ -202,7 +204,8 @@ class _Flattener:
         if kind is list:
             item_kinds = set(map(type, value)) if len(value) >= _MIN_LEAF_ITEMS else set()
             if len(item_kinds) == 1 and item_kinds <= _PLAIN_TYPES:
-                with suppress(OverflowError):  # a list with an integer of more than 64 bits stays in the tree
+                # A list with an integer of more than 64 bits stays in the tree.
+                with suppress(OverflowError):
                     return self._plain_list(value, item_kinds.pop())
             return ListTree(self._children(enumerate(value), depth))
         if kind is tuple:
@@ -250,6 +253,7 @@ class _Flattener:
         return tuple(children)
 
     def _key(self, key: object, depth: int) -> Tree:
+        # Nearly all keys are text, which needs no walk.
         if type(key) is str:
             self._check_name(key)
             return key
@@ -349,7 +353,8 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     if not dataclasses.is_dataclass(kind):
         return None
     try:
-        object.__new__(kind)  # rejects subclasses of built-in types, because their fields are not their whole value
+        # Rejects subclasses of built-in types, because their fields are not their whole value.
+        object.__new__(kind)
     except TypeError:
         return None
     return tuple(field.name for field in dataclasses.fields(kind))

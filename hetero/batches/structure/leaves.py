@@ -203,7 +203,8 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
 
 def _dtype_advice(dtype: np.dtype[Any]) -> str:
     """Return advice about a NumPy dtype that cannot be sent."""
-    if dtype.kind in "OT":  # before newbyteorder, because some of these dtypes have no byte order
+    # Before newbyteorder, because some of these dtypes have no byte order.
+    if dtype.kind in "OT":
         return "return a list of str, bytes or numbers, or an array of numbers"
     native = dtype.newbyteorder("=")
     if native in _NUMPY_NAMES or _text_or_date(native.str):
@@ -243,6 +244,7 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
         tensor = tensor.resolve_conj().resolve_neg()
     # Find the strides to send, and bring the elements into one dimension in memory order.
     shape = tuple(tensor.shape)
+    # Ordinary tensors first and in few steps: flatten took 40 to 50 % longer while all went through the general way.
     strides = () if tensor.is_contiguous() and 1 not in shape and 0 not in shape else tensor_strides(torch, tensor)
     if strides:
         if max(strides) > _MAX_STRIDE:
@@ -250,7 +252,8 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
         _check_size(tensor, max_bytes)
         dense = tensor if strides == tensor.stride() else tensor.clone()
         tensor = dense.as_strided((dense.numel(),), (1,))
-    if name in _TORCH_ONLY:  # view the bytes as a dtype that NumPy has
+    # View the bytes as a dtype that NumPy has.
+    if name in _TORCH_ONLY:
         tensor = tensor.view(torch.int16 if name == "bf16" else torch.uint8)
     array = tensor.numpy()
     return _fixed("tensor", name, array, max_bytes, shape=shape, strides=strides)
@@ -288,7 +291,8 @@ def _fixed(
     nbytes = array.nbytes
     if not 0 < nbytes <= max_bytes:
         _check_size(array, max_bytes)
-    if not nbytes:  # memoryview cannot cast empty data
+    # memoryview cannot cast empty data.
+    if not nbytes:
         data = memoryview(b"")
     else:  # a scalar gets one dimension here, which does not change the data
         whole = np.ascontiguousarray(array)
@@ -389,6 +393,8 @@ def _restore_tensor(leaf: Leaf) -> Any:
             else torch.empty(leaf.shape, dtype=dtype)
         )
     data = bytearray(leaf.data) if leaf.data.readonly else leaf.data
+    # With a tensor made from a buffer, the copy of a part to an accelerator was recorded nowhere, and the next batch
+    # could overwrite it.
     owner = _owner(torch, data)
     flat = torch.frombuffer(data, dtype=dtype) if owner is None else owner[: leaf.nbytes].view(dtype)
     return flat.as_strided(leaf.shape, leaf.strides) if leaf.strides else flat.view(leaf.shape)
