@@ -33,12 +33,14 @@ def copy_leaves(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy(order="K")  # keeps the memory layout, as a batch from a data host does
     if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        # A namedtuple's own constructor takes its items as separate arguments.
         return tuple.__new__(type(value), [copy_leaves(item) for item in value])
     if isinstance(value, list | Mapping) or (isinstance(value, Sequence) and not isinstance(value, _WHOLE)):
         return _copy_container(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
         for name in [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]:
+            # A frozen dataclass has no other way to set a field.
             object.__setattr__(copied, name, copy_leaves(getattr(value, name)))
         return copied
     return value
@@ -48,6 +50,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy. The copy of an autograd leaf is a leaf, because torch cannot send non-leaves that require grad."""
     try:
         if not (tensor.requires_grad and tensor.is_leaf):
+            # Not copy.deepcopy, which copies the whole storage behind a view.
             return tensor.clone()
         copied = tensor.detach().clone()
         return type(tensor)(copied) if type(tensor) is torch.nn.Parameter else copied.requires_grad_()

@@ -42,11 +42,13 @@ def load_pending_state(pipeline: Pipeline) -> None:
     states = getattr(loop, "_combined_loader_states_to_load", None)
     if states and loop.restarting:
         stateful = [each for each in loop._combined_loader.flattened if hasattr(each, "load_state_dict")]
+        # Lightning stores the states in the order of the loaders, without their names.
         if len(stateful) != len(states):
             raise ConfigError(
                 f"Lightning's checkpoint has the states of {len(states)} training loaders, this run has "
                 f"{len(stateful)}\n  Resume with the loaders of the run that saved the checkpoint."
             )
+        # Each loader gets its state once: a later pass of the same fit would otherwise go back to the checkpoint.
         if not _handed_over or _handed_over[0] is not states:
             _handed_over[:] = [states]
         for loader, state in zip(stateful, states, strict=True):

@@ -256,6 +256,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         super().__init__(
             view,
             batch_size,
+            # torch rejects shuffle together with a sampler.
             None if own_order else shuffle,
             SamplerView(pipeline, view) if own_order else sampler,
             batch_sampler,
@@ -267,6 +268,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_init_fn,  # type: ignore[arg-type]
             multiprocessing_context,
             generator,
+            # torch rejects a prefetch_factor without workers. Endpoints use it without any.
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
@@ -310,6 +312,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         resumes within an epoch draws nothing, because these numbers were drawn when the epoch began. A script that also
         restores the generator therefore continues with the numbers that it would have drawn.
         """
+        # torch draws the base seed for each iterator, and keeps one iterator for persistent workers.
         keeps_workers = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
         had_workers, self._has_workers = keeps_workers and self._has_workers, keeps_workers
         self._pipeline.take_sampler_epoch()

@@ -159,6 +159,7 @@ class LocalFetcher:
             DatasetMismatchError: If a global has another value in the worker than here.
         """
         batch = answer.content
+        # A worker sends these instead of raising them, because torch would reduce an exception to a string.
         if isinstance(batch, Mismatch):
             raise DatasetMismatchError(batch.text)
         if isinstance(batch, NoRoom):
@@ -167,6 +168,7 @@ class LocalFetcher:
             self._on_skips(answer.skips)
         if not self._is_checked:
             self._is_checked = True
+            # Without this check, the user would learn it when the job first runs with data hosts. Nothing is copied.
             self._dataset.warn_if_only_local(batch)
         return batch
 
@@ -174,6 +176,7 @@ class LocalFetcher:
         """Log once if forked workers are about to share connections of the data set."""
         if self._has_warned or not self._dataset.connections or not self._dataset.may_be_shared:
             return
+        # Files are not named here, because each worker opens them again for a position of its own.
         self._has_warned = True
         subject = self._dataset.subject
         is_spec = isinstance(subject, DatasetSpec)
@@ -202,6 +205,7 @@ class LocalFetcher:
     def _loader(self, sampler: _RequestSampler, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
         if options.num_workers and _forks(options):
+            # The build comes first, because the warning needs the connections that it opened.
             if self._dataset.may_be_shared:
                 _ = self._dataset.built  # built once, and shared with the forked workers
             self._warn_of_connections()
@@ -210,17 +214,22 @@ class LocalFetcher:
         # After the build, because the data set's code may change its own globals. Workers have what it made of them.
         is_kept = persistent or isinstance(self._dataset.subject, DatasetSpec)
         if options.num_workers and _compares_globals() and is_kept:
+            # Without the digests, persistent workers kept a global, a collate_fn and an epoch of the data set from the
+            # first pass on.
             digests = self._dataset.digests()
             if digests != self._digests:
                 self._persistent = None  # its workers are older than the change
             self._digests = digests
         return torch.utils.data.DataLoader(
             self._dataset,  # type: ignore[arg-type]
+            # torch then hands each request to the data set unchanged, and makes no batches of its own.
             batch_size=None,
             sampler=sampler,
             num_workers=options.num_workers,
+            # torch's default would convert NumPy arrays in the batch to tensors.
             collate_fn=_as_it_is,
             pin_memory=options.pin_memory,
+            # torch asserts that the timeout is 0 if there are no workers.
             timeout=options.timeout if options.num_workers else 0,
             worker_init_fn=self._dataset.start_own_worker if options.num_workers else None,
             multiprocessing_context=options.multiprocessing_context,
@@ -280,6 +289,7 @@ class LocalBatches(Iterator[Any]):
                 self.request = None
                 is_planned = False
             else:
+                # An answer has the number of its request, because torch takes further requests before it delivers.
                 self.request = self._plan.in_flight.pop(answer.number)
                 if not isinstance(answer.content, Failure):
                     if self._shared_bytes is None:
@@ -293,6 +303,7 @@ class LocalBatches(Iterator[Any]):
             raise
         # Raise the failure. It ends the pass if it concerns the sampler or the whole data set.
         stage = getattr(getattr(failure, "record", None), "stage", "")
+        # Without this, a factory that raises would run again for every batch, and the epoch would end as if complete.
         if not is_planned or stage in ("build", "describe"):
             self.close()
         try:
@@ -376,6 +387,7 @@ def _kill_at_exit(worker: weakref.ref[BaseProcess]) -> None:
     process = worker()
     if process is not None:  # None if this is not the exit: the worker has ended, and its object is freed
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises if a worker was killed
+        # SIGKILL, because a worker ignores the first SIGTERM, and a second one is lost while it runs native code.
         process.kill()
 
 

@@ -74,6 +74,7 @@ def warn_of_same_order(owner: object, pipeline: Any, order: object) -> None:
         pipeline: That of its loader.
         order: What decides the order. None for a pass that is not shuffled, or whose seed the script chose.
     """
+    # A script that passes both loaders the same seed means it, as for images and their masks, and gets no order here.
     if order is None:
         return
     other = _begun.get(order)

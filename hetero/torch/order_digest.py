@@ -32,6 +32,7 @@ class OrderDigest:
             self._hash.update(indices.tobytes())
             ascends = self.is_ascending and bool((indices[1:] >= indices[:-1]).all())
         else:
+            # An index may be a file name with bytes that are not UTF-8, which Python keeps as lone surrogates.
             self._hash.update(repr(indices).encode("utf-8", "surrogatepass"))
             ascends = self.is_ascending and _ascend(indices)
         if ascends and len(indices):

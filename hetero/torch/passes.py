@@ -54,12 +54,14 @@ class _Feed:
     def open(self) -> Batches:
         """Begin the pass, and return its batches. Those of the next epochs may follow them."""
         pipeline = self.pipeline
+        # First of all, because the state decides where this pass begins.
         load_pending_state(pipeline)
         self._number, self._start, planned = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
         kept = pipeline.take_ahead(self._start)
         if kept is None:
             goes_on = pipeline.goes_on
+            # Only a user's sampler has states to note, and its passes never go on with the next epoch.
             self._requests = EpochRequests(
                 pipeline, self._start, planned if goes_on else self._noted(planned), goes_on=goes_on
             )
@@ -181,6 +183,7 @@ class Pass(Iterator[Any]):
             if self._batches is None:
                 check_not_importing()
                 caller = sys._getframe(1).f_globals.get("__name__")
+                # A state that counted the batch in a prefetcher's hands would skip it after a resume.
                 self._feed.num_ahead = int(caller in _TAKE_ONE_AHEAD or is_taken_ahead())
                 self._batches = self._feed.open()
                 warn_of_same_order(self, self.pipeline, self._feed.default_order)
@@ -196,6 +199,7 @@ class Pass(Iterator[Any]):
         except DatasetError as error:
             typed = with_user_type(error)
             if self._batches is not None and self._batches.is_open and self._batches.request is not None:
+                # The state counts this batch, so a resumed run does not meet it again.
                 self._feed.lost(self._batches.request)
                 self._keep_if_through()
                 self.pipeline.end_timing(self._feed)

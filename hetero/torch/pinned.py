@@ -16,5 +16,6 @@ def allocate_pinned(nbytes: int) -> memoryview:
     Raises:
         RuntimeError: If torch cannot allocate pinned memory.
     """
+    # The array below keeps this tensor alive. tests/torch/test_pinned.py fails if a version of torch changes that.
     pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     return memoryview(pinned.numpy())  # type: ignore[arg-type]

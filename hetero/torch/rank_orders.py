@@ -70,6 +70,7 @@ class RankOrders:
             return
         self._is_checked = True
         rank = torch.distributed.get_rank()
+        # compare_set returns the seed that the first rank has left, and does not wait.
         with suppress(RuntimeError):  # the rank that holds the store may have ended
             other, _, found = (
                 store.compare_set(f"hetero/seed/{self._kind}/{self._number}", "", f"{rank} {seed}")
@@ -97,6 +98,7 @@ class RankOrders:
             sampler: Class of the sampler.
         """
         store = _store()
+        # A sampler that repeats indices draws with replacement. Its ranks share samples anyway.
         if self._has_warned or store is None or drawn.counts.max(initial=0) > 1:
             return
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -105,7 +107,9 @@ class RankOrders:
         num_own = int(own.sum())
         with suppress(RuntimeError):
             store.set(f"{key}/{rank}", drawn.number.to_bytes(16, "little") + np.packbits(own).tobytes())
+            # A set, because with two ranks both neighbours are the same.
             for other in {(rank - 1) % world_size, (rank + 1) % world_size}:
+                # `get` alone would wait until the neighbour has finished its pass, or for the timeout of the store.
                 if not store.check([f"{key}/{other}"]):
                     continue
                 found = store.get(f"{key}/{other}")
@@ -113,6 +117,7 @@ class RankOrders:
                 length = min(len(own), len(part))
                 num_shared = int(np.count_nonzero(own[:length] & part[:length]))
                 is_chance = max(drawn.largest_batch, num_own / (2 * world_size)) < num_shared < num_own
+                # The neighbour's part may be that of another pass, because no rank waits.
                 if not is_chance or int.from_bytes(found[:16], "little") != drawn.number:
                     continue
                 self._has_warned = True

@@ -153,6 +153,7 @@ class SamplerOrder:
         return [_epoch_of(part) for part in self._settable()]
 
     def _put_epochs_back(self, epochs: Sequence[int | None]) -> None:
+        # A position that was restored from a state has no epochs.
         for part, before, now in zip(self._settable(), epochs, self._epochs(), strict=False):
             if before is not None and before != now:
                 part.set_epoch(before)
@@ -216,9 +217,12 @@ class SamplerOrder:
         # Put the sampler at the right position, and keep that position for the next pass.
         if state is None and self._left is not None and not self._left.is_completed:
             self._put_back(self._left)
+        # After the position is right, because a sampler may draw its order in set_epoch.
         self._set_again(start)
         if self.is_stateful:
             self._left = _Left(start.number, (self._snapshot() if state is None else state,), self._epochs())
+        # Once in a pass, and after set_epoch: a bucket sampler took 300 ms for its length, and drew random numbers for
+        # it.
         self.length = self._measure(start.number)
 
     def _drawn_batches(self, start: Start) -> Iterator[PlannedBatch]:
@@ -259,6 +263,7 @@ class SamplerOrder:
     def _compare_with_last(self, start: Start, digest: OrderDigest, own: OwnGenerators) -> None:
         """Log one warning if the script has chosen another epoch, and the shuffled order has stayed the same."""
         last, self._drawn = self._drawn, (start.epoch, digest.value())
+        # DistributedSampler(shuffle=False) does not ascend on a rank whose padding begins again at index 0.
         is_fixed = digest.is_ascending or self.is_sequential or not self._shuffles(start.number, own)
         self.shuffled_order = None if is_fixed else digest.value()
         if is_fixed or last is None or last[0] == start.epoch or last[1] != digest.value():
@@ -288,6 +293,7 @@ class SamplerOrder:
         """
         if any(getattr(part, "shuffle", None) is True or getattr(part, "generator", None) for part in self._parts):
             return True
+        # If the sampler drew from a global generator, the next number of that one is no longer its first.
         return own.next_numbers() != self._own_generators(number).next_numbers()
 
     def _put_back(self, left: _Left) -> None:
@@ -297,6 +303,7 @@ class SamplerOrder:
         loaded state, although they would otherwise start at the beginning. Therefore this loads the state before that
         batch, and draws the batch again. If no batch was delivered, it draws the first batch of the pass again.
         """
+        # The batch is drawn with the epochs of the pass that was left. The script's epochs come back after it.
         epochs = self._epochs()
         with self._own_generators(left.number).swapped_in():
             self._put_epochs_back(left.sampler_epochs)
@@ -311,6 +318,7 @@ class SamplerOrder:
     def _iterate(self, state: object) -> Iterator[Any]:
         """Return an iterator over the sampler. Load the state first if it is not None."""
         if state is not None:
+            # A sampler may go on to change the object that it was given.
             self.sampler.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
         return iter(self.sampler)
 
@@ -380,6 +388,7 @@ class OccurrenceCounter:
             if isinstance(index, int):
                 key = int(index)  # a bool would index an array as a mask
                 if 0 <= index < _MAX_COUNTED_INDEX:
+                    # The same table as in `_count_array`. With two, a count depended on what else was in the batch.
                     self._reserve(index)
                     counts = self._counts
             elif not isinstance(index, str):
@@ -391,6 +400,7 @@ class OccurrenceCounter:
     def _reserve(self, largest: int) -> None:
         """Make room for the count of ``largest``."""
         if largest >= len(self._counts):
+            # Twice the length, so that ascending indices do not copy the table for each batch.
             counts = np.zeros(max(largest + 1, 2 * len(self._counts)), dtype=np.uint32)
             counts[: len(self._counts)] = self._counts
             self._counts = counts
@@ -434,10 +444,13 @@ def _parts_of(sampler: object) -> tuple[Any, ...]:
     parts, waiting = list[Any](), deque[object]([sampler])
     while waiting:
         part = waiting.popleft()
+        # Samplers may refer to each other in a circle.
         if any(part is other for other in parts):
             continue
         parts.append(part)
         for value in getattr(part, "__dict__", {}).values():
+            # A sampler may be wrapped: in an attribute, in a list, or in a dictionary. Samudra#717 had an epoch that
+            # never arrived.
             several = list(value.values()) if isinstance(value, dict) else value
             if isinstance(several, list | tuple) and several and _is_sampler(several[0]):
                 waiting.extend(filter(_is_sampler, several))

@@ -40,12 +40,14 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
             for storage in _storages(value):
+                # By address, because views of one storage go through shared memory once.
                 sizes[storage.data_ptr()] = storage.nbytes()
                 if not storage.is_shared():
                     absent[storage.data_ptr()] = storage.nbytes()
         elif isinstance(value, Mapping):
             waiting += _without_plain(value.values())
         elif isinstance(value, list | tuple):
+            # Ragged lists of thousands of tokens took milliseconds in a batch when each token was visited.
             waiting += _without_plain(value)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             waiting += [getattr(value, field.name, None) for field in dataclasses.fields(value)]
@@ -58,6 +60,7 @@ def _storages(tensor: torch.Tensor) -> list[Any]:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return []
         storage = tensor.untyped_storage()
+        # Raises for a tensor without memory.
         storage.data_ptr()
         return [storage]
     except Exception:  # noqa: BLE001 - an uninitialised parameter, or a class without memory
@@ -79,6 +82,7 @@ def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:
         num_ahead: Batches that wait in shared memory while the trainer is in a step. 0 skips this comparison.
         num_workers: Workers that make these batches.
     """
+    # Plain containers have 64 MiB of /dev/shm. A full one ends a worker by SIGBUS, or hangs the trainer.
     num_bytes, num_absent = shared_bytes(batch)
     room, free = _room_and_free()
     if not num_bytes or not room:

@@ -68,6 +68,7 @@ class RequestedBatch(list[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.source is not None:
+            # The pass cannot follow the batch into another process, which fetches it itself.
             self.source.leaves_process()
         return RequestedBatch, (self.planned, self.number, None, self.request)
 
@@ -180,10 +181,12 @@ class ViewPass:
 
     def _reader_at(self, batch: RequestedBatch) -> Batches:
         """Return a reader whose next batch is this one. Open a new reader if the tool does not continue as expected."""
+        # accelerate's even_batches makes another batch of the same number, with `+=`.
         was_filled_up = self._get(batch.number) is not batch
         if self._reader is None or batch.number != self._expected or was_filled_up:
             self._close_reader()
             if self._last is not None and batch.number > self._last:
+                # The tool has skipped batches, so the prefetched ones are not those that it takes.
                 self._pipeline.stride = batch.number - self._last
             self._open_reader(batch, self._pipeline.stride or 1, is_first=self._last is None and not was_filled_up)
             assert self._reader is not None
@@ -197,6 +200,7 @@ class ViewPass:
         none. The tool will then take every n-th batch from the same one on in the next epoch.
         """
         pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
+        # A tool that has skipped batches of this pass will not do so in the next one.
         goes_on = is_first and batch.number < stride and pipeline.goes_on
         kept = pipeline.take_ahead(self._start, lane) if goes_on else None
         if kept is None:

@@ -110,6 +110,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
             forward(epoch)
 
     def __getattr__(self, name: str) -> Any:
+        # Pickle and copy look up special methods before there is a `local`. Without this line that look-up never ends.
         if name.startswith("__") or name == "local":
             raise AttributeError(name)
         return getattr(self.local.subject, name)
@@ -118,6 +119,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         if name in ("local", "_skips", "_pipeline", "_is_worker"):
             self.__dict__[name] = value
         else:
+            # A value that only the view had could be read back, and had no effect on samples.
             setattr(self.local.subject, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,6 +228,7 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
             batch_size = self.pipeline.options.batch_size
         if self.pipeline is not None and drop_last != self.pipeline.options.drop_last:
             # Lightning changes drop_last to predict for every sample.
+            # It changes a copy, because the script's loader keeps its own drop_last.
             self.pipeline = copy.copy(self.pipeline)
             self.pipeline.options = dataclasses.replace(self.pipeline.options, drop_last=drop_last)
         self._batch_size = batch_size
@@ -308,4 +311,5 @@ def fetches_for_rebuilt() -> bool:
     timer and the stop callbacks would not see what the workers of such a loader fetch.
     """
     accelerate_state: Any = sys.modules.get("accelerate.state")
+    # The dictionary is empty until the script has made an Accelerator or a PartialState.
     return is_remote() or (accelerate_state is not None and bool(accelerate_state.PartialState._shared_state))
