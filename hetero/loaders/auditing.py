@@ -46,7 +46,9 @@ def entry_of(pipeline: LoaderPipeline, request: BatchRequest, batch: Any) -> Bat
             position=request.position,
             size=request.work.num_samples,
             indices=request.work.digest(),
+            # Padding depends on the world size, and the sums of runs with different world sizes are compared.
             samples=request.work.samples_sum(leave_out_repeats=pipeline.has_own_order),
+            # 70 us for a batch of 10 KB, and 10.6 ms for one of 10 MB.
             content=digest(batch),
         )
     except Exception as error:  # noqa: BLE001 - a user's object may raise when it is read

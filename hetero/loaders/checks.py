@@ -56,6 +56,7 @@ def check_not_child_of_rank() -> None:
     Raises:
         ConfigError: If this is such a process.
     """
+    # A PyTorch loader asks this at its first batch, because torch's workers may import a script that makes loaders.
     if control.is_child_of_rank():
         raise ConfigError(
             "a process that a rank has started requests batches, but only ranks get batches from data hosts\n"
@@ -71,6 +72,7 @@ def warn_in_process_of_rank() -> None:
 
     This is called when the loader is imported, because the process may wait for others before its first batch.
     """
+    # multiprocessing sets this attribute while a spawned process still imports the script.
     is_spawned = getattr(multiprocessing.current_process(), "_inheriting", False)
     if is_spawned and control.current() is None and os.environ.get(control.LAUNCHER_VARIABLE):
         threading.Thread(target=_warn_if_of_mp_spawn, name="hetero-spawned", daemon=True).start()
@@ -82,6 +84,7 @@ def _warn_if_of_mp_spawn() -> None:
         time.sleep(SHORT_POLL_S)
     process = multiprocessing.current_process()
     target = getattr(process, "_target", None)
+    # Pools, managers and loader workers are spawned processes too, and need no warning.
     if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":
         logger.warning(
             "a rank of the job started this process (%s) with mp.spawn. It is not a rank, so it gets no batches from "
@@ -107,6 +110,7 @@ def check_prefetch_factor(prefetch_factor: int | None) -> None:
     Raises:
         ConfigError: If it is neither None nor an integer of at least 1.
     """
+    # A job with data hosts ended over prefetch_factor=0 after everything had started, and a local run worked.
     if prefetch_factor is not None and (type(prefetch_factor) is not int or prefetch_factor < 1):
         raise ConfigError(f"prefetch_factor is {prefetch_factor!r}, expected an integer of at least 1")
 

@@ -46,6 +46,7 @@ class LocalEndpoints:
     """
 
     def __init__(self, num_endpoints: int) -> None:
+        # First, because this may raise, and the descriptor of the token below would stay open.
         script = script_path()
         token = Token.generate()
         self._descriptor, token_path = token_memfd(token)
@@ -64,6 +65,7 @@ class LocalEndpoints:
                 log_level="WARNING",
             ),
             token_path=token_path,
+            # These endpoints must be killed with the process group of their rank.
             in_own_session=False,
         )
         # Start the processes, and wait until all of them have imported the script.
@@ -73,6 +75,7 @@ class LocalEndpoints:
         self._pool.start()
         atexit.register(self.close)
         try:
+            # A script that imports for minutes was waited for up to ten minutes without a line in the log.
             is_ready = self._pool.wait_ready(LOG_INTERVAL_S)
             if not is_ready:
                 logger.warning("waiting for %d processes that import %s", num_endpoints, script)
@@ -123,6 +126,7 @@ class LocalEndpoints:
 
 def local_endpoints(num_endpoints: int) -> LocalEndpoints:
     """Return this process's endpoints, started on first use. Data sets that need the same number share them."""
+    # A forked process needs endpoints of its own, because it is not the parent of these.
     key = (os.getpid(), num_endpoints)
     with _lock:
         if key not in _started:

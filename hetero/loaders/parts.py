@@ -52,6 +52,7 @@ class SamplePart:
     def indices(self, dataset_samples: int) -> npt.NDArray[np.int64]:
         """Return the indices of the samples that are used, in ascending order. They depend on the seed alone."""
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((_TAG, self.seed))))
+        # Without shuffle, because the indices are sorted anyway.
         chosen = generator.choice(dataset_samples, self.num_samples(dataset_samples), replace=False, shuffle=False)
         return np.sort(chosen).astype(np.int64, copy=False)
 

@@ -142,6 +142,7 @@ class LoaderPipeline(LoaderTiming):
 
     def num_samples(self) -> int:
         """Return the samples of an epoch over all ranks: the length of the data set, or less in a canary run."""
+        # A script may catch the user's exception around len(loader) as around the loop.
         with raising_user_types():
             self.extent.dataset_samples = whole = self.dataset_samples()
         self.extent.pass_samples = used = whole if self._part is None else self._part.num_samples(whole)
@@ -187,6 +188,7 @@ class LoaderPipeline(LoaderTiming):
     def _report_empty(self) -> None:
         subject = self.subject if isinstance(self.subject, DatasetSpec) else type(self.subject).__name__
         what = f"data set {subject} has no samples"
+        # A job that trained on nothing ended with exit code 0. torch raises here too.
         if self.options.shuffle:
             raise ConfigError(
                 f"{what}\n  Check that its folder exists and is not empty, on this host and on data hosts."
@@ -286,6 +288,7 @@ class LoaderPipeline(LoaderTiming):
             collate=self.collate,
             contiguous=self.has_workers,
             step=self._num_requests,
+            # A batch that may be discarded must not use up one of the few checks.
             verify=(not is_ahead or is_checked()) and self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
@@ -316,6 +319,7 @@ class LoaderPipeline(LoaderTiming):
 
 def _some_of(planned: Iterator[PlannedBatch], limit: int) -> Iterator[PlannedBatch]:
     yield from itertools.islice(planned, limit - 1)
+    # The last batch of a pass may be smaller than all others.
     yield from deque(itertools.islice(planned, _MAX_PLANNED), maxlen=1)
 
 
@@ -325,6 +329,7 @@ def _check_batch_size(batch_size: int) -> None:
     if batch_size > limits.max_indices:
         if is_remote():
             raise ConfigError(too_many_samples(batch_size, limits))
+        # A local run works, but the first job with data hosts would reject the loader.
         logger.warning("%s", too_many_samples(batch_size, limits))
 
 

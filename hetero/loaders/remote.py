@@ -30,6 +30,7 @@ def fleet_for(session: RankSession) -> Fleet:
     """Return this process's fleet of endpoints, which is made on first use."""
     global _fleet
     with _lock:
+        # A forked process must not use the connections of its parent.
         if _fleet is None or _fleet[:2] != (os.getpid(), session):
             fleet = Fleet(
                 session.directory,

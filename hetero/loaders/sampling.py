@@ -94,6 +94,7 @@ class BuiltInOrder:
         count = self.num_global_batches(shard.world_size)
         if count and not self.drop_last and not self.padding:
             tail = self.num_samples - (count - 1) * self.batch_size * shard.world_size
+            # The last global batch may have no sample for the higher ranks.
             count -= tail <= shard.rank
         return count
 
@@ -117,6 +118,7 @@ class BuiltInOrder:
         for position in range(start, count):
             first, stop = position * global_batch, min((position + 1) * global_batch, end)
             places = np.arange(first + shard.rank, stop, world_size, dtype=np.int64)
+            # Empty if the last global batch has no sample for this rank, see `num_batches`.
             if len(places):
                 yield self._planned(places, order, position, shard.rank)
 
@@ -168,6 +170,7 @@ class BuiltInOrder:
         """Return the batch of the samples at ``places`` in the epoch's order. For padding, places past the end wrap."""
         occurrences = None
         if places[-1] >= self.num_samples:
+            # With fewer samples than ranks, the order wraps more than once.
             repeats, places = np.divmod(places, self.num_samples)
             occurrences = repeats.astype(np.uint32) if repeats.any() else None
         indices = places if order is None else order[places]
@@ -186,6 +189,7 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray
         seed: Signed 64-bit seed.
         epoch: Epoch, >= 0.
     """
+    # SeedSequence takes no negative numbers.
     entropy = (_ORDER_TAG, seed % 2**64, epoch)
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
     return generator.permutation(num_samples).astype(np.int64, copy=False)

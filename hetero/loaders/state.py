@@ -138,6 +138,7 @@ class LoaderState:
 
 
 def _check_epoch(epoch: object) -> None:
+    # Epoch 2**32 had the order and the draws of the second pass of epoch 0.
     if type(epoch) is not int or not 0 <= epoch < MAX_EPOCHS:
         raise ConfigError(f"epoch is {epoch!r}, expected an integer of at least 0 and less than 2**32")
 
@@ -245,6 +246,7 @@ class Progress:
             ConfigError: If ``epoch`` is not an integer of at least 0 and less than 2**32.
         """
         _check_epoch(epoch)
+        # The loader itself warns of the next epoch, because it knows whether anything is left of this one.
         if self._resume is not None and epoch not in (self._resume.epoch, self._resume.epoch + 1):
             logger.warning("set_epoch(%d) discards the loaded state, which is at epoch %d", epoch, self._resume.epoch)
         self._tool_offset = 0
@@ -378,6 +380,7 @@ class Progress:
             return self.next_start()
         num_delivered = self._batches - self._first
         found = num_delivered if num_trained is None else num_trained
+        # A count from NumPy is an integer too. np.int64(1) was rejected once.
         num_trained = operator.index(found) if hasattr(found, "__index__") and not isinstance(found, bool) else -1
         if not 0 <= num_trained <= num_delivered:
             raise ConfigError(
