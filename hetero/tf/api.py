@@ -139,6 +139,7 @@ def from_dataset(
     policy = check_sample_errors(on_sample_error, max_skips, makes_batches=batch_size is not None)
     _check_tensorflow()
     session = control.current()
+    # Data hosts do nothing for this dataset. Without the warning, a wrong option looked like slow data.
     if session is not None and session.options.data_service == "tf":
         logger.warning(
             "this host makes the batches of %s, because the data hosts run tf.data.service; to make the batches on the "
@@ -354,6 +355,7 @@ def _check_dataset(dataset: Any, *, coordinated: bool) -> None:
             f"distribute was given a {type(dataset).__name__}, expected a tf.data.Dataset\n"
             "  Pass the result of a function decorated with @hetero.dataset to hetero.tf.from_dataset instead."
         )
+    # The service would wait without end for a source that cannot be split.
     if any(isinstance(each, MeasuredDataset) for each in parts_of(dataset)):
         raise ConfigError(
             "distribute was given a result of distribute, or a dataset made of one\n"

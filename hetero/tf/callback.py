@@ -59,6 +59,8 @@ class ConsumptionCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Report the batches of the step."""
         # Do not use ``batch``, because versions of Keras number the batches differently.
         steps = getattr(self.model, "steps_per_execution", None)  # in Keras 2 a tf.Variable, which may be distributed
+        # int() alone rejects a mirrored variable: fit ended after one step under tf-keras 2.21 and
+        # MultiWorkerMirroredStrategy.
         num_steps = 1 if steps is None else int(tf.convert_to_tensor(steps))
         self._steps.consume(num_steps * self._batches_per_step)
 

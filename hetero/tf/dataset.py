@@ -61,6 +61,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
         feed.convert = convert
         if feed.options.batch_size is None:
+            # The items of such a data set are batches of any size, so their samples are counted one by one.
             feed.size_of = num_samples_of
         session = control.current()
         if session is not None and session.options.profile:
@@ -83,6 +84,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
     def __iter__(self) -> Any:
         """Return an iterator over the next epoch. Each batch that it returns to the script counts as consumed."""
+        # A graph would trace the iterator below once, and train on one batch without end.
         if not tf.executing_eagerly():
             return super().__iter__()
         return _CountingIterator(self, self._feed)
@@ -197,6 +199,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         return self._feed.timer
 
     def _inputs(self) -> list[Any]:
+        # tf.data.Dataset requires this method. The checks of `distribute` follow it too.
         return [self._elements]
 
 
@@ -231,6 +234,7 @@ def _raise(failure: Exception) -> NoReturn:
     """
     session = control.current()
     if session is not None:
+        # The script gets the exception now. If it continues, a later failure is not to be reported as this one.
         session.hidden_error = None
         if isinstance(failure, StopError):
             session.end()

@@ -46,6 +46,7 @@ class Deliveries:
             self._note(num_samples(element))
             return element if is_unpacked else element[0]
 
+        # The function has only TensorFlow's operations, so autograph has nothing to convert.
         return dataset.map(tf.autograph.experimental.do_not_convert(note))
 
     def read(self) -> list[tuple[float, int]]:

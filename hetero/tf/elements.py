@@ -163,6 +163,7 @@ def _element(value: Any, path: str) -> Any:
             return np.array(value, _NUMBERS[only])
         return tuple(_element(item, f"{path}[{place}]") for place, item in enumerate(value))
     if isinstance(value, tuple) and (names := getattr(kind, "_fields", None)) is not None:
+        # A namedtuple's own constructor takes its items as separate arguments.
         steps = [f".{name}" for name in names]
         return tuple.__new__(kind, [_element(item, path + step) for item, step in zip(value, steps, strict=True)])
     if value is None:
@@ -174,6 +175,7 @@ def _element(value: Any, path: str) -> Any:
 
 
 def _text_array(texts: Sequence[Any]) -> np.ndarray[Any, Any]:
+    # An array of NumPy's own bytes type would lose NUL bytes at the end of a text.
     array = np.empty(len(texts), object)
     array[:] = [text.encode() if isinstance(text, str) else text for text in texts]
     return array

@@ -127,6 +127,7 @@ class Feed(LoaderPipeline):
         """
         resumed = self.progress.resumed
         with self.passes.hold():
+            # Both under one lock: a pass that TensorFlow begins in between would have the old epoch.
             self.progress.set_epoch(epoch)
             self.passes.forget()
         self.ahead.discard_other(self.progress.next_start())
@@ -138,6 +139,7 @@ class Feed(LoaderPipeline):
         Raises:
             ConfigError: If batches were produced, and the script does not report which of them it consumed.
         """
+        # Not under the lock, because the length of the data set may come from an endpoint.
         facts = self.facts()
         with self.passes.hold():
             self.passes.check_is_reported()
@@ -267,11 +269,13 @@ class Feed(LoaderPipeline):
             tf_pass.produce(size, entry, is_repeated=is_repeated)
             step = self._waiting_step(tf_pass)
             if step is not None:
+                # A step of fit waits inside TensorFlow. Its wait is over as soon as a batch was produced.
                 step.waited_s = time.perf_counter() - step.begun_s
 
     def _note_failed(self, tf_pass: TensorFlowPass, error: Exception) -> None:
         session = control.current()
         if session is not None and isinstance(error, HeteroError):
+            # Keras hands the script an OpError with the text only. The rank reports this one, with its exit code.
             session.hidden_error = error
         with self.passes.hold():
             tf_pass.failure = error
@@ -297,6 +301,7 @@ class Feed(LoaderPipeline):
             prefetch_factor=self.prefetch_factor,
             on_skips=on_skips,
             on_received=self.traffic.add,
+            # Both waits end when the job is asked to stop. Keras never returned to a rank whose own process hung.
             on_wait=on_wait if is_remote() else self._and_check_processes(on_wait),
         )
         # Do not compute batches in this process to compare them, because other threads draw random numbers meanwhile.
@@ -399,6 +404,7 @@ class Feed(LoaderPipeline):
             self._note_delivery([batch], knows_wait=True)
             self.timer.end_wait(batch.size)
             self._step = None
+        # Outside the lock, because this writes to a file.
         self._enter([batch])
 
     def _note_delivery(self, batches: list[ProducedBatch], *, knows_wait: bool) -> None:

@@ -48,6 +48,7 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
         """Return an iterator over a pass. Each batch that it returns to the script is a step."""
         if not tf.executing_eagerly():
             return super().__iter__()
+        # Batches of an earlier iterator were made ahead, and nothing consumes them now.
         self._steps.forget()
         return _MeasuredIterator(self, self._steps)
 
@@ -181,6 +182,7 @@ class _Steps(LoaderTiming):
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         timer = self.begin_wait(self)
+        # The clock of tf.timestamp(), which `Deliveries` uses.
         self._begun_s = time.time()
         try:
             control.check_stop(timer)

@@ -233,6 +233,7 @@ class PassLog:
         with self.hold():
             self._forget_unreported()
             start = self._next_start(num_global_batches)
+            # A claim is for one pass. If it stayed, it would also claim the pass that fit reads next.
             claim, self._claim = self._claim, None
             begun = TensorFlowPass(
                 start,
@@ -254,6 +255,7 @@ class PassLog:
 
         The garbage collector may call this in a thread that already holds the lock. Waiting would then be a deadlock.
         """
+        # A deque, because append needs no lock.
         self._ended.append(tf_pass)
         if self._lock.acquire(blocking=False):
             try:
@@ -350,6 +352,7 @@ class PassLog:
         """
         self._dropped = None
         for each in reversed(self._open[:]):
+            # Its iterator may go on after the training.
             if each.is_counted:
                 continue
             if each.num_consumed or (each.is_complete and not each.is_announced):

@@ -111,6 +111,7 @@ def _begun_when_read(elements: Any) -> Any:
         return elements
 
     passes = tf.data.Dataset.range(1).flat_map(tf.autograph.experimental.do_not_convert(whole))
+    # flat_map makes the cardinality unknown.
     if int(elements.cardinality()) == tf.data.INFINITE_CARDINALITY:
         passes = passes.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     options = tf.data.Options()
@@ -133,6 +134,7 @@ def _dispatcher_address(session: RankSession) -> str:
     unsubscribe = session.tf_servers.subscribe(changed.set)
     try:
         while True:
+            # Before the records are read. A change after the reading then still ends the wait below.
             changed.clear()
             records = session.tf_servers.records()
             address = next((record.address for record in records if record.kind == TF_DISPATCHER), None)
