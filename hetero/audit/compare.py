@@ -121,6 +121,7 @@ def _ranks(one: Run, other: Run, findings: _Findings) -> list[int]:
             )
         return common
     for run, counterpart in ((one, other), (other, one)):
+        # A folder is a whole run, so a ledger that it lacks was lost. A single file says nothing of other ranks.
         if alone := sorted(set(run.ledgers) - set(counterpart.ledgers)):
             findings.differ(f"{counterpart.label} has no ledger of rank {_some(alone)}")
     return common
@@ -243,6 +244,7 @@ def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterat
     A loader without a match is paired with None.
     """
     free_ours, free_theirs = list(range(len(ours))), list(range(len(theirs)))
+    # By name in the second round, so that loaders whose seed or arguments differ are compared and reported.
     for alike in (_identity, _name):
         for mine in list(free_ours):
             their = next((number for number in free_theirs if alike(theirs[number]) == alike(ours[mine])), None)
@@ -318,6 +320,7 @@ def _common(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the indices, in each of two sorted arrays, of the rows that both arrays have."""
     if one.shape == other.shape and np.array_equal(one, other):
+        # The usual case: two runs of the same length.
         rows = np.arange(len(one))
         return rows, rows
     # View each row as one byte string. Big-endian byte strings sort like the numbers in them.

@@ -54,6 +54,7 @@ def settle(record: LedgerRecord) -> Places:
     entries = record.entries
     world_size = np.array([section.world_size for section in record.sections], np.int64)
     times = _times(record)
+    # np.lexsort sorts by its last key first.
     order = np.lexsort((entries["line"], times, entries["position"], entries["epoch"], entries["loader"]))
     entries, times = entries[order], times[order]
     is_same = _same_as_before(entries["loader"], entries["epoch"], entries["position"], times)
@@ -103,6 +104,7 @@ def _first_difference(
     Entries of different world sizes are not compared.
     """
     later = np.flatnonzero(is_same)
+    # A rank's part of a global batch depends on the world size.
     later = later[worlds[later] == worlds[later - 1]]
     one, other = entries[later - 1], entries[later]
     indices_differ = (one["indices"] != other["indices"]).any(axis=1)

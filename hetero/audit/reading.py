@@ -103,6 +103,7 @@ def world_sizes(path: Path) -> set[int]:
     Raises:
         ConfigError: As in `read_ledger`.
     """
+    # From verified lines only: a size of 1e999 in a damaged one raised an OverflowError.
     return {section.world_size for section in read_ledger(path).sections}
 
 
@@ -167,8 +168,10 @@ class _Reader:
     def _interpret(self, number: int, text: bytes) -> None:
         try:
             entry = json.loads(text)
+        # Thousands of open brackets are a RecursionError.
         except (ValueError, RecursionError):
             raise _DamagedError("is not JSON") from None
+        # A restarted process appends to the ledger, so lines may follow an end.
         self.record.has_end = False
         if "batch" in entry:
             self._take_batch(number, entry)
@@ -193,6 +196,7 @@ class _Reader:
             rank=_whole(entry, "rank"),
             world_size=_whole(entry, "world_size"),
         )
+        # A size of 10**12 would take all memory, because ranks are listed.
         if not section.rank < section.world_size <= _MAX_WORLD_SIZE:
             raise _DamagedError(f"is of rank {section.rank} of {section.world_size}")
         sections = self.record.sections
@@ -221,6 +225,7 @@ class _Reader:
         loader = _whole(entry, "batch")
         if loader >= len(self._loaders):
             raise _DamagedError(f"is of loader {loader}, but no earlier line describes that loader")
+        # 88 bytes for each batch, where a list of entries would take many times as much.
         self._packed += _PACKED.pack(
             self._loaders[loader],
             len(self.record.sections) - 1,

@@ -121,6 +121,7 @@ def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: by
         # Check each part while it is in the CPU's cache.
         while size < shape.nbytes:
             part = buffer[size : size + _PART_BYTES]
+            # May read less than was asked for, and 0 bytes at the end of the file.
             received = os.preadv(descriptor, [part], offset)
             if not received:
                 raise DamagedEntryError("the file ends within the entry")
@@ -152,6 +153,7 @@ def _digest(index: int, fingerprint: bytes, structure: bytes, payload: Sequence[
 
 
 def _hasher(index: int, fingerprint: bytes, structure: bytes) -> xxhash.xxh3_128:
+    # A fast hash, because it guards against damage. The permissions of the folder guard against attacks.
     hasher = xxhash.xxh3_128(fingerprint)
     hasher.update(struct.pack("<qI", index, len(structure)))
     hasher.update(structure)

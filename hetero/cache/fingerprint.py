@@ -54,6 +54,7 @@ class Fingerprint:
         self._stated = factory.fingerprint
         inner = built.split.inner
         kind = type(inner)
+        # `augment` runs after a kept sample is read, so its code may change.
         found = reach((factory.function, kind), without=[vars(each).get("augment") for each in kind.__mro__])
         facts = {
             "format": _FORMAT,
@@ -120,6 +121,8 @@ class _Digest:
         self._depth -= 1
 
     def _add_object(self, hasher: Any, value: Any, kind: type) -> None:
+        # The script's module has another name on data hosts. A folder that `python train.py` had filled was not used
+        # there.
         name = f"{module_name(kind)}.{kind.__qualname__}"
         torch = imported("torch")
         if isinstance(value, np.ndarray) and value.dtype != object:
@@ -132,6 +135,8 @@ class _Digest:
         elif isinstance(value, list | tuple):
             self._add_items(hasher, name, value)
         elif isinstance(value, set | frozenset):
+            # The order of a set of text differs between processes. A digest of its own for each item does not depend on
+            # it.
             _add_part(hasher, name, b"".join(sorted(_Digest().of(item) for item in value)))
         elif isinstance(value, dict):
             self._add_items(hasher, name, list(value))
@@ -149,6 +154,7 @@ class _Digest:
         else:
             _add_part(hasher, "object", name.encode())
             slots = [slot for each in kind.__mro__ for slot in getattr(each, "__slots__", ())]
+            # An object with slots has no __dict__ for them.
             held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
             self._add_items(hasher, "attributes", sorted({**held, **getattr(value, "__dict__", {})}.items()))
 
@@ -167,6 +173,7 @@ class _Digest:
 
 
 def _add_part(hasher: Any, name: str, data: bytes) -> None:
+    # The lengths come first, so that ("ab", "c") and ("a", "bc") differ.
     hasher.update(struct.pack("<qq", len(name), len(data)))
     hasher.update(name.encode())
     hasher.update(data)
@@ -215,6 +222,7 @@ def _globals_digest(found: Reach) -> str:
 def _digest_of(code: CodeType) -> bytes:
     hasher = blake2b(digest_size=16)
     constants = [_digest_of(each).hex() if isinstance(each, CodeType) else _text(each) for each in code.co_consts]
+    # The file and the first line are left out, because the same script may lie elsewhere on another host.
     _add_part(hasher, code.co_name, code.co_code)
     _add_part(hasher, "names", repr((code.co_names, code.co_varnames, constants)).encode("utf-8", "surrogatepass"))
     return hasher.digest()

@@ -68,6 +68,8 @@ class SharedFolder:
                 descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
                 try:
                     lock(descriptor, fcntl.LOCK_SH)
+                    # Another process may have removed the file between the open and the lock. The lock is then of no
+                    # use.
                     if _is_at(descriptor, self.path / _LOCK):
                         os.utime(descriptor)  # by which old folders are found
                         self._descriptor = descriptor
@@ -165,6 +167,7 @@ def _remove_unused(folder: Path) -> int:
     except OSError:
         return 0
     try:
+        # Each user of the folder holds a shared lock, so this fails while there is one.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         freed = folder_bytes(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -191,6 +194,7 @@ def _make_private(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     facts = folder.lstat()
+    # /dev/shm is for all users. One of them may have made a folder of this name before.
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         raise ConfigError(
             f"{folder} must be a folder of user {os.geteuid()} with mode 700, found user {facts.st_uid} with mode "

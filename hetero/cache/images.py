@@ -82,6 +82,7 @@ def _plain_info(info: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _plain(value: Any) -> Any:
+    # Pillow's texts of PNG files are a subclass of str.
     if isinstance(value, str):
         return str.__str__(value)
     if type(value).__name__ == "IFDRational":
@@ -107,6 +108,7 @@ def _mapped(value: Any, function: Callable[[Any, int], Any], depth: int) -> Any:
         changed = {name: function(item, depth + 1) for name, item in items.items()}
         if all(changed[name] is item for name, item in items.items()):
             return value
+        # The user's __init__ and __post_init__ have run once already.
         made = object.__new__(kind)
         for name, item in changed.items():
             object.__setattr__(made, name, item)

@@ -120,6 +120,7 @@ class _KeptLoads:
             self._warn(f"what load({index!r:.60}) returned cannot be kept: {error}".partition("\n")[0])
             return value
         tiers.put(number, sample)
+        # Not `value`, so that a sample has the same types and layout whether it was kept or not.
         return sample.value()
 
     def _without_draws(self, index: Any) -> tuple[Any, bool]:
@@ -144,6 +145,7 @@ class _KeptLoads:
         try:
             self._built.seed(BUILD_KEY)
             first = freeze(split.load_anew(split.inner_index(index)))
+            # Another seed: a load that draws random numbers then returns something else.
             self._built.seed(BUILD_KEY + 1)
             seeded = compare(first, split.load_anew(split.inner_index(index)))
             different = None if seeded is not None else self._compare_whole(index)
@@ -189,6 +191,7 @@ class _KeptLoads:
 
 def _position(index: Any) -> int | None:
     """Return an integer of any type as an int. None for other indices."""
+    # A bool is an int in Python, and no position.
     if isinstance(index, bool):
         return None
     try:

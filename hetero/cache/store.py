@@ -91,10 +91,12 @@ class SampleStore:
         try:
             own = self._own
             if own is None or own.pid != os.getpid() or own.end + sample.nbytes > own.max_bytes:
+                # A forked process begins its own segment, because both would append at the same place.
                 own = self._own = self._begin_segment(sample.nbytes)
             if own.end + sample.nbytes > own.reserved:
                 self._reserve(own, sample.nbytes)
             _write(own.descriptor, sample.pieces, own.end)
+            # After the entry. A reader of an earlier slot would count a damaged sample.
             os.pwrite(self._index, _SLOT.pack(own.number + 1, sample.nbytes, own.end), _SLOT.size * index)
         except (OSError, OverflowError) as error:
             self.why_full = f"{self._folder.parent}: {error}"
@@ -127,6 +129,7 @@ class SampleStore:
         """Make the next segment of this process, with room for an entry at least."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.scandir(self._folder.path) as entries:
+            # Behind the segments that exist, because the process would otherwise try each of their names.
             number = sum(entry.name.startswith("data-") for entry in entries)
         while True:
             with contextlib.suppress(FileExistsError):
@@ -145,6 +148,7 @@ class SampleStore:
         """
         with self._reserving():
             wanted = max(nbytes, min(_CHUNK_BYTES, self._max_bytes // _SEGMENTS))
+            # Near the bound there may still be room for this entry alone.
             if self._why_no_room(wanted):
                 wanted = nbytes
                 if why_not := self._why_no_room(wanted):
@@ -201,6 +205,7 @@ def _write(descriptor: int, pieces: list[Any], offset: int) -> None:
     left = [memoryview(piece).cast("B") if len(piece) else memoryview(b"") for piece in pieces]
     left = [piece for piece in left if len(piece)]
     while left:
+        # More buffers than SC_IOV_MAX in one call are an error.
         written = os.pwritev(descriptor, left[: os.sysconf("SC_IOV_MAX")], offset)
         offset += written
         while left and written >= len(left[0]):

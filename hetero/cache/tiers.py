@@ -48,6 +48,7 @@ class Tiers:
             self._open(MEMORY, int(settings.memory), _SPARED_MEMORY)
         if settings.folder is not None:
             self._open(Path(os.path.expandvars(settings.folder)).expanduser(), int(settings.disk), _SPARED_DISK)
+        # With its own arguments, because a reference to `self` would keep it alive.
         self._finalizer = weakref.finalize(self, _close, self._stores, os.getpid())
 
     def take_num_damaged(self) -> int:
@@ -110,6 +111,7 @@ def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tier
     if tiers is None:
         tiers = _known[found] = Tiers(settings, name, key, num_samples)
     if _pid_with_exit != os.getpid():
+        # Once in each process, because multiprocessing clears the finalizers that a forked child has inherited.
         _pid_with_exit = os.getpid()
         multiprocessing.util.Finalize(None, close_tiers, exitpriority=_LATE)  # also in processes of `multiprocessing`
     return tiers
