@@ -40,6 +40,7 @@ class History(Generic[Point]):
         self._points.append(self._pending)
         self._pending, self._num_pending = None, 0
         if len(self._points) >= MAX_POINTS:
+            # MAX_POINTS is even, so each point has a partner.
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
             self._points = [self._merge(first, second) for first, second in pairs]
             self._num_per_point *= 2

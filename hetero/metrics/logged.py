@@ -89,6 +89,7 @@ def check_value(name: object, value: object, step: object) -> tuple[str, float, 
             f"log_metric: name is {printable(repr(name), max_chars=60)}; expected {_NAME_LIMITS['expected']}"
         )
     try:
+        # float() would take a text such as "0.9".
         number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements: RuntimeError
         number = math.nan
@@ -238,6 +239,7 @@ class MetricLog:
     def since(self, version: int) -> tuple[int, tuple[LoggedMetric, ...] | None]:
         """Return the current version and all values, or None instead of the values if the version is the given one."""
         with self._lock:
+            # A rank sends all its values at once, so it sends nothing until there is a new one.
             return self._version, None if version == self._version else tuple(self._values)
 
 

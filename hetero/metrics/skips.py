@@ -101,6 +101,7 @@ class SkipLog:
             if len(self._listed) < MAX_LISTED:
                 self._listed.append(sample)
                 if len(self._reported) == len(self._listed) - 1 and _listing.takes(sample):
+                    # A new tuple, because another thread may be reading the old one.
                     self._reported = (*self._reported, sample)
             self._log(sample)
         num_unnamed = skips.num_skipped - len(samples)

@@ -335,6 +335,7 @@ class StepTimer:
         """
         assert self._begun_at is not None, "end_wait without begin_wait"
         now = self._clock()
+        # waited_s comes from another clock, which may be set meanwhile.
         delivered_at = now if waited_s is None else min(now, self._begun_at + max(0.0, waited_s))
         if self._num_steps == 0:
             self._run_began_s = delivered_at if self._run_clock is None else now - self._run_clock()
@@ -445,6 +446,8 @@ class StepTimer:
         for index in range(num_steps):
             num_samples = samples * (index + 1) // num_steps - samples * index // num_steps
             self._record_step(compute_s / num_steps, wait_s / num_steps, num_samples)
+            # Only the end of the delivery is known. The steps before its last one ended earlier by their share of the
+            # time.
             left_s = (num_steps - 1 - index) / num_steps * (compute_s + wait_s)
             self._log.add(ended_s - left_s, compute_s / num_steps, wait_s / num_steps)
 

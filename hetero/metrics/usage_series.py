@@ -146,5 +146,6 @@ class Percentiles:
         for key in sorted(self._counts):
             seen += self._counts[key]
             if seen >= wanted:
+                # The middle of the bin. The largest value itself is known, and bounds it.
                 return min(self._largest, math.exp((key + 0.5) * _BIN))
         return self._largest

@@ -192,6 +192,8 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     objection = cost_objection(facts)
 
     def figure(compute: Callable[[float, float], float], value: float | None, unit: str) -> Figure | None:
+        # The prices of ml.p3.2xlarge were once multiplied with the times of a laptop, and the verdict was "94 %
+        # dearer".
         if hourly_usd is None or not value or objection:
             return None
         return Figure(value=compute(hourly_usd, value), unit=unit, basis=facts.basis)
@@ -229,6 +231,7 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
     """
     num_hosts = sum(group.count for group in facts.groups if group.role == "data")
     num_received, num_computed = facts.events.get("batches", 0), facts.events.get("batches computed", 0)
+    # One batch of a trainer host's endpoint once hid that the data hosts had made none.
     num_on_data_hosts = facts.events.get(COMPUTED_ON_DATA_HOSTS)
     if num_on_data_hosts is None:
         has_batches = bool(num_received or num_computed)
@@ -291,6 +294,7 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
         return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
     # In units of the present rate: the accelerators could use 1 / busy of it, and each vCPU makes 1 / vcpus of it.
     needed = number_for_headspace(1 / busy, 1 / vcpus)
+    # A slow link between data hosts and trainers once led to the advice to buy more vCPUs.
     idle = _idle_cpus(facts)
     if idle is not None:
         advice += (

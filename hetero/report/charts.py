@@ -116,6 +116,7 @@ def parts_plot(runs: Sequence[ShownRun]) -> Plot | None:
     for row, steps in enumerate(known.values()):
         left = 0.0
         for name, seconds in step_parts_s(steps).items():
+            # The legend has each part once.
             label = None if name in labelled or not seconds else name
             axes.barh(row, 1000 * seconds, left=left, height=0.6, color=_PARTS[name], label=label)
             labelled |= {name} if label else set()
@@ -137,6 +138,7 @@ def cpu_plot(run: ShownRun) -> Plot | None:
         return None
     (axes,) = new_axes()
     roles = run.report.run.host_roles
+    # There may be more hosts than colours. The caption then says how many are shown.
     for usage, colour in zip(hosts, _HOST_COLOURS, strict=False):
         times_s = [(begin + end) / 2 for begin, end in zip(usage.series.begin_s, usage.series.end_s, strict=True)]
         label = f"{usage.host} ({roles[usage.host]})" if usage.host in roles else usage.host

@@ -26,6 +26,7 @@ def write_report(report: Report, directory: str | Path) -> tuple[Path, Path]:
     """
     directory = Path(directory)
     json_path, markdown_path = directory / REPORT_FILE_NAME, directory / MARKDOWN_FILE_NAME
+    # JSON has no NaN, so other programs could not read the file.
     text = json.dumps(report.to_json(), indent=2, allow_nan=False)
     write_text(json_path, text + "\n")
     write_text(markdown_path, render_report(report))

@@ -276,6 +276,8 @@ def _rank_section(report: Report) -> Iterator[str]:
     header = ("rank", "host", "loader", "steps", "step", "step p95", "data wait", "wait p95", "utilisation")
     yield "## Ranks"
     yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
+    # Two loaders of one factory had one name, and a comparison could take the second of one run for the first of the
+    # other.
     if any(label != summary.name for _, label, summary in entries):
         yield (
             "Loaders of the same name are numbered in the order of their creation. Pass `name=` to a loader to name it."

@@ -45,6 +45,7 @@ def verdict_text(comparison: Comparison) -> str:
             f"{_percent(-saving.low)} % dearer and {_percent(saving.high)} % cheaper, because {_obstacle(comparison)} "
             f"{_to_decide(comparison)}"
         )
+    # Bounds that read the same are shown as one exact figure.
     at_least = "" if _percent(saving.low) == _percent(saving.high) else "at least "
     if comparison.is_worth_it:
         return f"worth it: {at_least}{_percent(saving.low)} % cheaper"
