@@ -88,6 +88,7 @@ def _fits_uint8(array: Any) -> bool:
     torch = imported("torch")
     try:
         if torch is not None and isinstance(array, torch.Tensor):
+            # NumPy has no bfloat16.
             array = array.detach().to(torch.float64 if array.dtype == torch.bfloat16 else array.dtype).numpy()
     except (TypeError, RuntimeError):  # a dtype that NumPy lacks, or a sparse tensor
         return False

@@ -68,6 +68,7 @@ class _Fetchers:
 
     def __init__(self, options: SupplyOptions, before: Mapping[int, str]) -> None:
         self._options = options
+        # Forked fetchers would share the files and connections that the import of the script has opened.
         self._must_spawn = bool(why_not_fork(before))
         self._children: list[int] = []
         self.channels: list[Channel] = []
@@ -83,12 +84,14 @@ class _Fetchers:
             (self._spawn if self._must_spawn else self._fork)(channel, theirs, index)
             self.channels.append(channel)
             new.append(channel)
+        # Not in the loop above, so that new processes import the script at the same time.
         for channel in new:
             if self._must_spawn:
                 channel.receive(_LOAD_S)
 
     def ask(self, channels: Sequence[Channel], timeout_s: float, **command: Any) -> list[dict[str, Any]]:
         """Send one command to several fetchers at the same time and return their answers."""
+        # All commands are sent before the first answer is awaited, so that the fetchers work at the same time.
         for channel in channels:
             channel.send(command)
         return [channel.receive(timeout_s) for channel in channels]
@@ -113,6 +116,7 @@ class _Fetchers:
         try:
             die_with_parent(parent_pid)
             reopen_files()
+            # A copy here would keep a channel open after the parent has closed it, and its fetcher would not end.
             for other in (channel, *self.channels):
                 other.close()
             Fetcher(Channel(theirs, "the process that measures"), self._options, index).serve()

@@ -73,6 +73,7 @@ class Channel:
     @classmethod
     def pair(cls, name: str) -> tuple[Channel, socket.socket]:
         """Return a channel and the socket of the process at its other end."""
+        # Packets keep the bounds of messages, so no lengths are sent.
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(own, name), theirs
 

@@ -61,6 +61,7 @@ def receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
             log_level="WARNING",
         ),
         token_path=token_path,
+        # The endpoint must be killed with the process group of the profile run.
         in_own_session=False,
     )
     spec = hetero_profile_batch(leaf_bytes=list(leaf_bytes))

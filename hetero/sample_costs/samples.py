@@ -200,6 +200,8 @@ class _Stopwatch:
             wall_s = [(wall_marks[-1] - wall_marks[0]) / num_samples]
         waits_s = [max(0.0, wall - cpu) for wall, cpu in zip(wall_s, cpu_s, strict=True)]
         total_s = sum(waits_s)
+        # A wait for a CPU says nothing about storage. It cannot be told apart for each sample, so all waits shrink
+        # alike.
         share = max(0.0, 1.0 - delay_s / total_s) if total_s > 0 else 0.0
         times.sample_cpu_s += cpu_s
         times.sample_wait_s += [wait * share for wait in waits_s]

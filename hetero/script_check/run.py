@@ -159,6 +159,7 @@ def main(output: str, seconds: str, *words: str) -> int:
             )
         except HeteroError as error:
             found.add_error(error)
+            # 0 batches were compared. None would mean that the process ended before it could say so.
             found.write(0)
             return 0
         sessions.use(session)
@@ -186,6 +187,7 @@ def _end(found: _Found, session: CheckSession) -> None:
         found.add(finding)
     found.write(session.num_batches)
     session.close()
+    # os._exit does not flush them.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -198,11 +200,13 @@ def _show(name: str, line: str) -> None:
 def _run(path: Path, script: str, arguments: Sequence[str], *, is_module: bool) -> None:
     """Run the script as ``__main__``. Its module stays there, because the source of its functions is searched later."""
     sys.argv = [str(path), *arguments]
+    # As python sets it for a script, and for -m.
     sys.path[0] = str(Path.cwd() if is_module else path.resolve().parent)
     loader = SourceFileLoader("__main__", str(path.resolve()))
     spec = spec_from_loader("__main__", loader, origin=str(path.resolve()))
     assert spec is not None
     module = module_from_spec(spec)
+    # `__main__` of a script that python runs has no spec either.
     module.__file__, module.__spec__ = str(path.resolve()), None
     sys.modules["__main__"] = module
     if is_module:

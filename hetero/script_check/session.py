@@ -70,6 +70,7 @@ class CheckSession(RankSession):
             data_timeout_s=seconds,
             prepare_timeout_s=seconds,
             emulate_step_s=None,
+            # Every batch is computed twice, not only the first ones.
             purity_checks=2**31,
             warmup_steps=0,
             max_batch_bytes=Limits().max_batch_bytes,
@@ -146,6 +147,7 @@ class CheckSession(RankSession):
             SystemExit: To end the script. Stop callbacks do not run, because they would write checkpoints.
         """
         self._num_steps[id(timer)] += 1
+        # A pass takes one call more than it has batches, which finds its end.
         if self._num_steps[id(timer)] > _PASSES * (_PASS_BATCHES + 1):
             raise SystemExit(0)
         self.check_wait(is_starved=False)
@@ -156,6 +158,7 @@ class CheckSession(RankSession):
         Raises:
             SystemExit: As `check_stop` does.
         """
+        # SystemExit ends only the thread that raises it.
         if self.is_over and threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
 

@@ -111,6 +111,7 @@ def nested_factory(script: str, folder: str) -> tuple[str, int] | None:
 
 def is_user_file(file: str, folder: str) -> bool:
     """Return whether a file is in the script's folder, and not an installed library."""
+    # A virtual environment may lie in the script's folder.
     path = Path(os.path.realpath(file))
     return path.is_relative_to(folder) and not {"site-packages", "dist-packages"} & set(path.parts)
 
