@@ -33,6 +33,7 @@ def make_output_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # A job on a read-only file system trained to its end, and then had no place for its report.
         with tempfile.TemporaryFile(dir=folder):
             return
     except OSError as error:
@@ -123,6 +124,7 @@ def _check_keys(node: Any, source: str) -> None:
             seen = set()
             for key, value in node.value:
                 waiting += key, value
+                # A study with `metrics:` twice ran without the first ones.
                 if key.id == "scalar" and (key.tag, key.value) in seen:
                     line = key.start_mark.line + 1
                     raise ConfigError(f"{source} has the key {key.value!r:.80} twice, again in line {line}; remove one")
@@ -157,6 +159,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
             file.write(text)
+        # Atomic on one file system: a reader finds the old file or the new one, and never a half.
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

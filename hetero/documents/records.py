@@ -192,6 +192,7 @@ class _Decoder:
             if key in value and not (self._is_foreign and value[key] is None):
                 arguments[name] = self._value(hint, value[key], _join(path, key), bounds)
             elif is_required:
+                # A misspelled key is both missing and unknown.
                 guess = next(iter(difflib.get_close_matches(key, map(str, unknown), n=1)), "")
                 expected = _expected(hint, bounds)
                 raise ConfigError(Mismatch(path=_join(path, key), problem="missing", expected=expected, guess=guess))
@@ -257,6 +258,7 @@ def _text(value: object, path: str, bounds: Mapping[str, Any]) -> str:
 
 def _number(hint: Any, value: object, path: str, bounds: Mapping[str, Any]) -> int | float:
     wanted = (int,) if hint is int else (int, float)
+    # True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, wanted):
         _wrong(path, value, _expected(hint, bounds))
     if isinstance(value, float) and not math.isfinite(value):

@@ -170,6 +170,7 @@ def _folders(mounts: str, version: str, group: str, controller: str) -> list[Pat
             continue
         names = PurePosixPath(group).parts
         hidden = PurePosixPath(root).parts
+        # A group outside of this process's namespace begins with `..` (cgroup_namespaces(7)).
         if names[: len(hidden)] != hidden or ".." in names:
             continue
         below = names[len(hidden) :]

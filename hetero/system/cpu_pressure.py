@@ -92,6 +92,7 @@ class TaskWaits:
         for path in (self._proc / str(pid) / "task").glob("*/schedstat"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
                 waited_ns = int(path.read_text(encoding="ascii").split()[1])
+                # A new thread may have the id of one that has ended, and begins at 0.
                 self._total_ns += max(0, waited_ns - self._by_thread.get(path.parent.name, 0))
                 self._by_thread[path.parent.name] = waited_ns
 

@@ -82,6 +82,7 @@ class InjectedFault:
     _random: random.Random = field(default_factory=random.Random, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Python hashes texts differently in each process, but seeds from them equally.
         self._random.seed(f"{self.site}:{self.action}:{self.seed}")
 
     def is_due(self) -> bool:
@@ -91,6 +92,7 @@ class InjectedFault:
             return False
         is_due = self.at == self._num_passed if self.at is not None else True
         if self.p is not None:
+            # Draws in any case, so that the sequence depends only on how often the site was reached.
             is_due = self._random.random() < self.p and is_due
         self._num_struck += is_due
         return is_due

@@ -141,8 +141,10 @@ class LineRelay:
             for descriptor in discarded:
                 self._finish(descriptor)
             with self._lock:
+                # `add` registers descriptors in other threads.
                 sources = dict(self._selector.get_map())
             stopping = self._stopping.is_set()
+            # While stopping, it goes on until nothing is ready, so that the last lines of a process are not lost.
             ready = self._selector.select(0 if stopping else 1.0)
             for key, _ in ready:
                 if key.data is None:

@@ -145,6 +145,7 @@ class LineWriter:
         """Queue a line, or drop it if the queue is full. Does not wait."""
         data = line.encode("utf-8", "replace") + b"\n"
         with self._changed:
+            # No wait here: a stopped reader once blocked the launcher's threads, and with a full pipe the ranks.
             if self._is_closed or self._is_broken or self._num_bytes + len(data) > self._max_bytes:
                 self._num_dropped += 1
                 return

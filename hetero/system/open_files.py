@@ -66,6 +66,7 @@ def opened_since(before: Mapping[int, str]) -> dict[int, str]:
     Args:
         before: What `open_files` returned earlier.
     """
+    # A descriptor that was closed and is now that of another file counts as new.
     return {descriptor: name for descriptor, name in open_files().items() if before.get(descriptor) != name}
 
 
@@ -133,6 +134,7 @@ def _reopen(descriptor: int, *, is_own: bool) -> None:
     if descriptor <= 2 or not is_read or not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
+    # Not by its path, because the file may have been removed or replaced.
     again = os.open(f"/proc/self/fd/{descriptor}", flags & _KEPT_FLAGS)
     try:
         os.lseek(again, position, os.SEEK_SET)

@@ -74,6 +74,7 @@ def die_with_parent(expected_parent_pid: int) -> None:
         OSError: If the kernel rejects the call (not Linux).
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # After the call, because the parent may have ended just before it.
     if os.getppid() != expected_parent_pid:
         os._exit(ExitCode.ORPHANED)
 
@@ -83,6 +84,7 @@ def bind_to_parent() -> None:
 
     That process may be the parent or a more distant ancestor. Do nothing if the variable is not set.
     """
+    # Removed, because what this process starts has another parent.
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
@@ -156,6 +158,7 @@ def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = 
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process with Popen's arguments. The caller must wait for its end, because `reap_adopted` ignores it."""
+    # The lock: `reap_adopted` must not reap a child that is not in the set yet.
     with _starting, children_ignore_platform(options.get("env")):
         process = subprocess.Popen(command, **options)
         _own_children.add(process)
@@ -172,6 +175,7 @@ def reap_adopted() -> None:
         own = {process.pid for process in _own_children if process.returncode is None}
         while True:
             try:
+                # WNOWAIT leaves the status of a child from `start_child` to its caller.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -267,6 +271,7 @@ class SignalWaiter:
     def __exit__(self, *_: object) -> None:
         self.abandon()
         for number, handler in self._before:
+            # None: code outside of Python had set the handler, and Python cannot set it again.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def abandon(self) -> None:
@@ -356,6 +361,7 @@ def _is_alive(pid: int) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
+    # A process's name may have blanks and parentheses.
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
