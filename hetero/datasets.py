@@ -161,6 +161,7 @@ def _register(
         )
     if seeding not in (None, "sample", "batch"):
         raise ConfigError(f"seeding is {seeding!r}, expected 'sample' or 'batch'")
+    # A decorator between has a place of its own, which is not that of the data set.
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = f"{os.path.realpath(code.co_filename)}:{code.co_firstlineno}" if code else repr(function)
     for parameter in inspect.signature(function).parameters.values():
@@ -191,6 +192,7 @@ def _register(
                 "  Give one of them another name: @hetero.dataset(name=...)."
             )
         _factories[factory.name] = factory
+    # Registration is a part of the import, so these are the values that data hosts have too.
     note_globals(factory)
     if factory.cache is not None and factory.cache.memory:
         _sweep_memory_at_exit()
@@ -285,6 +287,7 @@ def _local_length(spec: DatasetSpec) -> int:
         return known
     from hetero.batches.failures import raising_user_types
 
+    # len(), list() and tqdm raised a plain DatasetError where next() raised the user's type.
     with raising_user_types():
         built = prebuild(spec)
         built.log_warnings()
@@ -292,4 +295,5 @@ def _local_length(spec: DatasetSpec) -> int:
         return len(built)
 
 
+# hetero.spec lies below this module, and must not import it.
 set_builder(_local_length)

@@ -44,6 +44,7 @@ def parse_stated_group(text: str, *, source: str = "--group", max_hosts: int = M
     """
     name, equals, rest = text.partition("=")
     instance_type, colon, count = rest.rpartition(":")
+    # isdigit alone accepts digits such as ², which int() rejects.
     if not (equals and colon and name and instance_type and count.isascii() and count.isdigit()):
         raise ConfigError(f"{source} {text!r}: expected NAME=TYPE:COUNT, for example data_group=ml.c5.9xlarge:2")
     if not 1 <= int(count) <= max_hosts:

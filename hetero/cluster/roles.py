@@ -50,6 +50,7 @@ def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], so
     names = [name for name, _ in groups]
     by_flag = _parse_overrides(overrides, names, source)
     if len(groups) == 1:
+        # The only group trains whatever its name is, because a job without ranks does nothing.
         roles = {names[0]: by_flag.get(names[0], Role.TRAINER)}
     else:
         derived = {name: by_flag.get(name) or _by_name(name) or _by_accelerator(kind) for name, kind in groups}
@@ -82,6 +83,7 @@ def several_trainers(groups: Sequence[tuple[str, str]], roles: Sequence[Role], o
         overrides: Flags, each ``GROUP=data`` or ``GROUP=trainer``.
     """
     derived = [name for name, _ in groups if f"{name}=trainer" not in overrides]
+    # No error, because groups of two instance types that train together are a job that works.
     if len(groups) < 2 or Role.DATA in roles or not derived:
         return ""
     likely = next((name for name in derived if "data" in name.lower()), derived[-1])

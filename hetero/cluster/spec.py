@@ -115,6 +115,7 @@ class ClusterSpec:
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
     """Return a sort key for natural order, which compares the numbers in names by value."""
     parts = re.split(r"([0-9]+)", name)
+    # The name comes last, because algo-1 and algo-01 are equal by value.
     return tuple(int(part) if index % 2 else part for index, part in enumerate(parts)), name
 
 

@@ -110,6 +110,8 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
         The command with its options and SCRIPT, for `parse`, and the script's arguments. A command that takes no script
         keeps all arguments.
     """
+    # argparse.REMAINDER does not do this: SCRIPT is optional, and argparse takes the rest as soon as SCRIPT matches
+    # nothing.
     words = list(arguments)
     chosen = _chosen_command(parser, words)
     if chosen is None or all(action.dest != "script" for action in chosen[1]._actions):
@@ -160,6 +162,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
         )
     if flags:
         known = _known_flags(parser, arguments)
+        # --nproc is closer to --price by letters, but --nproc-per-node begins with it.
         longer = [name for name in known if name.startswith(flags[0])]
         close = longer or difflib.get_close_matches(flags[0], known, n=1)
         hint = f"did you mean {close[0]}?" if close else "see --help."
@@ -216,8 +219,10 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest
         names.insert(0, field.metadata["short"])
     has_none = field.default is False or field.default in (None, ())
     default = "" if has_none else f" Default: {field.default}.".replace(".0.", ".")
+    # argparse formats the help with %.
     shown = help_text.replace("``", "").replace("%", "%%") + default
     if base_type(field) == "bool":
+        # None tells a flag that is not given from one that states the default. Other sources may set the former.
         parser.add_argument(*names, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=shown)
     else:
         action = "append" if base_type(field).startswith("tuple") else "store"

@@ -349,6 +349,7 @@ def _check_profile(options: LaunchOptions) -> None:
 def _has_type(name: str, value: object) -> bool:
     match name:
         case "float":
+            # True is an int in Python.
             return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         case "int":
             return isinstance(value, int) and not isinstance(value, bool)

@@ -69,6 +69,7 @@ class Timings:
             raise ConfigError(f"the time scale is {scale!r}; expected a number in (0, {_MAX_SCALE:g}]")
         defaults: dict[str, float] = dataclasses.asdict(cls())
         defaults["stop_grace_s"] = min(defaults["stop_grace_s"], kill_after_s / 2)
+        # kill_after_s may make a default smaller than its lower limit.
         floors = {name: min(value, _FLOORS_S.get(name, 0.0)) for name, value in defaults.items()}
         return cls(**{name: max(value * scale, floors[name]) for name, value in defaults.items()})
 

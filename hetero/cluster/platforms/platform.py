@@ -194,6 +194,7 @@ class Platform(ABC):
         """
         found = self.describe()
         stated = {text.rpartition("=")[0] for text in roles}
+        # A role of the user replaces that of the platform. Both together would be an error.
         others = (text for text in found.roles if text.rpartition("=")[0] not in stated)
         return parse_cluster(
             found.document,

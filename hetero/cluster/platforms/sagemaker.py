@@ -267,6 +267,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, object]:
         document.pop("current_group_name", None)  # it may be another host's group
         document.pop("current_instance_group", None)
     if env.get("SM_HOSTS"):
+        # `decode` takes only objects, and the variable has a list.
         document["hosts"] = decode('{"hosts": ' + env["SM_HOSTS"] + "}", "SM_HOSTS").get("hosts")
     if env.get("SM_INSTANCE_GROUPS_DICT"):
         document["instance_groups"] = list(decode(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT").values())

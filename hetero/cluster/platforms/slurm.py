@@ -88,6 +88,7 @@ class Slurm(Platform):
         stated = stated_groups(self.environ)
         groups = self._of_components(nodes, stated) if len(nodes) > 1 else self._divided(nodes[0], stated)
         document: dict[str, object] = {"instance_groups": groups, "network_interface_name": "eth0"}
+        # Not SLURM_NODEID, which counts over all components under one srun.
         own = self.environ.get("SLURMD_NODENAME", "")
         if not own:
             raise self._error("SLURMD_NODENAME is not set", "the name of this node", "start the launcher with srun")
@@ -131,6 +132,7 @@ class Slurm(Platform):
     @property
     def _own_list(self) -> str:
         """Variable with the nodes of this step, which may be fewer than those of the job."""
+        # A step smaller than its allocation once waited 900 s for nodes outside of it.
         return "SLURM_STEP_NODELIST" if self.environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
 
     @property
@@ -207,6 +209,7 @@ class Slurm(Platform):
             ]
         names_of = [self.environ.get(f"SLURM_JOB_NAME_{self._word}_{number}", "") for number in range(len(nodes))]
         if len(set(names_of)) < len(names_of) or not all(names_of):
+            # Components may have one name, or none. Groups need different ones.
             names_of = [f"{self._partition(number)}-{number}" for number in range(len(nodes))]
         return [
             group_document(name, self._resources(number), hosts)
@@ -250,6 +253,7 @@ class Slurm(Platform):
         """Yield what the configuration of this site and the batch script do to a job."""
         config = _output("scontrol", "show", "config")
         wait = _KILL_WAIT.search(config)
+        # Ranks get half of the time, because the hosts need the rest to end.
         if wait is not None and float(wait[1]) / 2 < _GRACE_S:
             yield warning(
                 f"KillWait of this site is {wait[1]} s, so after scancel ranks have {float(wait[1]) / 2:.0f} s to save",
@@ -351,6 +355,7 @@ def _numbers(text: str) -> list[str]:
         if match is None:
             raise ValueError(f"{part!r:.40} is no number and no range")
         low, high = match[1], match[2] or match[1]
+        # Checked before the numbers are listed: a range of twelve digits would take all memory.
         if int(high) < int(low) or int(high) - int(low) >= MAX_HOSTS:
             raise ValueError(f"{part!r:.40} is no range of at most {MAX_HOSTS} numbers")
         found += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]

@@ -23,6 +23,7 @@ from hetero.errors import ConfigError
 
 __all__ = ["TrainJob"]
 
+# The name of a TrainJob may end with -0 too, so only the last -0 is the number of the pod.
 _MASTER = re.compile(r"([A-Za-z0-9-]{1,200})-0(\.[A-Za-z0-9.-]{1,200})?")
 _MAX_NODES = 4096
 _TRAINER = "node"

@@ -88,7 +88,9 @@ class Volcano(Platform):
             match = _HOSTS.fullmatch(variable)
             hosts = [host.strip() for host in self.environ[variable].split(",") if host.strip()] if match else []
             if match and hosts:
+                # One more than allowed, so that the description is rejected and not shortened.
                 found[match[1].lower()] = hosts[: MAX_HOSTS + 1]
+        # The variables keep what they were when the pod started. The files follow hosts that are added.
         return {name: self._from_file(name) or hosts for name, hosts in found.items()}
 
     def _from_file(self, task: str) -> list[str]:

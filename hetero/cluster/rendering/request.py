@@ -138,6 +138,7 @@ def make_request(groups: Sequence[StatedGroup], roles: Sequence[str], **values: 
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"--group: {twice!r:.80} is given twice, expected distinct names")
     found = assign_roles([(group.name, group.instance_type) for group in groups], roles, "--group")
+    # sorted() is stable, so groups of one role keep the order of the user.
     ordered = sorted(zip(groups, found, strict=True), key=lambda pair: pair[1] is not Role.TRAINER)
     return RenderRequest(
         groups=tuple(group for group, _ in ordered),

@@ -37,6 +37,7 @@ def node_label(group: StatedGroup) -> tuple[str, str]:
 
 def tolerations() -> list[dict[str, str]]:
     """Return the tolerations of a pod that may run on spot nodes. A node of another service has no such taint."""
+    # Both, because a toleration of a taint that no node has does no harm.
     return [{"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in (_GKE, _AKS)]
 
 
