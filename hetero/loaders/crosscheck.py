@@ -82,7 +82,8 @@ class CheckedReader(Iterator[Any]):
         self._own = _OwnDataset(compares_later=compares_later) if compares_batches else None
         self._epoch: int | None = None  # of the last batch
         self._reader = open_reader(requests)
-        self._compare_or_close()  # endpoints have described the data set already if its length was requested
+        # Endpoints have described the data set already if its length was requested.
+        self._compare_or_close()
 
     def __next__(self) -> Any:
         """Return the next batch. Block until it has arrived.
@@ -95,7 +96,8 @@ class CheckedReader(Iterator[Any]):
             batch = next(self._reader)
         except DatasetError:
             if self._is_first():
-                self._compare_or_close()  # the cause may be a global that differs on data hosts, where it may be None
+                # The cause may be a global that differs on data hosts, where it may be None.
+                self._compare_or_close()
             raise
         request = self._reader.request
         assert request is not None
@@ -201,7 +203,8 @@ class _OwnDataset:
             DatasetMismatchError: If it differs from the batch that an endpoint delivered.
         """
         spec = request.spec
-        if spec in _skipped or request.on_sample_error != "raise":  # one host may skip samples that another has
+        # With "skip", one host may skip samples that another one has.
+        if spec in _skipped or request.on_sample_error != "raise":
             return
         # Compute the batch, unless there is a reason not to.
         begin_s = time.monotonic()
@@ -212,7 +215,8 @@ class _OwnDataset:
                 own = None if reason else self._fetch(request, begin_s + self._left_s)
                 environment = describe_environment()
             if not reason:
-                own = unflatten(*flatten(own, fleet.limits))  # with the types that a batch from an endpoint has
+                # Encoded and decoded, so that it has the types that a batch from an endpoint has.
+                own = unflatten(*flatten(own, fleet.limits))
         except Cancelled:
             reason = f"computing them takes longer than {MAX_COMPARE_S:g} s"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data

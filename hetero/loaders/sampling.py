@@ -28,7 +28,8 @@ class Permute(Protocol):
         """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
 
 
-_ORDER_TAG = 0x6865_7465_726F  # "hetero" in ASCII. Other code that seeds from (seed, epoch) gets other numbers
+# "hetero" in ASCII. Other code that seeds from (seed, epoch) gets other numbers.
+_ORDER_TAG = 0x6865_7465_726F
 
 
 @dataclass(frozen=True, slots=True)

@@ -407,7 +407,8 @@ class Progress:
         resumed = self._resumed
         if resumed is None or self._completed or self._batches > resumed.batches + 1:
             return
-        if start.epoch != resumed.epoch or start.batches:  # that one batch may have been the rest of the epoch
+        # No warning if the next epoch begins: that one batch may have been the rest of this one.
+        if start.epoch != resumed.epoch or start.batches:
             return
         logger.warning(
             "the pass that resumed at epoch %d, batch %d was left after its first batch, and the next pass begins at "

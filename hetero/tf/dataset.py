@@ -52,7 +52,8 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
             spec = derive_spec(probes, batch_size=feed.options.batch_size, drop_last=feed.options.drop_last)
         else:
             spec = check_spec(element_spec)
-            feed.order()  # raises an error of the data set now, and not later in TensorFlow's thread
+            # Raises an error of the data set now, and not later in TensorFlow's thread.
+            feed.order()
 
         def convert(batch: Any) -> Any:
             element = to_element(batch)
@@ -284,9 +285,11 @@ class _CountingIterator(ScriptIterator):
                 del failure  # its traceback refers to this frame, and so to the iterator
         finally:
             if is_first:
-                feed.passes.expect(None)  # this iterator must not claim a pass that get_next() or a graph begins
+                # This iterator must not claim a pass that get_next() or a graph begins.
+                feed.passes.expect(None)
         if claim.tf_pass is None:
-            feed.pause()  # the pass began before this iterator could claim it, so its batches are not counted here
+            # The pass began before this iterator could claim it, so its batches are not counted here.
+            feed.pause()
         else:
             feed.consume_from(claim.tf_pass)
         return batch

@@ -64,7 +64,8 @@ class Feed(LoaderPipeline):
     def __init__(
         self, spec: DatasetSpec, options: LoaderOptions, *, num_workers: int, prefetch_factor: int | None
     ) -> None:
-        if not is_remote():  # between processes of one host, compression costs time and saves none
+        # Between processes of one host, compression costs time and saves none.
+        if not is_remote():
             options = dataclasses.replace(options, compression=None)
         super().__init__(spec, options)
         self.num_workers = num_workers

@@ -97,7 +97,8 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
         """
         iterator = iter(batches)
         following = iterator.__next__
-        if isinstance(iterator, _MeasuredIterator):  # its own `next` would measure each step a second time
+        # Its own `next` would measure each step a second time.
+        if isinstance(iterator, _MeasuredIterator):
             following = iterator.plain_next
         try:
             while True:

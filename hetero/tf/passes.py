@@ -337,7 +337,8 @@ class PassLog:
     def _reported(self) -> TensorFlowPass | None:
         """Return the pass of the next batch that the script reports as consumed without naming a pass."""
         found = self._oldest_with_rest()
-        if found is None and self._dropped is not None:  # a buffer still held batches of the dropped pass
+        # No other pass has batches: a buffer still held those of the dropped one.
+        if found is None and self._dropped is not None:
             found, self._dropped = self._dropped, None
             found.stage = Stage.ENDED
             self._open.append(found)
@@ -388,7 +389,8 @@ class PassLog:
                 self._dropped = ended
             self._close(ended, Stage.VOID)
         elif ended.is_open and not ended.num_batches:
-            self._advance(ended)  # this rank had no batches to consume, but other ranks may have had some
+            # This rank had no batches to consume, but other ranks may have had some.
+            self._advance(ended)
         elif ended.is_open:
             self._close(ended, Stage.CLOSED)
 
@@ -396,7 +398,8 @@ class PassLog:
         """Report to `Progress` how many batches of an open pass were consumed. Close the pass if no batch is left."""
         if tf_pass.number is None:
             tf_pass.number = self._progress.begin_at(tf_pass.start)
-        is_over = tf_pass.num_consumed >= tf_pass.num_batches  # without padding, other ranks may have one more batch
+        # Without padding, other ranks may have one more batch.
+        is_over = tf_pass.num_consumed >= tf_pass.num_batches
         batches = tf_pass.num_global_batches if is_over else tf_pass.start.batches + tf_pass.num_consumed
         self._progress.advance(tf_pass.number, batches=batches)
         if is_over or (tf_pass.stage is Stage.ENDED and not tf_pass.has_rest):

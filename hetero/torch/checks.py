@@ -126,6 +126,7 @@ def check_functions(
         function = getattr(passed, "func", passed)  # unwraps a functools.partial
         shown = f"{argument}={getattr(function, '__qualname__', type(function).__name__)}"
         if not is_remote():
+            # Scripts make loaders in loops, and the advice is the same each time.
             if (subject.name, argument) in _warned:
                 continue
             _warned.add((subject.name, argument))

@@ -298,7 +298,8 @@ class LocalBatches(Iterator[Any]):
                 failure = DatasetError(answer.content.record)
         except BaseException as error:
             self.close()
-            if isinstance(error, RuntimeError):  # torch lost a worker, which may have obeyed a request to stop
+            # torch raises this if it lost a worker, which may have obeyed a request to stop.
+            if isinstance(error, RuntimeError):
                 control.end_if_stopping()
             raise
         # Raise the failure. It ends the pass if it concerns the sampler or the whole data set.
@@ -386,7 +387,8 @@ def _workers_ignore_platform() -> Iterator[None]:
 def _kill_at_exit(worker: weakref.ref[BaseProcess]) -> None:
     process = worker()
     if process is not None:  # None if this is not the exit: the worker has ended, and its object is freed
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises if a worker was killed
+        # torch's handler raises if a worker was killed.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # SIGKILL, because a worker ignores the first SIGTERM, and a second one is lost while it runs native code.
         process.kill()
 

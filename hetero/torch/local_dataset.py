@@ -119,7 +119,8 @@ class LocalDataset:
             if not all(map(has_path, opened_since(before).values())):
                 gc.collect()  # it may close connections that nothing uses any more
             opened = opened_since(before)
-            for process in multiprocessing.active_children():  # each has a pipe from which nothing is read
+            # Each child has a pipe from which nothing is read.
+            for process in multiprocessing.active_children():
                 opened.pop(process.sentinel, None)
             self._files |= {descriptor: name for descriptor, name in opened.items() if has_path(name)}
             self.connections |= {name for name in opened.values() if not has_path(name)}
@@ -152,7 +153,8 @@ class LocalDataset:
         # Forked processes share the position in a file. In a test, 2,099 of 40,000 samples were wrong.
         reopen_files(self._files)
         try:
-            if self.globals:  # compared before the data set's code runs, because that code may fill caches
+            # Compared before the data set's code runs, because that code may fill caches.
+            if self.globals:
                 reader, there = self.globals_reader(), f"loader worker {worker_index}"
                 check_globals(reader, self.globals, reader.digests(), dataset=self.name, there=there)
             self.start_worker(worker_index)

@@ -103,7 +103,8 @@ class RankOrders:
             return
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         own = drawn.counts > 0
-        key = f"hetero/part/{self._kind}"  # one for all loaders of a kind, so that the store does not grow
+        # One for all loaders of a kind, so that the store does not grow.
+        key = f"hetero/part/{self._kind}"
         num_own = int(own.sum())
         with suppress(RuntimeError):
             store.set(f"{key}/{rank}", drawn.number.to_bytes(16, "little") + np.packbits(own).tobytes())

@@ -269,7 +269,8 @@ class SamplerOrder:
         if is_fixed or last is None or last[0] == start.epoch or last[1] != digest.value():
             return
         if start.again is None:
-            if is_checked() and self._settable():  # torch's users leave it out for validation too
+            # Only `hetero check` says so, because torch's users leave set_epoch out for validation too.
+            if is_checked() and self._settable():
                 logger.warning(
                     "sampler %s gives the same order in each pass. Call loader.set_epoch(epoch) before each epoch",
                     type(self.sampler).__name__,
@@ -309,7 +310,8 @@ class SamplerOrder:
             self._put_epochs_back(left.sampler_epochs)
             elements = self._iterate(left.states[0])
             self._draw(elements)
-            is_last = self._draw(elements) is None  # after the last batch, this also completes the sampler's iteration
+            # After the last batch, this also completes the sampler's iteration.
+            is_last = self._draw(elements) is None
             del elements
             if not is_last:
                 self._draw(self._iterate(left.states[0]))

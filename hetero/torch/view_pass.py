@@ -134,6 +134,7 @@ class ViewPass:
             ConfigError: If the batch belongs to another rank.
             DatasetError: If the user's code raises.
         """
+        # Reject a batch that another rank has to fetch.
         own_rank = self._pipeline.shard().rank
         if batch.planned.rank not in (None, own_rank):
             raise ConfigError(
@@ -141,6 +142,7 @@ class ViewPass:
                 "  loader.batch_sampler yields the batches of all ranks in turn, for tools that shard it as accelerate "
                 "does.\n  Iterate over the hetero DataLoader itself; with accelerate leave out dispatch_batches=True."
             )
+        # Wait for it, as `Pass` does.
         timer = self._pipeline.begin_wait(self._timing)
         control.check_stop(timer)
         try:
@@ -159,6 +161,7 @@ class ViewPass:
             raise
         assert self._reader is not None
         assert self._reader.request is not None
+        # Record that it is delivered.
         auditing.enter(self._pipeline, self._reader.request, fetched)
         timer.end_wait(len(batch))
         self._last = batch.number
@@ -166,7 +169,8 @@ class ViewPass:
         self._requests.passed()
         if self._requests.is_through:
             self._end_reading()
-        if self._is_over:  # accelerate with even_batches=False fetches its last batch after the end of the pass
+        # accelerate with even_batches=False fetches its last batch after the end of the pass.
+        if self._is_over:
             self._end_reading()
             self._pipeline.end_timing(self._timing)
         return fetched

@@ -110,7 +110,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
             forward(epoch)
 
     def __getattr__(self, name: str) -> Any:
-        # Pickle and copy look up special methods before there is a `local`. Without this line that look-up never ends.
+        # Pickle and copy look up special methods before there is a `local`, and `local` itself is looked up below.
         if name.startswith("__") or name == "local":
             raise AttributeError(name)
         return getattr(self.local.subject, name)
@@ -123,7 +123,8 @@ class DatasetView(torch.utils.data.Dataset[Any]):
             setattr(self.local.subject, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pipeline": None}  # the pipeline holds the user's sampler, which may not be picklable
+        # The pipeline holds the user's sampler, which may not be picklable.
+        return {**self.__dict__, "_pipeline": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
