@@ -35,10 +35,13 @@ def parse_cluster(
         ClusterError: If the document is malformed, contradictory or ambiguous.
         ConfigError: If ``roles`` are malformed.
     """
-    if current_host is not None:  # it replaces the document's current_host, which may be unusable
+    # The caller's name replaces the document's current_host, which may be unusable.
+    if current_host is not None:
         document = {key: value for key, value in document.items() if key != "current_host"}
+    # Check the groups and hosts.
     checked = Document(document, source)
     groups = _read_groups(checked)
+    # Find which of them this host is: as the caller says, as the document says, or by the names of this machine.
     every_host = [name for group in groups for name in group.hosts]
     if current_host is None and checked.content.current_host is None:
         current_host = next((name for name in own_names if name in every_host), None)
@@ -55,6 +58,7 @@ def parse_cluster(
             advice="give --host NAME with this host's name in the description",
             guess=close(current_host, every_host),
         )
+    # Give each group its role.
     assigned = assign_roles([(group.instance_group_name, group.instance_type) for group in groups], roles, source)
     return ClusterSpec(
         current_host=current_host,
@@ -62,6 +66,7 @@ def parse_cluster(
             InstanceGroup(
                 name=group.instance_group_name,
                 instance_type=group.instance_type,
+                # Sorted, so that every host derives the same ranks.
                 hosts=tuple(sorted(group.hosts, key=natural_key)),
                 role=role,
             )

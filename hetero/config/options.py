@@ -306,6 +306,7 @@ def _check_data_service(options: LaunchOptions) -> None:
     """Raise if an option is stated that the data service of the job cannot use."""
     for field in dataclasses.fields(options):
         needed = field.metadata["data_service"]
+        # An option that is stated with its default cannot be told from one that is not stated.
         if needed not in ("", options.data_service) and getattr(options, field.name) != field.default:
             to_do = field.metadata["to_do"] or f"leave it out, or give data_service {needed!r}"
             raise ConfigError(

@@ -45,7 +45,8 @@ def find_platform(environ: Mapping[str, str], *, cluster_file: str | None = None
     name = name or environ.get("HETERO_PLATFORM") or None
     if name is None:
         found = next((platform for kind in _platforms() if (platform := kind(environ)).is_here()), None)
-        found = found or SageMaker(environ)  # its folders are the default, and its error the one for no platform
+        # SageMaker's folders are the default, and its error is the one for no platform.
+        found = found or SageMaker(environ)
     else:
         kind = extensions.find(extensions.PLATFORMS, name)
         if kind is None:

@@ -74,6 +74,7 @@ class AwsBatch(Platform):
             raise self._error("several nodes", "one node, or nodes that have registered with the main node")
         group = self._group(0, 1)
         document = {
+            # No other host has to reach the only one.
             "instance_groups": [group_document(group.name, group.instance_type, ["127.0.0.1"])],
             "current_host": "127.0.0.1",
         }

@@ -35,6 +35,7 @@ class ClusterFile(PlatformWrapper):
     def describe(self) -> ClusterDescription:
         """Return the content of the file."""
         name = socket.gethostname()
+        # A host may know its whole domain name, and the file only the first part of it.
         own_names = (name, name.partition(".")[0])
         return ClusterDescription(document=load(Path(self._path)), source=self._path, own_names=own_names)
 

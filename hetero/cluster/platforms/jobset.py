@@ -66,6 +66,7 @@ class JobSet(Platform):
                 "the groups of the job, for example dnn_group=GPU:8:1 data_group=CPU:32:2",
                 "make the manifest with hetero render jobset, or set the variable in all replicated jobs",
             )
+        # Check that this pod belongs to a group of the job.
         own = self._group()
         if own not in [group.name for group in groups]:
             names = [group.name for group in groups]
@@ -81,6 +82,7 @@ class JobSet(Platform):
                 "replicas: 1, and the hosts of a group as parallelism and completions of its job",
                 "make the manifest with hetero render jobset",
             )
+        # Nothing lists the pods of other groups. Their names follow by rule.
         host = self._host(own, self._index("JOB_COMPLETION_INDEX"))
         documents = [
             group_document(group.name, group.instance_type, [self._host(group.name, i) for i in range(group.count)])

@@ -37,6 +37,7 @@ class Joined(PlatformWrapper):
         job: str,
         own_address: str,
     ) -> None:
+        # The job's id replaces one that the platform of this host may give.
         super().__init__(below, {**below.environ, "HETERO_JOB_ID": job})
         self._description = ClusterDescription(document=document, source=source, roles=roles)
         self._job = job

@@ -35,6 +35,7 @@ def pod_folders(workspace: str) -> Folders:
     return Folders(
         root=root,
         output=root / "output",
+        # Kubernetes shows what is in this file as the reason of a failure.
         failure=Path("/dev/termination-log"),
         model=root / "model",
         checkpoints=root / "checkpoints",

@@ -82,6 +82,7 @@ class SageMaker(Platform):
         if self._has_file():
             facts = self.own_variables(cluster).items()
             stated = {name: (self.environ[name], fact) for name, fact in facts if name in self.environ}
+            # mpirun gives the variables of the first host to all others.
             odd = [f"{name} is {value!r}, not {fact!r}" for name, (value, fact) in stated.items() if value != fact]
             if odd:
                 logger.warning("the environment disagrees with %s, which is used: %s", cluster.source, "; ".join(odd))
@@ -195,6 +196,7 @@ def entry_arguments(hyperparameters: Mapping[str, object]) -> list[str]:
     The toolkit of SDK 2 sorts the arguments, writes values as Python does, and puts one dash before a name of one
     letter. The drivers of SDK 3 write values as JSON. Both remove the JSON quotes around texts.
     """
+    # SDK 2 adds hyperparameters with this prefix, such as sagemaker_program.
     is_toolkit = any(name.startswith("sagemaker_") for name in hyperparameters)
     arguments: list[str] = []
     for name in sorted(hyperparameters) if is_toolkit else hyperparameters:

@@ -106,7 +106,8 @@ class Slurm(Platform):
             model=base / "model",
             checkpoints=submitted / "checkpoints",
             code=submitted,
-            exit_code=base / "exit-code",  # srun ends with the highest code, also of a data node that was lost
+            # srun ends with the highest code, also with that of a data node that was lost.
+            exit_code=base / "exit-code",
         )
 
     def job_name(self) -> str:
@@ -288,6 +289,7 @@ class Slurm(Platform):
             *notes(request),
         ]
         check_data_groups(request)
+        # A line "hetjob" separates the components of a heterogeneous job.
         for number, group in enumerate(request.groups):
             lines += [*(["#SBATCH hetjob"] if number else []), *_component(request, group)]
         lines += [
@@ -368,6 +370,7 @@ def _component(request: RenderRequest, group: StatedGroup) -> list[str]:
     """Return the directives of a group."""
     resources = resources_of(group)
     partition, account, constraint = (request.setting(name, group) for name in ("partition", "account", "constraint"))
+    # Slurm knows no instance types, so something else must choose the nodes.
     if not (resources.cpus or resources.gpus or partition or constraint):
         raise ConfigError(
             f"--group {group.text}: Slurm does not know the type {group.instance_type!r:.60}\n"

@@ -88,6 +88,7 @@ class TrainJob(JobSet):
                 f"name is {_TRAINER}\n  to do: give --group {_TRAINER}={trainers[0].instance_type}:{trainers[0].count}"
             )
         (trainer,) = trainers
+        # The runtime, with the trainers as the job that Kubeflow expects.
         lines = [
             *head(request, "TrainJob"),
             "apiVersion: trainer.kubeflow.org/v1alpha1",
@@ -117,8 +118,10 @@ class TrainJob(JobSet):
             "              spec:",
             *indented(pod(request, trainer, restart_policy="Never", labels=DOWNWARD, container=_TRAINER), 16),
         ]
+        # Kubeflow knows nothing of data hosts: each group is one more job of the runtime.
         for group in request.members(Role.DATA):
             lines += indented(replicated_job(request, group, Role.DATA), 6)
+        # The job itself, which only names the runtime.
         lines += [
             "---",
             "apiVersion: trainer.kubeflow.org/v1alpha1",

@@ -153,6 +153,7 @@ class Vertex(Platform):
             *_head(request),
             *_scheduling(request),
             "workerPoolSpecs:",
+            # Pool 0 has one replica, so the first trainer host has a pool of its own.
             *_pool(request, trainer, 1, token, "pool 0: the first host that trains. Its end is the end of the job"),
         ]
         if trainer.count > 1:

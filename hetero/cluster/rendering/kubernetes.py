@@ -101,6 +101,7 @@ def pod(
         f"  runAsUser: {_USER}",
         f"  runAsGroup: {_USER}",
         f"  fsGroup: {_USER}  # may read the token and write to the volumes",
+        # The default changes the owner of every file of a volume whenever a pod starts.
         "  fsGroupChangePolicy: OnRootMismatch",
         "  seccompProfile: {type: RuntimeDefault}",
         "containers:",

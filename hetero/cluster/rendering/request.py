@@ -106,7 +106,8 @@ class RenderRequest:
                     "with a letter first"
                 )
         for group in self.groups:
-            pod = f"{self.name}-{group.name}-0-{group.count - 1}-abcde"  # a job ends it with five random letters
+            # Kubernetes ends the name of a job's pod with five random letters.
+            pod = f"{self.name}-{group.name}-0-{group.count - 1}-abcde"
             if len(pod) > _MAX_POD_NAME:
                 raise ConfigError(
                     f"pod {pod} has a name of {len(pod)} characters; expected at most {_MAX_POD_NAME}\n"
@@ -149,7 +150,8 @@ def make_request(groups: Sequence[StatedGroup], roles: Sequence[str], **values: 
 
 def resources_of(group: StatedGroup) -> Resources:
     """Return what each host of a group has, as ``CPU:16`` or ``GPU:8`` states it. Nothing is known of other types."""
-    from hetero.pricing import stated_resources  # not above, because ranks import the platforms, and this takes 0.1 s
+    # Not above, because ranks import the platforms, and this import takes 0.1 s.
+    from hetero.pricing import stated_resources
 
     stated = stated_resources(group.instance_type)
     return Resources() if stated is None else Resources(cpus=stated.vcpus or 0, gpus=stated.num_accelerators or 0)
