@@ -195,6 +195,7 @@ class HostSampler:
         if not self._wake.is_set():
             self._wake.set()
             if self._thread is not None:
+                # The thread ends first, so that the reading below is the last one.
                 self._thread.join(timeout_s)
             self.sample()
             if self._gpus is not None:
@@ -414,6 +415,7 @@ class Gpus:
             nvml.nvmlInit()
             self._nvml = nvml
             self._handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            # Older versions of pynvml return bytes.
             name = nvml.nvmlDeviceGetName(self._handles[0]) if self._handles else ""
             self._name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         except Exception as error:  # noqa: BLE001 - pynvml has its own exceptions, which differ between versions

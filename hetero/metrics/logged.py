@@ -174,6 +174,7 @@ def thinned(values: Sequence[LoggedMetric], max_values: int) -> tuple[LoggedMetr
     places: dict[str, list[int]] = {}
     for place, value in enumerate(values):
         places.setdefault(value.name, []).append(place)
+    # Halve the longest series until there is room.
     number = len(values)
     while number > max_values:
         longest = max(places.values(), key=len)
@@ -184,6 +185,7 @@ def thinned(values: Sequence[LoggedMetric], max_values: int) -> tuple[LoggedMetr
         longest[:] = kept
     kept_places = sorted(place for each in places.values() for place in each)
     if number > max_values:
+        # There are more names than room. Only their last values stay.
         kept_places = sorted(each[-1] for each in places.values())[:max_values]
     return tuple(values[place] for place in kept_places)
 

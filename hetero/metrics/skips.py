@@ -51,7 +51,8 @@ class Listing:
         """Reserve room for one more sample. Return False if no room is left."""
         nbytes = len(json.dumps(encode(sample))) + 2
         if not self._num_samples or nbytes > self._num_bytes:
-            self._num_samples = 0  # list no later sample either, because a list with gaps would look complete
+            # List no later sample either, because a list with gaps would look complete.
+            self._num_samples = 0
             return False
         self._num_samples -= 1
         self._num_bytes -= nbytes

@@ -435,6 +435,7 @@ class StepTimer:
             with self._lock:
                 self._num_overruns += self._current_steps
             return now
+        # A sleep may end early.
         while (remaining_s := start + step_wait_s - now) > 0:
             self._sleep(remaining_s)
             now = self._clock()

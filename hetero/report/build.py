@@ -117,8 +117,10 @@ def _headline(facts: RunFacts) -> Headline | None:
         summaries = [summary for _, summary in loaders[key]]
         return sum(s.total_s for s in summaries), sum(s.num_steps for s in summaries)
 
+    # The report is about the loader that took the most time.
     key = max(loaders, key=weight)
     ranks = loaders[key]
+    # A job is as slow as its slowest rank.
     step_rank, step = _slowest(ranks, lambda summary: summary.step_time_mean_s)
     wait_rank, wait = _slowest(ranks, lambda summary: summary.data_wait_mean_s)
 
@@ -169,6 +171,7 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     for joined in facts.joined_hosts:
         share = min(1.0, joined.present_s / facts.wall_s) if facts.wall_s > 0 else 1.0
         hosts.append((joined.group, joined.instance_type, share))
+    # Spot groups have the user's price. All others need one from the catalogue.
     types = dict.fromkeys(name for group, name, _ in hosts if group not in spot_usd)
     missing = [line for line in map(catalogue.explain, types) if line is not None]
     prices = [
@@ -318,7 +321,8 @@ def _waits_are_rare(headline: Headline) -> bool:
 
 
 def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
-    if facts.placement == "hybrid":  # Trainer hosts use part of their vCPUs, and that share is not recorded.
+    # Trainer hosts use a part of their vCPUs, and that share is not recorded.
+    if facts.placement == "hybrid":
         return None
     if facts.joined_hosts:  # the number of vCPUs has changed during the run
         return None

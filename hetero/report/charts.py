@@ -174,6 +174,7 @@ def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
         axes.text(usd.value, row, f" {usd.value:.4g}", va="center")
         if times_s[0] < times_s[1]:
             has_bounds = True
+            # The cost grows with the step time, so its bounds have the same ratio.
             axes.plot([usd.value * times_s[0] / times_s[1], usd.value], [row, row], color="#000000", linewidth=3)
     axes.set_xlabel(f"USD for {'1,000 steps' if comparison.per == 'step' else 'a million samples'}")
     caption = f"The second run costs as much as the first at {even.value:.2f} times its pace"

@@ -137,6 +137,7 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
     first, second = baseline.run, candidate.run
     if first.basis != second.basis:
         yield f"The first run was {first.basis}, the second {second.basis}. Compare two of a kind."
+    # Other options may differ, because they are what a comparison is about.
     for name in sorted(set(first.options) | set(second.options)):
         values = [run.options.get(name, "unset") for run in (first, second)]
         if name.startswith("emulate") and values[0] != values[1]:
@@ -149,6 +150,7 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
             f"The loaders differ: {base.loader} in the first run, {other.loader} in the second. If they are the same, "
             "give both the same name (an argument of the loader)."
         )
+    # An old report has no lower bound, so its range would look exact.
     for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
         if headline.step_time_least is None and has_unknown_excess(report.headline_ranks.values(), report.run.events):
             yield (

@@ -247,6 +247,7 @@ def _steps_table(headline: Headline) -> str:
         "blocked in `next()`; utilisation is compute / step time."
     )
     times_s = headline.step_time_range_s
+    # Bounds that read the same say nothing.
     if times_s is not None and len(set(map(seconds_text, times_s))) > 1:
         note += (
             f" Other work of this machine showed: without it, the mean step time is at least "

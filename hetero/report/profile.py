@@ -139,6 +139,7 @@ def _vcpus(run: RunFacts, instance_type: str, catalogue: Catalogue) -> int:
     info = catalogue.find(instance_type)
     if info is not None and info.vcpus is not None:
         return info.vcpus
+    # Simulated hosts share a machine, so its CPUs are not theirs.
     counts = [usage.num_cpus for usage in run.hosts if usage.scope == "host"]
     if not counts:
         raise ConfigError(

@@ -116,6 +116,7 @@ def _codec(name: str, batches: Sequence[tuple[Any, int]]) -> CodecProfile:
             encode_s += time.thread_time() - begin_s
             for piece, size, raw_size in zip(pieces, sizes, raw_block_sizes(leaf.nbytes), strict=True):
                 if size:
+                    # Before the clock starts, because a reader has its memory already.
                     room = memoryview(bytearray(raw_size))
                     begin_s = time.thread_time()
                     decoder.decompress(piece, room)

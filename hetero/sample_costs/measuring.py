@@ -144,6 +144,7 @@ def measure_host(options: SupplyOptions, progress: Callable[[str], object]) -> H
     notes: list[str] = []
     contents: Contents | None = None
     if options.work is not None:
+        # What samples cost, in processes like endpoints.
         progress(f"importing {options.script}")
         before = open_files()
         try:
@@ -156,6 +157,7 @@ def measure_host(options: SupplyOptions, progress: Callable[[str], object]) -> H
             notes.append(f"Samples were not measured on {options.host}: {_first_line(error)}")
     elif options.emulated_sample_s is not None:
         part = dataclasses.replace(part, supply=emulated_supply(options))
+    # What receiving costs, with leaves of the sizes that were found.
     leaf_bytes = list(options.batch_bytes)
     if contents is not None and options.work is not None:
         leaf_bytes = [round(leaf.bytes_per_sample * options.work.batch_samples) for leaf in contents.leaves]
@@ -250,6 +252,7 @@ def _bursts(
     progress: Callable[[str], object],
     notes: list[str],
 ) -> Iterator[ConcurrencyPoint]:
+    # The number of processes that time and memory allow.
     num_processes = most_processes(options.num_processes, measured)
     if build_s > _LONG_BUILD_S and num_processes > 1:
         notes.append(
@@ -260,6 +263,7 @@ def _bursts(
     if most < num_processes:
         notes.append(f"Only {most} of {num_processes} processes fit into the free memory of {options.host}.")
         num_processes = most
+    # All bursts together have a time limit, so many bursts are shorter ones.
     sizes = burst_sizes(num_processes)
     seconds = min(options.burst_s, _BURSTS_S / len(sizes))
     sample_s = measured.sample_cpu_s.mean + measured.sample_wait_s.mean + measured.batch_cpu_s.mean
@@ -271,7 +275,8 @@ def _bursts(
         fetchers.start(size)
         new = fetchers.channels[first_new:]
         fetchers.ask(new, _BUILD_S, do="build")
-        fetchers.ask(new, timeout_s, do="burst", seconds=0.01, chunk=1)  # opens files and fills caches
+        # A first burst opens files and fills caches. It is not measured.
+        fetchers.ask(new, timeout_s, do="burst", seconds=0.01, chunk=1)
         found = fetchers.ask(fetchers.channels[:size], timeout_s, do="burst", seconds=seconds, chunk=chunk)
         num_samples = sum(each["num_samples"] for each in found)
         yield ConcurrencyPoint(

@@ -115,7 +115,8 @@ def measure_samples(
     """
     if not requests:
         raise ConfigError("found no samples to measure; expected at least one request")
-    with built.loading_anew():  # a cache does not help in the first epoch, and the same samples are fetched again here
+    # A cache does not help in the first epoch, and the same samples are fetched again here.
+    with built.loading_anew():
         return _measure_samples(built, requests, seconds, cpu_clock)
 
 

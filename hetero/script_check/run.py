@@ -86,6 +86,7 @@ class _Found:
     def add_error(self, error: BaseException) -> None:
         """Record an exception that ended the script or its import."""
         frames = traceback.extract_tb(error.__traceback__)
+        # An exception of the script's own. Its last frame in the user's files is the place.
         if not isinstance(error, HeteroError):
             line = traceback.format_exception_only(type(error), error)[-1].strip()
             self.add(
@@ -96,6 +97,7 @@ class _Found:
                 )
             )
             return
+        # An error of hetero. The place is the line of the script that causes it, as far as the source shows it.
         first, _, rest = str(error).partition("\n")
         trace = getattr(getattr(error, "record", None), "traceback", "")
         stage = getattr(getattr(error, "record", None), "stage", "")
