@@ -266,6 +266,7 @@ def _name(facts: LoaderFacts) -> object:
 
 def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) -> None:
     """Compare the batches of one loader in both runs."""
+    # Compare the digests at the places that both runs have.
     ours, theirs = _common(one.keys, other.keys)
     findings.num_compared += len(ours)
     if not len(ours):
@@ -277,6 +278,7 @@ def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) 
         mask = (mine[ours] != their[theirs]).any(axis=1)
         masks.append((what, mask))
         differ |= mask
+    # Report the first difference. All later ones may follow from it.
     if differ.any():
         first = int(np.argmax(differ))
         what = next(what for what, mask in masks if mask[first])
@@ -289,6 +291,7 @@ def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) 
             f"{int(differ.sum()):,} of {len(ours):,} batches differ",
             key,
         )
+    # Report the places that only one run has.
     for label, table, common, counterpart in (("A", one, ours, "B"), ("B", other, theirs, "A")):
         _record_unshared(name, label, table, common, counterpart, findings)
 

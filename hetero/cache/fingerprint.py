@@ -73,7 +73,8 @@ class Fingerprint:
         hasher = blake2b(self._facts, digest_size=20, person=b"hetero.loads")
         stated = self._stated
         if callable(stated):
-            seed_generators(0)  # the function may draw samples, and must draw the same in all processes
+            # The function may draw samples, and must draw the same ones in all processes.
+            seed_generators(0)
             stated = stated(self._split.dataset)
         hasher.update(json.dumps(None if stated is None else str(stated)).encode())
         num_samples = len(self._split.inner)
@@ -97,7 +98,8 @@ class _Digest:
     """One walk over a value. An object that was met before counts by the order of its first meeting."""
 
     def __init__(self) -> None:
-        self._met: dict[int, tuple[int, Any]] = {}  # keeps the objects alive, because a new one could reuse an id
+        # It keeps the objects alive, because a new one could get the id of one that was freed.
+        self._met: dict[int, tuple[int, Any]] = {}
         self._depth = 0
 
     def of(self, value: Any) -> bytes:

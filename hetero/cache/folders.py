@@ -58,7 +58,8 @@ class SharedFolder:
     def __init__(self, base: Path, name: str, key: str) -> None:
         self.parent = base / _root_name() / f"data-{name}"
         self.path = self.parent / key
-        if not base.is_dir():  # hetero does not make it, because it may be the place of a disk that is not mounted
+        # hetero does not make the folder, because it may be the place of a disk that is not mounted.
+        if not base.is_dir():
             raise OSError(f"there is no folder {base}; make it, or mount its disk")
         for _ in range(_ATTEMPTS):
             # Another process may remove the folders at any time, until this one has the lock.
@@ -82,7 +83,8 @@ class SharedFolder:
 
     def close(self) -> None:
         """End the use of the folder."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also if a forked process still has the descriptor
+        # A forked process may still have the descriptor, so closing it here would not release the lock.
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
 

@@ -49,7 +49,8 @@ def without_images(value: Any, depth: int = 0) -> Any:
     if isinstance(value, image_module.Image):
         if value.mode not in _MODES:
             raise ConfigError(f"an image of mode {value.mode!r}; convert it with .convert('RGB')")
-        pixels = np.frombuffer(value.tobytes(), np.uint8)  # reads the file if that was not done
+        # tobytes reads the file first if that was not done.
+        pixels = np.frombuffer(value.tobytes(), np.uint8)
         return ImageData(value.mode, value.size, pixels, _plain_info(value.info))
     return _mapped(value, without_images, depth)
 

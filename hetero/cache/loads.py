@@ -129,7 +129,8 @@ class _KeptLoads:
         before = generator_states()
         value = self._built.split.load_anew(index)
         after = generator_states()
-        if len(before[-1]) != len(after[-1]):  # the call has imported torch, so its draws are not known
+        # If the call has imported torch, its draws are not known.
+        if len(before[-1]) != len(after[-1]):
             return value, False
         if before != after:
             raise ConfigError(
@@ -172,7 +173,8 @@ class _KeptLoads:
         split = self._built.split
         assert split is not None
         get_item: Callable[[Any, Any], Any] | None = getattr(type(split.inner), "__getitem__", None)
-        if get_item is None or str(getattr(get_item, "__module__", "")).startswith("torch."):  # torch's only raises
+        # The __getitem__ of torch's Dataset only raises.
+        if get_item is None or str(getattr(get_item, "__module__", "")).startswith("torch."):
             return None
         self._built.seed(BUILD_KEY)
         made = freeze(split.inner.augment(split.load_anew(split.inner_index(index))))

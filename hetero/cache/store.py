@@ -180,7 +180,8 @@ class SampleStore:
             lock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also if another thread has forked a process meanwhile
+            # Another thread may have forked a process meanwhile, which has the descriptor too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 

@@ -113,7 +113,8 @@ def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tier
     if _pid_with_exit != os.getpid():
         # Once in each process, because multiprocessing clears the finalizers that a forked child has inherited.
         _pid_with_exit = os.getpid()
-        multiprocessing.util.Finalize(None, close_tiers, exitpriority=_LATE)  # also in processes of `multiprocessing`
+        # Processes of multiprocessing run no exit handlers of atexit, but they run these.
+        multiprocessing.util.Finalize(None, close_tiers, exitpriority=_LATE)
     return tiers
 
 

@@ -162,7 +162,8 @@ def _folders(mounts: str, version: str, group: str, controller: str) -> list[Pat
     Raises:
         LookupError: If no mount shows the group.
     """
-    for line in reversed(mounts.splitlines()):  # because the last mount on a folder hides earlier ones
+    # The last mount on a folder hides earlier ones.
+    for line in reversed(mounts.splitlines()):
         place, _, kind = line.partition(" - ")
         root, top = place.split(" ")[3:5]
         file_system, _, options = kind.split(" ")[:3]

@@ -48,7 +48,8 @@ class LineSource:
             if not chunk:
                 return False
             *lines, self._rest = (self._rest + chunk).split(b"\n")
-            if len(self._rest) > _MAX_LINE_BYTES:  # a progress bar without a line end, or binary output
+            # A progress bar has no line ends, and neither has binary output.
+            if len(self._rest) > _MAX_LINE_BYTES:
                 lines.append(self._rest)
                 self._rest = b""
             for line in lines:

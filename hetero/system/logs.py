@@ -232,7 +232,8 @@ def write_behind() -> Iterator[None]:
     finally:
         writer.close()
         if not writer.num_dropped:
-            _output.writer = None  # if lines were dropped, the reader has stopped, and a direct write would wait for it
+            # Not if lines were dropped: the reader has stopped, and a direct write would wait for it.
+            _output.writer = None
 
 
 def dropped_lines() -> int:

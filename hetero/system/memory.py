@@ -36,7 +36,8 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _HEAP_BYTES = 2**26  # the pieces that the arenas of threads are made of
 _THRESHOLD_BYTES = 2**30
-_OLD_THRESHOLD_BYTES = _HEAP_BYTES // 2  # the highest mmap threshold that glibc before 2.35 accepts
+# glibc before 2.35 accepts no higher mmap threshold.
+_OLD_THRESHOLD_BYTES = _HEAP_BYTES // 2
 _SETTINGS = (
     (_M_MMAP_THRESHOLD, "MALLOC_MMAP_THRESHOLD_", "mmap_threshold", (_THRESHOLD_BYTES, _OLD_THRESHOLD_BYTES)),
     (_M_TRIM_THRESHOLD, "MALLOC_TRIM_THRESHOLD_", "trim_threshold", (_THRESHOLD_BYTES,)),
@@ -98,7 +99,6 @@ def _fill_gaps() -> None:
         return
     try:
         library = ctypes.CDLL(None)
-        # Leaves less than a page free at the end of the heap, where the search for gaps ends.
         library.malloc_trim(0)
         malloc, free, sbrk = library.malloc, library.free, library.sbrk
     except (OSError, AttributeError):
@@ -106,7 +106,8 @@ def _fill_gaps() -> None:
     malloc.argtypes, malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
     free.argtypes, free.restype = (ctypes.c_void_p,), None
     sbrk.argtypes, sbrk.restype = (ctypes.c_ssize_t,), ctypes.c_void_p
-    end = sbrk(0) - os.sysconf("SC_PAGESIZE")  # what is free at the end of the heap is less than a page now
+    # What is free at the end of the heap is less than a page now.
+    end = sbrk(0) - os.sysconf("SC_PAGESIZE")
     num_left = _MAX_GAPS
     for size in _GAP_SIZES:
         while begin <= (block := malloc(size) or 0) < end and num_left:

@@ -33,7 +33,8 @@ def open_files() -> dict[int, str]:
     written, terminals, and devices such as ``/dev/null``. A file that is mapped into memory, and can only be read, is
     left out too. It is read through its map, which has no position.
     """
-    mapped = dict(sorted(mapped_files()))  # of several maps of a file, one that is shared comes last
+    # Sorted, so that of several maps of a file one that is shared comes last, and counts.
+    mapped = dict(sorted(mapped_files()))
     found = {}
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):
@@ -78,7 +79,8 @@ def mapped_files() -> Iterator[tuple[str, bool]]:
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]:
-            _, rights, _, _, inode, *name = line.split(maxsplit=5)  # the kernel escapes a newline in a name, no other
+            # The kernel escapes a newline in a name, and no other separator.
+            _, rights, _, _, inode, *name = line.split(maxsplit=5)
             is_shared = rights.startswith("rw") and rights.endswith("s")
             if is_shared or inode != "0":
                 yield name[0].removesuffix(_REMOVED) if name else "anonymous", is_shared

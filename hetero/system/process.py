@@ -146,7 +146,8 @@ def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = 
         kill_all(children)
         for child in children:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(child.pid, os.WNOHANG)  # fails for a child's child until this process inherits it
+                # Fails for a child's child until this process inherits it.
+                os.waitpid(child.pid, os.WNOHANG)
         if time.monotonic() > begin_s + timeout_s:
             names = ", ".join(str(child.pid) for child in children)
             logger.error(
@@ -342,7 +343,8 @@ def limit_threads() -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(0)  # 0 means no threads in OpenCV, 1 still keeps a pool
+        # 0 means no threads in OpenCV. 1 still keeps a pool.
+        sys.modules["cv2"].setNumThreads(0)
 
 
 def _ignore(_number: int, _frame: object) -> None:

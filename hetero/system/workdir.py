@@ -72,7 +72,8 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
         try:
             descriptor = _lock(path, is_new=True)
             try:
-                path.rename(final)  # other processes see the final name only after the folder is locked
+                # The order matters: other processes see the final name only after the folder is locked.
+                path.rename(final)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -139,7 +140,8 @@ def _lock(path: Path, *, is_new: bool = False) -> int:
     try:
         _flock(descriptor, is_needed=not is_new)
         facts = os.fstat(descriptor)
-        found = f"user {facts.st_uid} with mode {facts.st_mode & 0o777:o}"  # set-group-id gives no access
+        # The mode without set-group-id, which gives no access.
+        found = f"user {facts.st_uid} with mode {facts.st_mode & 0o777:o}"
         expected = f"user {os.geteuid()} with mode 700"
         if found != expected:
             raise PermissionError(f"it is of {found}, expected {expected}")
