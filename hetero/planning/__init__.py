@@ -4,11 +4,10 @@
 
     ranks, hosts -> parts -> assembly -> profile.json -> StepModel -> search -> Plan -> text, JSON, HTML
 
-profile.py       the measured figures of a job (`Profile`), and the reader and writer of ``profile.json``
+profile.py       the measured figures of a job (`Profile`), their limits, and the reader and writer of ``profile.json``
 parts.py         what each rank and host contributes to a profile
 assembly.py      makes a profile from these parts
 profile_text.py  shows a profile as Markdown
-figure_checks.py rejects impossible figures of a profile
 options.py       what the user asks of a plan (`PlanOptions`)
 machines.py      the machines of a menu (`Machine`), from the catalogue of instance types
 candidates.py    a cluster that a plan considers (`Candidate`)

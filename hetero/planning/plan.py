@@ -16,11 +16,10 @@ from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, SMALL_EXCESS, excess_te
 from hetero.metrics.figures import Figure
 from hetero.planning.candidates import AS_IS, FORMS, UINT8, Candidate
 from hetero.planning.enumeration import STEPS_OF_SPENDING, free_cpus
-from hetero.planning.figure_checks import check_figures
 from hetero.planning.machines import Machine, bigger_machines, is_on_default_menu, menu_of
 from hetero.planning.options import PlanOptions
 from hetero.planning.parts import MIN_STEPS
-from hetero.planning.profile import Profile, TrainingProfile
+from hetero.planning.profile import Profile, TrainingProfile, check_figures
 from hetero.planning.ranking import GOALS, Constraints
 from hetero.planning.reasons import REASONS, answer_of, notes_of, reason_of, rejection_of, resized_note
 from hetero.planning.search import Alternative, Search, search

@@ -28,6 +28,7 @@ __all__ = [
     "Spread",
     "SupplyProfile",
     "TrainingProfile",
+    "check_figures",
     "load_profile",
     "write_profile",
 ]
@@ -38,22 +39,40 @@ MAX_VALUES = 1024
 """Limit of the measured values that a `Spread` keeps."""
 _MAX_FILE_BYTES = 16 << 20
 
+# The limits are far above what a real job needs. The least time keeps plans from a division by 0.
+_MAX_S = 86_400.0
+"""A day, for a step, a sample, or the build of a data set."""
+_LEAST_S = 1e-9
+_MAX_SAMPLE_BYTES = 1e12
+_FIGURES = {
+    "rank_cpu_cores": ("CPU", 4096.0),
+    "receive_cpu_s_per_gb": ("s/GB", 10_000.0),
+    "gpu_percent": ("%", 100.0),
+    "endpoint_private_bytes": ("B", 1e14),
+    "endpoint_shared_bytes": ("B", 1e14),
+    "build_s": ("s", _MAX_S),
+    "storage_bytes_per_sample": ("B", _MAX_SAMPLE_BYTES),
+    "wire_bytes_per_sample": ("B", _MAX_SAMPLE_BYTES),
+}
+"""Unit and largest value of each `Figure` of a profile. A `Figure` itself may have any unit."""
+_TO_DO = "\n  to do: run hetero profile again"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The distribution of a measured figure. `of` creates one from the measured values."""
+    """The distribution of a measured time. `of` creates one from the measured values."""
 
-    unit: str
+    unit: str = field(metadata=limits(choices=("s",)))
     basis: str = field(metadata=limits(choices=BASES))
     """``measured`` on this hardware, ``simulated`` (measured with an emulated part), or ``modelled`` (computed)."""
     num_measured: int = field(metadata=limits(minimum=1))
     """Number of measured values."""
-    mean: float
+    mean: float = field(metadata=limits(maximum=_MAX_S))
     p50: float
     p95: float
     variation: float
     """Coefficient of variation: standard deviation / mean. 0 if the mean is 0."""
-    values: tuple[float, ...] = field(metadata=limits(min_items=1, max_items=MAX_VALUES))
+    values: tuple[float, ...] = field(metadata=limits(min_items=1, max_items=MAX_VALUES, maximum=_MAX_S))
     """The measured values in order, or 1,024 of them at equal distances. The planner resamples them."""
 
     @classmethod
@@ -86,9 +105,9 @@ class ConcurrencyPoint:
     """Throughput of a number of processes that preprocess at the same time on one host."""
 
     num_processes: int = field(metadata=limits(minimum=1, maximum=4096))
-    samples_per_s: float
+    samples_per_s: float = field(metadata=limits(minimum=1 / _MAX_S, maximum=1 / _LEAST_S))
     """Samples per second of all processes together."""
-    cpu_s_per_sample: float
+    cpu_s_per_sample: float = field(metadata=limits(minimum=_LEAST_S, maximum=_MAX_S))
     """CPU seconds per sample. It grows with the number of processes if they share memory bandwidth or cores."""
 
 
@@ -126,7 +145,7 @@ class LeafProfile:
     path: str
     """Position in the batch, for example ``[0]`` or ``['image']``."""
     dtype: str
-    bytes_per_sample: float
+    bytes_per_sample: float = field(metadata=limits(maximum=_MAX_SAMPLE_BYTES))
     fits_uint8: bool = False
     """Whether all measured values are whole numbers from 0 to 255, or such numbers divided by 255, in a wider dtype."""
 
@@ -138,9 +157,9 @@ class CodecProfile:
     name: str = field(metadata=limits(choices=("lz4", "zstd")))
     ratio: float = field(metadata=limits(maximum=1.5))
     """Compressed size / size."""
-    encode_cpu_s_per_sample: float
+    encode_cpu_s_per_sample: float = field(metadata=limits(maximum=_MAX_S))
     """CPU seconds of an endpoint."""
-    decode_cpu_s_per_sample: float
+    decode_cpu_s_per_sample: float = field(metadata=limits(maximum=_MAX_S))
     """CPU seconds of a rank."""
 
 
@@ -154,7 +173,7 @@ class TrainingProfile:
     """Usable (or emulated) CPUs of a trainer host."""
     num_hosts: int = field(metadata=limits(minimum=1, maximum=100_000))
     ranks_per_host: int = field(metadata=limits(minimum=1, maximum=1024))
-    batch_samples: int = field(metadata=limits(minimum=1))
+    batch_samples: int = field(metadata=limits(minimum=1, maximum=10**9))
     """Samples per step of one rank."""
     num_local_processes: int = field(default=0, metadata=limits(maximum=4096))
     """Processes per trainer host that fetched batches in this run. 0 if the ranks fetched in their own processes."""
@@ -221,6 +240,39 @@ class Profile:
                 message names the key path.
         """
         return decode(cls, value)
+
+
+def check_figures(profile: Profile) -> None:
+    """Check the figures of a profile, because a plan would divide by them or believe them.
+
+    Raises:
+        ConfigError: If a figure is out of range or has another unit, a step or a sample takes no time, or the numbers
+            of processes of a measurement do not ascend. The message names the key path.
+    """
+    # A profile from a report, or made in Python, was never decoded. Decoding it checks the limits of all fields.
+    try:
+        decode(Profile, encode(profile))
+    except ConfigError as error:
+        raise ConfigError(f"the profile's {error}{_TO_DO}") from error
+    training = profile.training
+    supply = {f"supply[{index}].": each for index, each in enumerate(profile.supply)}
+    for path, record in {"": profile, "training.": training, **supply}.items():
+        for name, (unit, maximum) in _FIGURES.items():
+            figure = getattr(record, name, None)
+            if figure is not None and not (figure.unit == unit and 0 <= figure.value <= maximum):
+                found = f"{path}{name} is {figure.value:g} {figure.unit:.60}"
+                raise ConfigError(f"the profile's {found}; expected 0 to {maximum:g} {unit}{_TO_DO}")
+    times_s = {f"{path}sample_cpu_s": each.sample_cpu_s for path, each in supply.items()}
+    for path, spread in {"training.step_s": training.step_s, **times_s}.items():
+        if spread.mean < _LEAST_S:
+            raise ConfigError(
+                f"the profile's {path}.mean is {spread.mean:g} s; expected {_LEAST_S:g} s or more{_TO_DO}"
+            )
+    for path, each in supply.items():
+        numbers = [point.num_processes for point in each.concurrency]
+        if numbers != sorted(set(numbers)):
+            found = f"{path}concurrency has {', '.join(map(str, numbers))} processes"
+            raise ConfigError(f"the profile's {found}; expected more in each entry{_TO_DO}")
 
 
 def load_profile(path: str | Path) -> Profile:

@@ -270,8 +270,8 @@ def test_cost_has_three_digits_and_no_exponent(usd: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "points"),
     [
-        ("supply[0].concurrency[0].samples_per_s is 0", [(1, 0.0, 0.1)]),
-        ("supply[0].concurrency[0].cpu_s_per_sample is 0", [(1, 10.0, 0.0)]),
+        ("supply[0].concurrency[0].samples_per_s: found 0", [(1, 0.0, 0.1)]),
+        ("supply[0].concurrency[0].cpu_s_per_sample: found 0", [(1, 10.0, 0.0)]),
         ("supply[0].concurrency has 2, 1 processes", [(2, 20.0, 0.1), (1, 10.0, 0.1)]),
         ("supply[0].concurrency has 1, 1 processes", [(1, 10.0, 0.1), (1, 10.0, 0.1)]),
     ],
@@ -292,9 +292,9 @@ def test_profile_with_an_impossible_contention_curve_is_rejected(
 def test_profile_of_steps_or_samples_of_no_time_is_rejected(catalogue: Catalogue) -> None:
     job = make_profile(headspace_s=0.18, cpu_s=0.15)
     zero = Spread.of([0.0], "s", "measured")
-    with pytest.raises(ConfigError, match=r"training\.step_s\.mean is 0; expected a number above 0"):
+    with pytest.raises(ConfigError, match=r"training\.step_s\.mean is 0 s; expected 1e-09 s or more"):
         make_plan(replace(job, training=replace(job.training, step_s=zero)), catalogue)
-    with pytest.raises(ConfigError, match=r"supply\[0\]\.sample_cpu_s\.mean is 0; expected a number above 0"):
+    with pytest.raises(ConfigError, match=r"supply\[0\]\.sample_cpu_s\.mean is 0 s; expected 1e-09 s or more"):
         make_plan(replace(job, supply=(replace(job.supply[0], sample_cpu_s=zero),)), catalogue)
 
 
