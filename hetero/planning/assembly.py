@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetero.errors import ConfigError
+from hetero.metrics.excess import SMALL_EXCESS
 from hetero.metrics.figures import Figure
 from hetero.planning.parts import MIN_STEPS, Contents, HostPart, RankPart
 from hetero.planning.profile import SCHEMA_VERSION, Profile, Spread, SupplyProfile, TrainingProfile
 
 __all__ = ["JobFacts", "assemble_profile", "check_ranks"]
-
-_DISTURBED = 1.1
-"""Ratio of median step times, without and with waits, above which something else must have slowed the steps down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +165,8 @@ def _headspace(ranks: Mapping[int, RankPart], facts: JobFacts, notes: list[str])
         slowest = _slowest(measured)
         assert slowest is not None
         as_it_ran = _slowest([part.step_s for part in ranks.values()])
-        if as_it_ran is not None and slowest.p50 > _DISTURBED * as_it_ran.p50:
+        # Steps that never wait cannot take longer, unless something else slowed them down.
+        if as_it_ran is not None and slowest.p50 * (1 - SMALL_EXCESS) > as_it_ran.p50:
             notes.append(
                 "Steps with batches always ready took longer than steps as the job ran. Other work on the host "
                 "disturbed the measurement: profile again on an idle host."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hetero.documents.records import decode, encode, limits
 from hetero.errors import ConfigError
@@ -36,6 +36,7 @@ MAX_ARGUMENTS_CHARS = 8192
 """Limit of the arguments of a data set whose supply is measured. A heartbeat carries them."""
 
 _Part = TypeVar("_Part")
+_Thinned = TypeVar("_Thinned", "RankPart", SupplyProfile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,23 +145,16 @@ class HostPart:
         return _from_json(cls, content)
 
 
-def _thinned(part: RankPart) -> RankPart:
+def _thinned(record: _Thinned) -> _Thinned:
     """Return the record with at most `MAX_VALUES` values of each distribution."""
-    supply = part.supply
-    if supply is not None:
-        supply = dataclasses.replace(
-            supply,
-            sample_cpu_s=_thin(supply.sample_cpu_s),
-            sample_wait_s=_thin(supply.sample_wait_s),
-            batch_cpu_s=_thin(supply.batch_cpu_s),
-        )
-    return dataclasses.replace(
-        part,
-        supply=supply,
-        step_s=None if part.step_s is None else _thin(part.step_s),
-        data_wait_s=None if part.data_wait_s is None else _thin(part.data_wait_s),
-        headspace_s=None if part.headspace_s is None else _thin(part.headspace_s),
-    )
+    changes: dict[str, Any] = {}
+    for each in dataclasses.fields(record):
+        value = getattr(record, each.name)
+        if isinstance(value, Spread):
+            changes[each.name] = _thin(value)
+        elif isinstance(value, SupplyProfile):
+            changes[each.name] = _thinned(value)
+    return dataclasses.replace(record, **changes)
 
 
 def _thin(spread: Spread) -> Spread:

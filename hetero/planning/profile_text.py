@@ -13,7 +13,6 @@ from hetero.planning.profile import LeafProfile, Profile, Spread, SupplyProfile,
 
 __all__ = ["first_sentence", "render_profile", "supply_rate"]
 
-_NO_WAIT = 0.02
 _ONE_BYTE = ("uint8", "int8", "bool")
 
 
@@ -54,7 +53,8 @@ def first_sentence(profile: Profile) -> str:
     is_here = supply.instance_type == training.instance_type
     host = ("this host's" if training.num_hosts == 1 else "each host's") if is_here else f"the {supply.instance_type}'s"
     makes = f"{host} {counted(supply.vcpus, 'vCPU')} {'makes' if supply.vcpus == 1 else 'make'}"
-    waits = "no step waits" if share < _NO_WAIT else f"{100 * share:.0f} % of each step is waiting"
+    percent = f"{100 * share:.0f}"
+    waits = "no step waits" if percent == "0" else f"{percent} % of each step is waiting"
     waits = f"with the job's data hosts, {waits}" if training.has_data_hosts else waits
     takes = "any number of samples" if wanted is None else f"{number_text(wanted)} samples/s"
     return (
