@@ -13,7 +13,7 @@ from hetero.cluster import Role, find_platform
 from hetero.errors import ConfigError, ExitCode
 from hetero.loaders import phases
 from hetero.planning import enumeration, ranking, reasons
-from hetero.planning.steps import endpoints, timelines, uncertain
+from hetero.planning.steps import endpoints, model, timelines, uncertain
 from hetero.reader import reader
 from hetero.report import profile
 
@@ -56,7 +56,7 @@ def test_every_reason_of_a_plan_is_explained() -> None:
     [
         ("The plan tries 0 to {} hosts of each type", (enumeration.MAX_HOSTS,)),
         ("only if that saves at least {} % of the cost", (100 * ranking.WORTH_SPENDING,)),
-        ("as fast as the measured one, with a standard deviation of {} %", (100 * uncertain._SAME_FAMILY_SPREAD,)),
+        ("as fast as the measured one, with a standard deviation of {} %", (100 * uncertain.SPEED_SPREAD,)),
         ("A type of another family too, with {} %", (100 * uncertain._OTHER_FAMILY_SPREAD,)),
         (
             "the plan assumes {} to {} MB/s per vCPU",
@@ -69,7 +69,7 @@ def test_every_reason_of_a_plan_is_explained() -> None:
         ),
         ("at most {} GiB per rank, and {} per endpoint", (reader._MAX_WINDOW_BYTES / 2**30, reader._PREFETCH_FACTOR)),
         ("takes at least {} steps, {} s, and three times the batches", (phases.ENOUGH_STEPS, phases.ENOUGH_S)),
-        ("The job waits for data in less than {} % of a step", (100 * reasons._NEARLY_BUSY,)),
+        ("The job waits for data in less than {} % of a step", (100 * model.NEARLY_BUSY,)),
         ("or waited in less than {} % of each step is rejected", (100 * profile._MIN_WAIT_SHARE,)),
     ],
 )

@@ -8,7 +8,7 @@ near the best of them. The last few get long timelines.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hetero.errors import ConfigError
@@ -20,19 +20,15 @@ from hetero.planning.steps.model import StepModel
 
 __all__ = ["Finals"]
 
-_SHORTLIST = 200
-"""Number of candidates of each step of spending whose mean cost is computed."""
-_NUM_SEEDS = 2
-"""Candidates of each step of spending that get a timeline in any case."""
+_SHORTLIST = 500
+"""Number of candidates whose mean cost is computed. A menu of 60 types has 20,000 candidates."""
 _PATIENCE = 12
 """Timelines without a better candidate after which the ranking is not followed further."""
-_MARGIN = 0.15
-"""Candidates that cost so much more than the best one, before their timeline, are left out."""
 _MAX_BATCHES = 50_000
-"""Batches of all short timelines together, about 0.4 s. Half of them may follow the ranking."""
+"""Batches of all short timelines together, about 0.4 s. Half of them may follow the ranking. bench_planner limits the
+seconds of a plan."""
 _MAX_LONG_BATCHES = 70_000
 """Batches of the long timelines together."""
-_NUM_FINALISTS = 6
 _FINAL_MARGIN = 0.045
 """Finalists cost at most so much more than the best one."""
 
@@ -61,16 +57,15 @@ class Finals:
         Raises:
             ConfigError: If no candidate satisfies the constraints.
         """
-        ordered = self._by_mean_cost(self._ranking.allowed())
-        for spending in STEPS_OF_SPENDING:
-            for entry in [entry for entry in ordered if entry.spending == spending][:_NUM_SEEDS]:
-                self._simulate(entry)
+        allowed = sorted(self._ranking.allowed(), key=lambda entry: entry.cost)
+        ordered = self._by_mean_cost(list(dict.fromkeys([*_best_of_each(allowed), *allowed[:_SHORTLIST]])))
+        # A step of spending without a timeline could not be chosen, however the ranking errs about it.
+        for entry in _best_of_each(ordered):
+            self._simulate(entry)
         self._look_near(self._follow(ordered))
         known = sorted(self._known.values(), key=lambda entry: entry.cost)
-        finalists = []
-        for spending in STEPS_OF_SPENDING:
-            finalists += [entry for entry in known if entry.spending == spending][:1]
-        finalists += [entry for entry in known[:_NUM_FINALISTS] if entry not in finalists]
+        # The best of each step of spending come first, because `simplest` needs them even if the budget ends.
+        finalists = list(dict.fromkeys([*_best_of_each(known), *known]))
         limit = known[0].cost * (1 + _FINAL_MARGIN)
         most = self._model.timelines.num_batches + _MAX_LONG_BATCHES
         compared = [
@@ -78,20 +73,19 @@ class Finals:
             for entry in finalists
             if entry.cost <= limit and self._model.timelines.num_batches < most
         ]
-        allowed = [entry for entry in compared if entry.cost < math.inf]
-        if not allowed:
+        possible = [entry for entry in compared if entry.cost < math.inf]
+        if not possible:
             raise ConfigError(self._ranking.too_strict(finalists))
-        return simplest(allowed).candidate
+        return simplest(possible).candidate
 
-    def _by_mean_cost(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return the best candidates of each step of spending in the order of their mean costs."""
-        found = []
-        ordered = sorted(entries, key=lambda entry: entry.cost)
-        for spending in STEPS_OF_SPENDING:
-            group = [entry for entry in ordered if entry.spending == spending][:_SHORTLIST]
-            predictions = self._model.predict([entry.candidate for entry in group], is_simulated=False)
-            for entry, prediction in zip(group, predictions, strict=True):
-                found.append(replace(entry, cost=entry.cost * float(prediction.draws_s.mean()) / entry.step_s))
+    def _by_mean_cost(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries in the order of their mean costs, without timelines."""
+        predictions = self._model.predict([entry.candidate for entry in entries], is_simulated=False)
+        costs = [
+            entry.cost * float(prediction.draws_s.mean()) / entry.step_s
+            for entry, prediction in zip(entries, predictions, strict=True)
+        ]
+        found = [replace(entry, cost=cost) for entry, cost in zip(entries, costs, strict=True)]
         return sorted(found, key=lambda entry: entry.cost)
 
     def _simulate(self, entry: Entry, *, is_long: bool = False) -> Entry:
@@ -101,10 +95,10 @@ class Finals:
             if is_long:
                 self._model.timelines.step_s(candidate, is_long=True)
             (prediction,) = self._model.predict([candidate])
-            by_time = self._ranking.constraints.goal == "time"
-            price = 1.0 if by_time else math.inf if entry.hourly_usd is None else entry.hourly_usd
+            limits = self._ranking.constraints
+            price = 1.0 if limits.goal == "time" else math.inf if entry.hourly_usd is None else entry.hourly_usd
             own = replace(entry, step_s=prediction.step_s, cost=price * float(prediction.draws_s.mean()))
-            self._known[key] = own if self._ranking.is_allowed(own) else replace(own, cost=math.inf)
+            self._known[key] = own if limits.allow(own.step_s, own.hourly_usd) else replace(own, cost=math.inf)
         return self._known[key]
 
     def _is_over(self) -> bool:
@@ -115,8 +109,9 @@ class Finals:
         best = min(self._known.values(), key=lambda entry: entry.cost)
         num_worse = 0
         for entry in ordered:
+            # The other half is for the neighbours, which the ranking does not contain.
             is_half_over = self._model.timelines.num_batches >= _MAX_BATCHES / 2
-            if is_half_over or num_worse >= _PATIENCE or entry.cost > best.cost * (1 + _MARGIN):
+            if is_half_over or num_worse >= _PATIENCE:
                 break
             own = self._simulate(entry)
             num_worse += 1
@@ -134,6 +129,7 @@ class Finals:
             entries = self._ranking.add(candidate for candidate in near if identity(candidate) not in self._known)
             before = best
             for entry in self._by_mean_cost(entries):
+                # The neighbours of a better cluster are better than the other neighbours of this one.
                 if self._is_over() or best is not before:
                     break
                 own = self._simulate(entry)
@@ -143,3 +139,9 @@ class Finals:
                 if change == 1:
                     break
                 change = max(1, change // 2)
+
+
+def _best_of_each(ordered: Sequence[Entry]) -> list[Entry]:
+    """Return the first entry of each step of spending."""
+    first = {entry.spending: entry for entry in reversed(ordered)}
+    return [first[spending] for spending in STEPS_OF_SPENDING if spending in first]

@@ -334,7 +334,7 @@ def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -
     basis = profile.training.step_s.basis
 
     def cluster(alternative: Alternative) -> PlannedCluster:
-        rejected = "" if alternative is found.chosen else rejection_of(alternative, found, options.goal)
+        rejected = "" if alternative is found.chosen else rejection_of(alternative, found)
         return _cluster_of(alternative, rejected, basis)
 
     chosen, baseline = found.chosen.prediction, found.baseline.prediction
@@ -345,7 +345,7 @@ def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -
         schema_version=PLAN_SCHEMA_VERSION,
         command=profile.command,
         goal=options.goal,
-        answer=disturbed + answer_of(profile, found, reason, options.goal),
+        answer=disturbed + answer_of(profile, found, reason),
         reason=reason,
         chosen=cluster(found.chosen),
         baseline=cluster(found.baseline),

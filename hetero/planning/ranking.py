@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetero.errors import ConfigError
 from hetero.planning.candidates import Candidate
 from hetero.planning.enumeration import STEPS_OF_SPENDING, spending_of
 from hetero.planning.steps.model import StepModel
+from hetero.planning.steps.uncertain import RUN_SPREAD
 from hetero.pricing.cost import cost_per_1k_steps_usd
 
 __all__ = ["GOALS", "TIE", "WORTH_SPENDING", "Constraints", "Entry", "Ranking", "identity", "simplest"]
 
 GOALS = ("cost", "time")
+WORTH_SPENDING = RUN_SPREAD
+"""Saving of the cost, as a share of it, that the next step of spending must bring. Two runs of one cluster differ by as
+much, so a smaller saving would not show."""
 TIE = 0.003
-"""Relative difference in cost below which the simpler cluster wins."""
-WORTH_SPENDING = 0.015
-"""Saving of the cost, as a share of it, that the next step of spending must bring."""
+"""Relative difference in cost below which the simpler cluster wins. Without it, a plan for the shortest step adds hosts
+for the rounding errors of a timeline."""
 _NUM_TYPES = 8
 """Number of types of data hosts in the table."""
 _NUM_LEADERS = 4
@@ -34,6 +37,14 @@ class Constraints:
     max_usd_per_1k_steps: float | None = None
     max_step_s: float | None = None
     """Longest step time in seconds, from the hours that the job may take."""
+
+    def allow(self, step_s: float, hourly_usd: float | None) -> bool:
+        """Return whether a cluster with this step time and price is within the limits."""
+        if self.max_step_s is not None and step_s > self.max_step_s:
+            return False
+        if self.max_usd_per_1k_steps is None:
+            return True
+        return hourly_usd is not None and cost_per_1k_steps_usd(hourly_usd, step_s) <= self.max_usd_per_1k_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +94,13 @@ class Ranking:
             self._entries[key] = Entry(candidate, spending, step_s, hourly, cost)
         return [self._entries[key] for key in new]
 
-    def is_allowed(self, entry: Entry) -> bool:
-        """Return whether a candidate is within the limits."""
-        limits = self.constraints
-        if limits.max_step_s is not None and entry.step_s > limits.max_step_s:
-            return False
-        if limits.max_usd_per_1k_steps is None:
-            return True
-        hourly = entry.hourly_usd
-        return hourly is not None and cost_per_1k_steps_usd(hourly, entry.step_s) <= limits.max_usd_per_1k_steps
-
     def allowed(self) -> list[Entry]:
         """Return the candidates within the limits.
 
         Raises:
             ConfigError: If there are none.
         """
-        found = [entry for entry in self._entries.values() if self.is_allowed(entry)]
+        found = [entry for entry in self._entries.values() if self.constraints.allow(entry.step_s, entry.hourly_usd)]
         if not found:
             raise ConfigError(self.too_strict(self._entries.values()))
         return found
@@ -141,11 +142,8 @@ class Ranking:
         limits = self.constraints
         if limits.max_step_s is None or limits.max_usd_per_1k_steps is None:
             return False
-        most_usd = limits.max_usd_per_1k_steps
-        return any(entry.step_s <= limits.max_step_s for entry in entries) and any(
-            entry.hourly_usd is not None and cost_per_1k_steps_usd(entry.hourly_usd, entry.step_s) <= most_usd
-            for entry in entries
-        )
+        each = replace(limits, max_usd_per_1k_steps=None), replace(limits, max_step_s=None)
+        return all(any(one.allow(entry.step_s, entry.hourly_usd) for entry in entries) for one in each)
 
     def best_local(self) -> Candidate:
         """Return the fastest cluster without data hosts, of the baseline's trainer machine."""
@@ -163,11 +161,6 @@ class Ranking:
                 if machine not in best or entry.cost < best[machine].cost:
                     best[machine] = entry
         return [entry.candidate for entry in sorted(best.values(), key=lambda entry: entry.cost)[:_NUM_LEADERS]]
-
-    def limit_of_leader(self) -> str:
-        """Return what limits the best cluster with data hosts, one of `BOTTLENECKS`, or an empty text."""
-        leaders = self.leaders()
-        return self._model.predict(leaders[:1], is_simulated=False)[0].bottleneck if leaders else ""
 
     def shown(self, chosen: Candidate) -> list[Candidate]:
         """Return the candidates for the table: the best of each kind, and the neighbours of the chosen one."""

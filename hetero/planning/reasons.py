@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from hetero.planning.candidates import AS_IS, UINT8, Candidate
 from hetero.planning.machines import family_of
 from hetero.planning.profile import Profile, TrainingProfile
+from hetero.planning.ranking import WORTH_SPENDING
 from hetero.planning.search import Alternative, Search, chance_to_pay
+from hetero.planning.steps.model import INTERVAL, NEARLY_BUSY
 
 __all__ = [
     "REASONS",
@@ -37,14 +39,6 @@ REASONS = (
     "not registered",
 )
 """Why a plan is as it is. The reasons after the first are those of a plan without data hosts."""
-_NEARLY_BUSY = 0.05
-"""Share of a step that waits for data below which the accelerators count as busy."""
-_SAME = 0.005
-"""Relative difference below which two clusters cost the same."""
-_LITTLE = 0.02
-"""Saving that no later step of spending is taken for. It is a little more than that of the search."""
-_UNSURE = (0.1, 0.9)
-"""A plan is not certain if the chance that it pays is between these two."""
 
 
 def reason_of(profile: Profile, found: Search) -> str:
@@ -56,7 +50,7 @@ def reason_of(profile: Profile, found: Search) -> str:
         if base.prediction.bottleneck == "storage" and chosen.spending == "free CPUs":
             return "storage"
         return chosen.spending
-    if _waiting_share(profile, base) < _NEARLY_BUSY:
+    if _waiting_share(profile, base) < NEARLY_BUSY:
         return "accelerator"
     if not profile.has_registered_dataset:
         return "not registered"
@@ -65,7 +59,7 @@ def reason_of(profile: Profile, found: Search) -> str:
     return found.prevented_by if found.prevented_by in REASONS else "break-even"
 
 
-def answer_of(profile: Profile, found: Search, reason: str, goal: str) -> str:
+def answer_of(profile: Profile, found: Search, reason: str) -> str:
     """Return one sentence: what to do, with the figures that decide it."""
     chosen, base = found.chosen, found.baseline
     change = _change(chosen, base)
@@ -91,19 +85,21 @@ def answer_of(profile: Profile, found: Search, reason: str, goal: str) -> str:
                 "then run hetero profile again."
             )
         case _:
-            return _refusal(profile, found, reason, goal)
+            return _refusal(found, reason)
 
 
-def _refusal(profile: Profile, found: Search, reason: str, goal: str) -> str:
+def _refusal(found: Search, reason: str) -> str:
     """Return the sentence that rejects data hosts although the job waits for data."""
     best, fastest, base = _cheapest_with_data(found), _fastest(found), found.baseline
     if best is None or fastest is None:
         return "Do not add data hosts: no type of the menu can make batches."
-    cost = _cost_text(best, base) if goal == "cost" else ""
+    is_about_cost = found.constraints.goal == "cost"
+    cost = _cost_text(best, base) if is_about_cost else ""
     machine = base.candidate.trainer
     match reason:
         case "trainer network" if machine.network_bytes_per_s is not None:
-            needed = next((a for a in _with_data(found) if a.prediction.trainer_network_share > 0.98), fastest)
+            full = (a for a in _with_data(found) if a.prediction.bottleneck == "trainer network")
+            needed = next(full, fastest)
             return (
                 f"Do not add data hosts: the network interface of {machine.instance_type} carries "
                 f"{machine.network_bytes_per_s / 1e6:,.0f} MB/s, which {hosts_text(needed.candidate)} fill{cost}."
@@ -126,7 +122,7 @@ def _refusal(profile: Profile, found: Search, reason: str, goal: str) -> str:
         case "data network":
             return f"Do not add data hosts: their network interfaces limit what they can send{cost}."
         case _:
-            cost = _cost_text(best, base, names=False) if goal == "cost" else ""
+            cost = _cost_text(best, base, names=False) if is_about_cost else ""
             change = best.prediction.step_s / base.prediction.step_s - 1
             if change >= 0:
                 return (
@@ -139,37 +135,30 @@ def _refusal(profile: Profile, found: Search, reason: str, goal: str) -> str:
             )
 
 
-def rejection_of(alternative: Alternative, found: Search, goal: str) -> str:
+def rejection_of(alternative: Alternative, found: Search) -> str:
     """Return why the plan does not choose an alternative, as a phrase."""
-    verdict = _time_verdict(alternative, found.chosen) if goal == "time" else _cost_verdict(alternative, found.chosen)
-    return f"{verdict}; {_limit_text(alternative)}"
+    return f"{_verdict(alternative, found)}; {_limit_text(alternative)}"
 
 
-def _time_verdict(alternative: Alternative, chosen: Alternative) -> str:
-    more = alternative.prediction.step_s / chosen.prediction.step_s - 1
-    if more > _SAME:
-        return f"a step takes {more:.0%} longer"
-    if _mean_s(alternative) < _mean_s(chosen) * (1 - _LITTLE):
+def _verdict(alternative: Alternative, found: Search) -> str:
+    chosen, limits = found.chosen, found.constraints
+    own_s, best_s = alternative.prediction.step_s, chosen.prediction.step_s
+    if not limits.allow(own_s, alternative.candidate.hourly_usd):
         return "breaks a limit"
-    uses_more = alternative.candidate.num_data_hosts > chosen.candidate.num_data_hosts
-    return "not faster, and it uses more machines" if uses_more else "not faster"
-
-
-def _cost_verdict(alternative: Alternative, chosen: Alternative) -> str:
     own, best = alternative.usd_per_1k_steps, chosen.usd_per_1k_steps
+    if limits.goal == "time":
+        own, best = own_s, best_s
     if own is None or best is None:
         return "its price is not known"
+    verb, comparative = ("a step takes", "longer") if limits.goal == "time" else ("costs", "more per step")
     more = own / best - 1
-    if more > _SAME:
-        return f"costs {more:.0%} more per step"
+    if more > WORTH_SPENDING:
+        return f"{verb} {more:.0%} {comparative}"
     # The search compares means over all draws, which grow if a step time is uncertain.
-    mean_ratio = _mean_s(alternative) / _mean_s(chosen)
-    mean_more = own / best * mean_ratio * chosen.prediction.step_s / alternative.prediction.step_s - 1
-    if mean_more < -_LITTLE:
-        return "breaks a limit"
-    if mean_more > _SAME:
-        return f"costs {mean_more:.1%} more on average, because its step time is less certain"
-    return "costs the same, and the chosen one is simpler" if more >= -_SAME else "saves too little"
+    mean_more = own / best * (_mean_s(alternative) / own_s) / (_mean_s(chosen) / best_s) - 1
+    if mean_more > WORTH_SPENDING:
+        return f"{verb} {mean_more:.1%} {comparative} on average, because its step time is less certain"
+    return "saves too little" if more < 0 else "saves nothing"
 
 
 def _mean_s(alternative: Alternative) -> float:
@@ -194,7 +183,7 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
             notes.append(f"The network bandwidth of {name} is not known, so the interval is wider.")
         if group.machine.is_spot:
             notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
-    low, high = _UNSURE
+    low, high = INTERVAL
     best = _cheapest_with_data(found)
     if chosen.candidate.data or best is None:
         chance, doubt = found.chance_to_pay, "this pays: the chance"

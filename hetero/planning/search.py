@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetero.planning.candidates import Candidate
@@ -19,18 +19,11 @@ from hetero.planning.finals import Finals
 from hetero.planning.machines import Machine
 from hetero.planning.profile import Profile, TrainingProfile
 from hetero.planning.ranking import Constraints, Ranking
-from hetero.planning.steps.model import Prediction, StepModel
+from hetero.planning.steps.model import NUM_DRAWS, Prediction, StepModel
 from hetero.planning.steps.timelines import Timelines
 from hetero.pricing.cost import break_even_speedup, cost_per_1k_steps_usd
 
 __all__ = ["Alternative", "Search", "search"]
-
-_REMOVABLE = ("trainer network", "data network", "memory", "window", "trainer CPU")
-"""Limits that a plan names as the reason if data hosts would pay without them."""
-_NUM_DRAWS = 200
-"""Times that each step time of the table is computed for its interval."""
-_NUM_FEW_DRAWS = 48
-"""The same for the candidates that the finals compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +53,7 @@ class Alternative:
 class Search:
     """The result of a search."""
 
+    constraints: Constraints
     baseline: Alternative
     """The cluster without data hosts, used as in the profile."""
     chosen: Alternative
@@ -69,7 +63,8 @@ class Search:
     """Share of the draws that make `chosen` cost less than `baseline`. 1 if they are the same. None if a price is
     unknown."""
     prevented_by: str
-    """The limit that keeps data hosts from being chosen, one of `BOTTLENECKS`. Empty if no limit does."""
+    """The limit of the cluster that would be chosen without limits, one of
+    `hetero.planning.steps.model.REMOVABLE`. Empty if none limits it."""
 
     @property
     def break_even(self) -> float | None:
@@ -115,18 +110,18 @@ def search(
         profile, vcpu_speeds=vcpu_speeds or {}, endpoints_per_host=endpoints_per_host, measured=measured
     )
 
-    def model(*, num_draws: int, ignored: Collection[str] = ()) -> StepModel:
+    def model(*, num_draws: int = NUM_DRAWS, is_limited: bool = True) -> StepModel:
         return StepModel(
             profile,
             vcpu_speeds=vcpu_speeds,
             endpoints_per_host=endpoints_per_host,
-            ignored=ignored,
+            is_limited=is_limited,
             num_draws=num_draws,
             timelines=timelines,
         )
 
-    def rank(*ignored: str) -> Ranking:
-        quick = model(num_draws=0, ignored=ignored)
+    def rank(*, is_limited: bool = True) -> Ranking:
+        quick = model(num_draws=0, is_limited=is_limited)
         ranking = Ranking(quick, constraints)
         ranking.add(without_data(profile, base, bigger))
         if profile.has_registered_dataset:
@@ -137,16 +132,17 @@ def search(
 
     ranking = rank()
     near = menu if profile.has_registered_dataset else ()
-    chosen = Finals(ranking, model(num_draws=_NUM_FEW_DRAWS), near).choose()
+    chosen = Finals(ranking, model(), near).choose()
     prevented_by = ""
     if not chosen.data and profile.has_registered_dataset:
-        prevented_by = next((limit for limit in _REMOVABLE if rank(limit).choose().data), "")
-        if not prevented_by and rank(*_REMOVABLE).choose().data:  # several limits together
-            prevented_by = ranking.limit_of_leader()
+        # One more ranking tells a limit, which a smaller batch may lift, from data hosts that cost too much anyway.
+        unlimited = rank(is_limited=False).choose()
+        prevented_by = model(num_draws=0).limit_of(unlimited) if unlimited.data else ""
     # Intervals cost time, so only the candidates that are shown get them.
     shown = list(dict.fromkeys([base, *ranking.shown(chosen), chosen]))
-    alternatives = dict(zip(shown, _alternatives(shown, model(num_draws=_NUM_DRAWS)), strict=True))
+    alternatives = dict(zip(shown, _alternatives(shown, model()), strict=True))
     return Search(
+        constraints=constraints,
         baseline=alternatives[base],
         chosen=alternatives[chosen],
         alternatives=tuple(sorted(alternatives.values(), key=_order)),

@@ -54,7 +54,6 @@ def test_network_of_the_trainer_host_limits_all_hosts_together() -> None:
     found = predict(make_profile(headspace_s=0.01, cpu_s=0.1, sample_bytes=1e7, batch=4), hosts=4)
     assert found.step_s == pytest.approx(4 / 125, rel=0.05)
     assert found.bottleneck == "trainer network"
-    assert found.trainer_network_share == pytest.approx(1.0, rel=0.05)
 
 
 def test_uint8_and_compression_carry_more_samples() -> None:
@@ -101,6 +100,8 @@ def test_slow_batches_are_not_hidden_by_a_short_window() -> None:
     profile = make_profile(headspace_s=0.01, cpu_s=0.1, batch=1, sample_bytes=1000.0)
     values = [0.05] * 99 + [5.05]
     skewed = replace(profile, supply=(replace(profile.supply[0], sample_cpu_s=Spread.of(values, "s", "measured")),))
+    # The eight loader processes make batches in turn, so each slow batch holds up the others.
+    skewed = with_steps(skewed, [0.056] * 100, [0.046] * 100)
     assert predict(skewed, hosts=1).step_s > 1.1 * predict(profile, hosts=1).step_s
 
 

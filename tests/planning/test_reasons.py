@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from planning_profiles import make_profile
 
 from hetero.planning.candidates import Candidate, DataGroup
 from hetero.planning.machines import Machine
+from hetero.planning.ranking import Constraints
 from hetero.planning.reasons import answer_of, rejection_of
 from hetero.planning.search import Alternative, Search
 from hetero.planning.steps.model import Prediction
@@ -23,7 +26,6 @@ def alternative(step_s: float, *, num_hosts: int = 1, mean_s: float | None = Non
         high_s=step_s,
         bottleneck="accelerator",
         draws_s=np.full(10, mean_s or step_s),
-        trainer_network_share=0.0,
     )
     groups = (DataGroup(machine=DATA, count=num_hosts),) if num_hosts else ()
     return Alternative(
@@ -34,9 +36,19 @@ def alternative(step_s: float, *, num_hosts: int = 1, mean_s: float | None = Non
     )
 
 
-def verdict(own: Alternative, chosen: Alternative, goal: str) -> str:
-    found = Search(baseline=chosen, chosen=chosen, alternatives=(own, chosen), chance_to_pay=1.0, prevented_by="")
-    text, _, limit = rejection_of(own, found, goal).partition("; ")
+def search_of(base: Alternative, own: Alternative, **limits: Any) -> Search:
+    return Search(
+        constraints=Constraints(**limits),
+        baseline=base,
+        chosen=base,
+        alternatives=(base, own),
+        chance_to_pay=1.0,
+        prevented_by="",
+    )
+
+
+def verdict(own: Alternative, **limits: Any) -> str:
+    text, _, limit = rejection_of(own, search_of(alternative(1.0), own, **limits)).partition("; ")
     assert limit == "the accelerator limits it"
     return text
 
@@ -45,28 +57,32 @@ def verdict(own: Alternative, chosen: Alternative, goal: str) -> str:
     ("own", "words"),
     [
         (alternative(1.2), "costs 20% more per step"),
-        (alternative(1.0), "costs the same, and the chosen one is simpler"),
+        (alternative(1.01), "saves nothing"),
+        (alternative(1.0), "saves nothing"),
         (alternative(0.99), "saves too little"),
-        (alternative(1.0, mean_s=1.034), "costs 3.4% more on average, because its step time is less certain"),
-        (alternative(0.9, mean_s=1.034), "costs 3.4% more on average, because its step time is less certain"),
-        (alternative(0.8), "breaks a limit"),
+        (alternative(1.0, mean_s=1.034), "costs 3.4% more per step on average, because its step time is less certain"),
+        (alternative(0.9, mean_s=1.034), "costs 3.4% more per step on average, because its step time is less certain"),
     ],
 )
 def test_rejection_for_its_cost_states_what_decides(own: Alternative, words: str) -> None:
-    assert verdict(own, alternative(1.0), "cost") == words
+    assert verdict(own) == words
 
 
 @pytest.mark.parametrize(
     ("own", "words"),
     [
         (alternative(1.2), "a step takes 20% longer"),
-        (alternative(1.0, num_hosts=2), "not faster, and it uses more machines"),
-        (alternative(1.0, num_hosts=0), "not faster"),
-        (alternative(0.8), "breaks a limit"),
+        (alternative(1.0, mean_s=1.034), "a step takes 3.4% longer on average, because its step time is less certain"),
+        (alternative(1.0), "saves nothing"),
     ],
 )
 def test_rejection_for_its_time_states_what_decides(own: Alternative, words: str) -> None:
-    assert verdict(own, alternative(1.0), "time") == words
+    assert verdict(own, goal="time") == words
+
+
+@pytest.mark.parametrize("limits", [{"max_step_s": 0.7}, {"goal": "time", "max_usd_per_1k_steps": 0.5}])
+def test_alternative_that_breaks_a_limit_is_rejected_for_it(limits: dict[str, Any]) -> None:
+    assert verdict(alternative(0.8), **limits) == "breaks a limit"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +95,5 @@ def test_rejection_for_its_time_states_what_decides(own: Alternative, words: str
 )
 def test_refusal_has_no_negative_figures(own: Alternative, words: str) -> None:
     base = alternative(1.0, num_hosts=0)
-    found = Search(baseline=base, chosen=base, alternatives=(base, own), chance_to_pay=1.0, prevented_by="")
     job = make_profile(headspace_s=0.18, cpu_s=0.15)
-    assert words in answer_of(job, found, "break-even", "cost")
+    assert words in answer_of(job, search_of(base, own), "break-even")

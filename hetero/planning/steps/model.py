@@ -18,7 +18,7 @@ other figures that the measurements also allow (uncertain.py). An interval is th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from hetero.planning.steps.forms import Forms
 from hetero.planning.steps.timelines import WINDOW_PER_ENDPOINT, Timelines, window_batches
 from hetero.planning.steps.uncertain import Array, UncertainFigures
 
-__all__ = ["BOTTLENECKS", "Prediction", "StepModel"]
+__all__ = ["BOTTLENECKS", "INTERVAL", "NEARLY_BUSY", "NUM_DRAWS", "REMOVABLE", "Prediction", "StepModel"]
 
 BOTTLENECKS = (
     "accelerator",
@@ -48,15 +48,27 @@ BOTTLENECKS = (
     "epoch start",
 )
 """What can limit the step time. An epoch starts without a ready batch."""
-_ACCELERATOR, _PREPROCESSING, _TRAINER_NETWORK, _DATA_NETWORK, _STORAGE, _MEMORY, _TRAINER_CPU, _WINDOW = range(8)
-_EPOCH_START = 8
-_MUCH = 0.05
-"""Share of the step time from which on the starts of epochs limit it, if the accelerator would otherwise."""
-
-_LEAST_WAIT = 0.1
-"""Wait for storage / CPU time of a sample above which the number of endpoints on a data host is varied."""
-_INTERVAL = (0.05, 0.95)
-"""Quantiles of the draws at the ends of an interval."""
+REMOVABLE = ("trainer network", "data network", "memory", "window", "trainer CPU")
+"""Limits that a plan names as the reason if data hosts would pay without them."""
+(
+    _ACCELERATOR,
+    _PREPROCESSING,
+    _TRAINER_NETWORK,
+    _DATA_NETWORK,
+    _STORAGE,
+    _MEMORY,
+    _TRAINER_CPU,
+    _WINDOW,
+    _EPOCH_START,
+) = range(len(BOTTLENECKS))
+NEARLY_BUSY = 0.05
+"""Share of a step that waits for data below which the accelerators count as busy. If the starts of epochs take more,
+they limit the step instead of the accelerators."""
+NUM_DRAWS = 100
+"""Number of times that a plan computes each step time with other figures. The ends of an interval are then the fifth
+values from each side. The share of intervals with the truth in bench_planner and bench_plan_runs pays for it."""
+INTERVAL = (0.05, 0.95)
+"""Quantiles of the draws at the ends of an interval. A plan is uncertain if the chance that it pays is between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +83,6 @@ class Prediction:
     """One of `BOTTLENECKS`: what limits the step time."""
     draws_s: Array
     """Step times with other figures that the measurements also allow. Equal positions use equal figures."""
-    trainer_network_share: float
-    """Bytes that a trainer host receives / bytes that its network interface can receive. 0 if unknown."""
     is_measured: bool = False
     """Whether the step time was measured, because the profile is of this cluster."""
 
@@ -99,8 +109,6 @@ class _Parts:
     """Indices of the bottlenecks."""
     cpu_bound_s: Array
     """Seconds that all CPUs of the trainer host need for the ranks and for receiving. Timelines do not bound them."""
-    network_s: Array
-    """Seconds per step that the trainer host's network interface is busy. 0 if its bandwidth is unknown."""
 
 
 class StepModel:
@@ -113,7 +121,7 @@ class StepModel:
         vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply. It replaces
             the assumption about a type that was not measured.
         endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
-        ignored: Some of `BOTTLENECKS` that the model leaves out, to find out what would happen without them.
+        is_limited: Whether the `REMOVABLE` bottlenecks limit steps. Without them, a plan finds out what they prevent.
         num_draws: Number of times that each step time is computed for its interval. 0 gives no intervals.
         seed: Seed of the draws.
         timelines: Those of another model of the same arguments, which saves time. None makes new ones.
@@ -125,8 +133,8 @@ class StepModel:
         *,
         vcpu_speeds: Mapping[str, float] | None = None,
         endpoints_per_host: int | None = None,
-        ignored: Collection[str] = (),
-        num_draws: int = 200,
+        is_limited: bool = True,
+        num_draws: int = NUM_DRAWS,
         seed: int = 0,
         timelines: Timelines | None = None,
     ) -> None:
@@ -137,7 +145,7 @@ class StepModel:
         self._figures.correct(self.timelines.correction)
         self._num_draws = num_draws
         self._endpoints_per_host = endpoints_per_host
-        self._ignored = ignored
+        self._is_limited = is_limited
         self._profile = profile
         self._training = profile.training
         self._forms = Forms(profile)
@@ -161,7 +169,7 @@ class StepModel:
             self._figures,
             self._profile,
             wanted=self._endpoints_per_host or wanted,
-            has_memory="memory" in self._ignored,
+            has_memory=not self._is_limited,
         )
 
     def settled(self, candidate: Candidate) -> Candidate:
@@ -180,12 +188,12 @@ class StepModel:
     def variable_endpoints_on(self, candidate: Candidate) -> int | None:
         """Return the smallest number of endpoints of a data host if another number may be better, else None.
 
-        Another number may be better if endpoints wait for storage, because their waits differ.
+        Another number may be better if endpoints wait for storage, so that a host has more than one per vCPU.
         """
-        cpu_s, wait_s = self._figures.costs_on(candidate.trainer)
-        if self._endpoints_per_host or not candidate.data or wait_s[0] < _LEAST_WAIT * cpu_s[0]:
+        machines = [group.machine for group in candidate.data]
+        if self._endpoints_per_host or all(self.endpoints_on(each, None)[0] <= each.vcpus for each in machines):
             return None
-        return min(self.endpoints_on(group.machine, candidate.endpoints_per_host)[0] for group in candidate.data)
+        return min(self.endpoints_on(machine, candidate.endpoints_per_host)[0] for machine in machines)
 
     def _rate_of(self, machine: Machine, form: str, wanted: int | None = None) -> _HostRate:
         """Return what a data host of this type delivers with the wanted number of endpoints."""
@@ -200,7 +208,7 @@ class StepModel:
         elif wait_s[0] > cpu_s[0]:
             limit = _STORAGE
         nbytes = self._forms.bytes_per_sample(form)
-        if nbytes > 0 and "data network" not in self._ignored:
+        if nbytes > 0 and self._is_limited:
             carried = self._figures.network_of(machine) / nbytes
             if carried[0] < rate[0]:
                 limit = _DATA_NETWORK
@@ -258,17 +266,25 @@ class StepModel:
                 candidate = candidates[index]
                 ratio = self._ratio(candidate, parts, row) if is_simulated else 1.0
                 draws = self._draws_of(candidate, parts.step_s[row] * ratio)
-                low, high = np.quantile(draws[1:] if self._num_draws else draws, _INTERVAL)
+                low, high = np.quantile(draws[1:] if self._num_draws else draws, INTERVAL)
                 found[index] = Prediction(
                     step_s=float(draws[0]),
                     low_s=float(min(low, draws[0])),
                     high_s=float(max(high, draws[0])),
                     bottleneck=BOTTLENECKS[int(parts.limits[row])],
                     draws_s=draws[1:],
-                    trainer_network_share=float(parts.network_s[row] / draws[0]),
                     is_measured=self.timelines.is_measured(candidate),
                 )
         return [found[index] for index in range(len(candidates))]
+
+    def limit_of(self, candidate: Candidate) -> str:
+        """Return what limits a cluster with data hosts, one of `REMOVABLE`, or an empty text if none of them does."""
+        wanted = candidate.endpoints_per_host
+        # If few endpoints fit, the trainer hosts make most of the batches, and the bottleneck does not show the memory.
+        if any(self.endpoints_on(group.machine, wanted)[1] for group in candidate.data):
+            return "memory"
+        (found,) = self.predict([candidate], is_simulated=False)
+        return found.bottleneck if found.bottleneck in REMOVABLE else ""
 
     def _ratio(self, candidate: Candidate, parts: _Parts, row: int) -> float:
         """Return the step time of the timeline / the modelled one."""
@@ -291,6 +307,7 @@ class StepModel:
         """Return the step times of a candidate: measured if the profile is of this cluster, else modelled."""
         if self.timelines.is_measured(candidate):
             return self._figures.measured_step_s
+        # Processes of the ranks copy batches to them, which no figure of a profile measures.
         draws = modelled_s * self._figures.model_error
         return draws if candidate.data else draws + self.timelines.residual_s
 
@@ -336,7 +353,7 @@ class StepModel:
 
         # Step times: supply, and the CPUs of the trainer host.
         rank_cpu_s = ranks * self._rank_cores * accelerator_s
-        receive_cpu_s = 0.0 if "trainer CPU" in self._ignored else self._receive_s_per_byte * nbytes + decode_s
+        receive_cpu_s = self._receive_s_per_byte * nbytes + decode_s if self._is_limited else 0.0
         total_rate = np.maximum(remote + local_rate, 1e-12)
         supply_s = samples / total_rate
         spare = trainer.vcpus + remote * (local_cpu_s - receive_cpu_s)
@@ -348,7 +365,7 @@ class StepModel:
         num_endpoints = endpoints + local[:, 0] * num_hosts
         foreign_share = 1 - local[:, 0] / np.maximum(num_endpoints, 1e-12)
         foreign_share = np.where(counts.sum(axis=1) + num_hosts > 1, foreign_share, 0.0)[:, None]
-        has_limit = nbytes > 0 and "trainer network" not in self._ignored
+        has_limit = nbytes > 0 and self._is_limited
         carried = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
         network_s = np.where(self._is_as_profiled(candidates)[:, None], 0.0, foreign_share * samples / carried)
         received = np.maximum(np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples), foreign_share)
@@ -364,8 +381,6 @@ class StepModel:
         if (as_profiled := self._is_as_profiled(candidates)).any():  # torch's own loader has no limit in bytes
             own = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
             in_flight = np.where(as_profiled, own, in_flight)
-        active = np.minimum(1.0, in_flight * num_ranks / np.maximum(num_endpoints, 1.0))
-        batch_s = batch_s * self._figures.relief(active[:, None])
         window_s = batch_s / in_flight[:, None]
         step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
         waits = training.steps_per_epoch is not None and not training.requests_ahead
@@ -376,19 +391,19 @@ class StepModel:
             (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
             np.where(remote[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
         )
-        is_late = (limits == _ACCELERATOR) & (start_s[:, 0] > _MUCH * step_s[:, 0]) & ~is_serial
+        is_late = (limits == _ACCELERATOR) & (start_s[:, 0] > NEARLY_BUSY * step_s[:, 0]) & ~is_serial
         limits = np.where(is_late, _EPOCH_START, limits)
-        limits = np.where(is_serial & (serial_s[:, 0] > 1.02 * accelerator_s[0]), _PREPROCESSING, limits)
+        # Without endpoints and loader processes, the rank itself makes its batches between two steps.
+        is_waiting = (1 - NEARLY_BUSY) * serial_s[:, 0] > accelerator_s[0]
+        limits = np.where(is_serial & is_waiting, _PREPROCESSING, limits)
         if wait_s[0] > cpu_s[:, 0].max():
             limits = np.where((limits == _PREPROCESSING) & (counts.sum(axis=1) == 0), _STORAGE, limits)
-        if trainer.network_bytes_per_s is None:
-            network_s = np.zeros(shape)
-        return _Parts(step_s=step_s, limits=limits, cpu_bound_s=cpu_bound_s[:, 0], network_s=network_s[:, 0])
+        return _Parts(step_s=step_s, limits=limits, cpu_bound_s=cpu_bound_s[:, 0])
 
     def _window(self, trainer: Machine, num_endpoints: NDArray[Any], nbytes: float, num_ranks: int) -> Array:
         """Return the batches that a rank asks for at the same time. One number per candidate."""
         by_count: Array = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
-        if nbytes <= 0 or "window" in self._ignored:
+        if nbytes <= 0 or not self._is_limited:
             return by_count
         training = self._training
         by_bytes = [

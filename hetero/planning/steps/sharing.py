@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-
-import numpy as np
 
 __all__ = ["fair_share", "pace"]
-
-_LEAST_CPUS = 0.05
 
 
 def fair_share(cpus: float, num_processes: int, each: float, num_threads: int, thread: float) -> float:
@@ -56,14 +51,15 @@ def pace(
     need = cpu_s / alone_s if alone_s > 0 else 1.0
     cpus = max(1.0, vcpus - receiving)
     share = fair_share(cpus, num_busy, need, num_threads, thread)
-    left = max(_LEAST_CPUS, cpus - num_threads * min(thread, share))
+    left = max(1e-9, cpus - num_threads * min(thread, share))
     busy = min(1.0, (num_busy * need + num_threads * min(thread, share) + receiving) / vcpus)
+    # Contention is a matter of the whole host: memory bandwidth and hyper-threads.
     factor = _interpolated(busy, slower)
     stretch = max(1.0, thread / share) if num_threads else 1.0
     own_s = cpu_s * factor
-    if wait_s <= 1e-3 * cpu_s:
-        return alone_s / (own_s + wait_s) * min(1.0, left / max(1, num_busy)), stretch
-    return _throughput(num_busy, left, own_s, wait_s) * alone_s / num_busy, stretch
+    # Either each process takes as long as it computes and waits, or the CPUs that are left are always busy.
+    sample_s = max(own_s + wait_s, own_s * max(1, num_busy) / left)
+    return alone_s / sample_s, stretch
 
 
 def _interpolated(share: float, points: tuple[tuple[float, float], ...]) -> float:
@@ -75,23 +71,3 @@ def _interpolated(share: float, points: tuple[tuple[float, float], ...]) -> floa
         return points[0][1]
     (left, low), (right, high) = points[-2:]
     return high + (high - low) * (share - right) / (right - left)
-
-
-def _throughput(num: int, cpus: float, cpu_s: float, wait_s: float) -> float:
-    """Return the samples per second of processes that wait for storage and then for a CPU in turn.
-
-    It is the model of a number of machines and fewer repairmen (M/M/c with a finite population).
-    """
-    if num <= cpus:
-        return num / (cpu_s + wait_s)
-    whole = math.floor(cpus)
-    found = 0.0
-    for servers, weight in ((whole, 1 - (cpus - whole)), (whole + 1, cpus - whole)):
-        if servers and weight:
-            state = np.arange(1, num + 1)
-            working = np.minimum(state, servers)
-            logs = np.cumsum(np.log((num - state + 1) * cpu_s / wait_s) - np.log(working))
-            chances = np.exp(logs - max(0.0, logs.max()))
-            empty = math.exp(-max(0.0, float(logs.max())))
-            found += weight * float((chances * working).sum() / (chances.sum() + empty)) / cpu_s
-    return found

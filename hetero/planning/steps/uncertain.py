@@ -17,28 +17,26 @@ from numpy.typing import NDArray
 
 from hetero.planning.machines import Machine, family_of
 from hetero.planning.profile import Profile, Spread, SupplyProfile
+from hetero.planning.steps.timeline import BLOCK
 
-__all__ = ["Array", "UncertainFigures", "error_of_mean"]
+__all__ = ["RUN_SPREAD", "SPEED_SPREAD", "Array", "UncertainFigures", "error_of_mean"]
 
 Array = NDArray[np.float64]
 
 _OTHER_FAMILY_SPREAD = 0.25
 """Standard deviation of the logarithm of a vCPU's relative speed if its type was not measured. In the published PyTorch
 example a vCPU of ml.c5 did about 1.6 times the work of one of ml.p3."""
-_SAME_FAMILY_SPREAD = 0.04
-"""The same if another type of the same family was measured."""
-_SUPPLY_SPREAD = 0.04
-"""Standard deviation of the logarithm of the model's error about the speed of endpoints."""
-_MODEL_SPREAD = 0.02
-"""Standard deviation of the logarithm of a step time that comes from the model instead of the figures."""
+SPEED_SPREAD = 0.04
+"""The same if a type of its family was measured. Also the error of the model about the speed of endpoints, and of the
+samples that were measured about all samples. The intervals of bench_plan_runs pay for it."""
 _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU = (2.0e7, 1.6e8)
 """Range for types whose bandwidth is not known: the catalogue's other types have 0.16 to 1.3 Gbit/s per vCPU."""
-_BURST_S = 1.5
-"""Seconds of one measurement with several processes."""
-_RUN_SPREAD = 0.015
-"""Relative error that all values of one measurement share: the clock speed, neighbours on the machine."""
-_NUM_BATCHES = 4096
-"""Number of random batches that describe how long batches take."""
+_MODEL_SPREAD = 0.02
+"""Standard deviation of the logarithm of a step time that comes from the model instead of the figures. With less, fewer
+intervals of bench_planner contain the truth."""
+RUN_SPREAD = 0.015
+"""Relative error that all values of one run share: the clock speed, neighbours on the machine. The intervals of
+bench_plan_runs pay for it."""
 _NUM_PARTS = 8
 """Parts of the measured steps whose means show how well the mean of all is known."""
 
@@ -54,10 +52,6 @@ class _Costs:
     errors: Array
     """Relative errors, one for each draw."""
     wait_s: Array
-
-    def mean_s(self, share: Array) -> tuple[Array, float]:
-        """Return the expected CPU seconds and waiting seconds."""
-        return _extrapolated(share, self.shares, self.mean_cpu_s), float(self.wait_s[0])
 
     def cpu_s(self, share: Array) -> Array:
         return _extrapolated(share, self.shares, self.mean_cpu_s) * self.errors
@@ -80,6 +74,7 @@ class UncertainFigures:
         self._seed = seed
         self._random = np.random.default_rng(seed)
         undisturbed = 1 - profile.training.excess_share * np.random.default_rng((seed, 2)).random(num_draws + 1)
+        # Column 0 has the figures as measured.
         undisturbed[0] = 1.0
         self.headspace_s = self._means(profile.training.headspace_s) * undisturbed
         """Step time in seconds with batches always ready."""
@@ -88,7 +83,7 @@ class UncertainFigures:
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""
         self._correction = 1.0
-        self._supply_error = self._lognormal(_SUPPLY_SPREAD)
+        self._supply_error = self._lognormal(SPEED_SPREAD)
         self._reference = profile.supply[0]
         self._reference_name = self._reference.instance_type
         self._costs = {supply.instance_type: self._costs_of(supply) for supply in profile.supply}
@@ -107,7 +102,7 @@ class UncertainFigures:
         return np.concatenate([[spread.mean], np.maximum(spread.mean + (means - centre) * shrink, 0.0)])
 
     def _measured_step_s(self, steps: Spread) -> Array:
-        error = math.hypot(error_of_mean(steps), _RUN_SPREAD)
+        error = math.hypot(error_of_mean(steps), RUN_SPREAD)
         factors = np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)
         return np.concatenate([[steps.mean], steps.mean * factors])
 
@@ -117,20 +112,19 @@ class UncertainFigures:
     def _costs_of(self, supply: SupplyProfile) -> _Costs:
         """Return the costs of a measured type.
 
-        The cost of a single process is the mean of single samples. The costs of more processes come from bursts, which
-        have many more samples. Costs that fall as processes are added are noise and are averaged.
+        Costs that fall as processes are added are noise and are averaged.
         """
-        alone_s = supply.sample_cpu_s.mean + supply.batch_cpu_s.mean
-        points = [(0.0, alone_s, float(supply.sample_cpu_s.num_measured))]
+        samples, wait_s = supply.sample_cpu_s, supply.sample_wait_s.mean
+        points = [(0.0, samples.mean + supply.batch_cpu_s.mean)]
         for point in supply.concurrency:
-            num_samples = max(1.0, _BURST_S * point.samples_per_s)
-            computing = point.cpu_s_per_sample / max(point.cpu_s_per_sample + supply.sample_wait_s.mean, 1e-12)
-            points.append((point.num_processes * computing / supply.vcpus, point.cpu_s_per_sample, num_samples))
-        shares, costs, weights = (np.array(column) for column in zip(*points, strict=True))
-        error = math.hypot(supply.sample_cpu_s.variation / math.sqrt(float(weights.max())), _RUN_SPREAD)
+            # Processes that wait for storage leave their CPU to others, so only the computing ones contend.
+            computing = point.cpu_s_per_sample / max(point.cpu_s_per_sample + wait_s, 1e-12)
+            points.append((point.num_processes * computing / supply.vcpus, point.cpu_s_per_sample))
+        shares, costs = (np.array(column) for column in zip(*points, strict=True))
+        error = math.hypot(samples.variation / math.sqrt(samples.num_measured), RUN_SPREAD)
         errors = np.concatenate([[1.0], np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)])
         errors = errors * self._supply_error
-        return _Costs(shares, _rising(costs, weights), errors, self._means(supply.sample_wait_s))
+        return _Costs(shares, _rising(costs), errors, self._means(supply.sample_wait_s))
 
     def costs_on(
         self, machine: Machine, num_processes: Array | float = 0.0, *, busy_cpus: float = 0.0
@@ -162,6 +156,7 @@ class UncertainFigures:
         """Return the measured costs that stand for a type, and the factors of their CPU seconds and waits."""
         name = machine.instance_type
         reference, correction = self._costs[self._reference_name], self._correction
+        # The measured step time corrects the costs on the first type, and on types that are compared with it.
         if name == self._reference_name:
             return reference, correction, correction
         if name in self._given_speeds:
@@ -171,18 +166,12 @@ class UncertainFigures:
         # Another type of a measured family, or a family about which nothing is known.
         for measured, costs in self._costs.items():
             if measured and family_of(measured) == machine.family:
-                return costs, self._relative_cost(name, _SAME_FAMILY_SPREAD), 1.0
+                return costs, self._relative_cost(name, SPEED_SPREAD), 1.0
         return reference, self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD) * correction, correction
 
     def correct(self, factor: float) -> None:
         """Multiply the costs of samples that were measured on the first type, and those that are derived from them."""
         self._correction = factor
-
-    def relief(self, active: Array) -> Array:
-        """Return how much less a sample costs if only a share of the processes of a fully used host are active."""
-        cpu_s, wait_s = self._costs[self._reference_name].mean_s(active)
-        full_cpu_s, full_wait_s = self._costs[self._reference_name].mean_s(np.ones(1))
-        return np.asarray((cpu_s + wait_s) / np.maximum(full_cpu_s + full_wait_s, 1e-12))
 
     def _relative_cost(self, name: str, spread: float) -> Array:
         """Return the drawn relative cost of a vCPU. Equal names have equal draws, whatever was asked for before."""
@@ -201,10 +190,10 @@ class UncertainFigures:
         values = values + (waits if len(waits) == len(values) else supply.sample_wait_s.mean)
         num = min(size, 256)
         random = np.random.default_rng(self._seed)
-        means = values[random.integers(len(values), size=(_NUM_BATCHES, num))].mean(axis=1)
+        means = values[random.integers(len(values), size=(BLOCK, num))].mean(axis=1)
         centre = float(means.mean())
         if centre <= 0:
-            return np.ones(_NUM_BATCHES)
+            return np.ones(BLOCK)
         # The mean of `size` samples varies less than that of 256 of them.
         relative = 1.0 + (means / centre - 1.0) * math.sqrt(num / size)
         return np.sort(relative)
@@ -242,13 +231,13 @@ def _extrapolated(share: Array, shares: Array, costs: Array) -> Array:
     return np.asarray(found + np.maximum(0.0, share - shares[-1]) * slope)
 
 
-def _rising(values: Array, weights: Array) -> Array:
+def _rising(values: Array) -> Array:
     """Return the rising sequence that is nearest to the values (pool adjacent violators)."""
-    blocks: list[list[float]] = []
-    for value, weight in zip(values, weights, strict=True):
-        blocks.append([float(value), float(weight), 1])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            last, before = blocks.pop(), blocks.pop()
-            total = before[1] + last[1]
-            blocks.append([(before[0] * before[1] + last[0] * last[1]) / total, total, before[2] + last[2]])
-    return np.repeat([block[0] for block in blocks], [int(block[2]) for block in blocks])
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, number = float(value), 1
+        while blocks and blocks[-1][0] > mean:
+            before, num_before = blocks.pop()
+            mean, number = (before * num_before + mean * number) / (num_before + number), num_before + number
+        blocks.append((mean, number))
+    return np.repeat([mean for mean, _ in blocks], [number for _, number in blocks])
