@@ -67,6 +67,8 @@ class Addresses:
             try:
                 address = self._known[host] = resolve_address(host)
                 return address
+            # On a platform, a name may be resolved only minutes after the start (F15). Until the timeout this is no
+            # error.
             except ClusterError as error:
                 now_s = time.monotonic()
                 if now_s - begin_s > timeout_s:

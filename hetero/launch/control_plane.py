@@ -57,6 +57,8 @@ def make_hub(host: HubOwner, token: security.Token | None, tls: Tls | None, *, s
     cluster, options, placement, timings = host.cluster, host.options, host.placement, host.timings
     name = cluster.current_host
     is_first_trainer = name == cluster.trainer_hosts[0].name
+    # A dispatcher's host waits for the workers of the other data hosts before it ends, so data hosts know each other
+    # there.
     members = members_of(cluster, options, needs_all=placement.servers.dispatcher_host != "" or options.profile)
     own = HostStatus(
         host=name,
@@ -74,6 +76,7 @@ def make_hub(host: HubOwner, token: security.Token | None, tls: Tls | None, *, s
         max_batch_bytes=options.max_batch_bytes,
         stop_grace_s=timings.stop_grace_s,
         data_service=placement.data_service,
+        # Single steps travel four times per second. Only the host that decides about endpoints needs them.
         wants_step_times=is_first_trainer and placement.servers.num_at_start is not None,
         profile=options.profile,
     )

@@ -42,10 +42,13 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
     values = {} if parameters is None else parameters.values
     script = _named(values, "script")
     if script and not _is_in(Path.cwd(), script, values) and _is_in(folder, script, values):
+        # SDK 3 puts the code into an input channel, and a container may start this file in any folder of the image.
         os.chdir(folder)
     status = main(command(arguments, platform))
     folders = platform.folders
-    if status == ExitCode.USAGE and folders.root.is_dir() and not folders.failure.exists():  # the options are invalid
+    # After other failures the launcher has written this file. Invalid options end the command before there is a
+    # launcher.
+    if status == ExitCode.USAGE and folders.root.is_dir() and not folders.failure.exists():
         summary = f"hetero cannot read the arguments {' '.join(arguments)!r:.200}; see the log for the reason"
         write_failure(folders.failure, Cause(host=socket.gethostname(), summary=summary, exit_code=ExitCode.USAGE))
     return status
@@ -56,6 +59,8 @@ def command(arguments: Sequence[str], platform: Platform) -> list[str]:
     parameters = _parameters(platform)
     if parameters is None or parameters.script_arguments is None:
         return ["launch", *arguments]
+    # A platform passes the job's parameters as flags. If the first flag is no parameter, a person has typed the
+    # command.
     given = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
     is_from_platform = list(arguments) == ["train"] or (bool(given) and given[0] in parameters.values)
     if _SCRIPT in parameters.values or platform.environ.get("HETERO_SCRIPT") or is_from_platform:

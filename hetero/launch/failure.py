@@ -112,7 +112,8 @@ def reserved_space(path: Path) -> Iterator[None]:
     reserve = path.with_name(_RESERVE_NAME)
     with contextlib.suppress(OSError):
         if path.parent.is_dir():
-            reserve.unlink(missing_ok=True)  # a killed run may have left it, and it may be a link
+            # A killed run may have left it, and it may be a link. The reserve was once written through such a link.
+            reserve.unlink(missing_ok=True)
             _write_new(reserve, b"\0" * _RESERVE_BYTES)
     try:
         yield
@@ -131,6 +132,7 @@ def write_failure(path: Path, cause: Cause) -> None:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
+            # Give the reserved blocks back. Then the text fits even onto a full disk (F26).
             path.with_name(_RESERVE_NAME).unlink(missing_ok=True)
             _write(path, text)
     except OSError as error:
@@ -153,6 +155,7 @@ def _write(path: Path, text: str) -> None:
         while left:
             left = left[os.write(descriptor, left) :]
         os.ftruncate(descriptor, len(data))
-        os.fsync(descriptor)  # some file systems do not report earlier that they are full
+        # Some file systems report only here that they are full.
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

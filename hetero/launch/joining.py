@@ -148,6 +148,7 @@ class _Newcomer:
         deadline_s = time.monotonic() + self.timings.start_timeout_s
         while True:
             try:
+                # Resolved in each attempt, because the name may appear minutes after the start (F15).
                 address = resolve_address(peer)
                 own = self.address or own_address(self._name, address, port, self._environ)
                 host = JoinedHost(
@@ -200,6 +201,8 @@ def own_address(name: str, peer: str, port: int, environ: Mapping[str, str] | No
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
+            # For a UDP socket this sends nothing. The kernel only chooses a route, and with it the address of this
+            # host.
             probe.connect((peer, port))
         except OSError as error:
             raise ClusterError(f"this host has no route to {peer}: {error}") from error

@@ -62,10 +62,13 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
             `HETERO_FAULTS` is set where it is not allowed, or ``--spot`` names no data group.
     """
     find_script(options.script, is_module=options.module)
-    if options.output_dir is not None:  # an error in it must not appear hours later, with the report
+    # Check now what is written at the end. On a read-only file system, a job once trained to its end, could not write
+    # its report, and ended with 0.
+    if options.output_dir is not None:
         make_output_folder(options.output_dir)
     if options.plan is not None:  # as above
-        from hetero.planning.plan import load_plan  # imports numpy, which other jobs' launchers do not need
+        # It imports NumPy, which the launchers of jobs without a plan do not need.
+        from hetero.planning.plan import load_plan
 
         load_plan(options.plan)
     logs.setup_logging(
@@ -87,7 +90,8 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     if parent is None:
         return _lead(options, cluster, platform, AgentStarter(framework_of(options)))
     variables = take_variables(os.environ, parent)
-    if parent.gives_ranks:  # mpirun copies the platform's variables of its first host to all other hosts
+    # mpirun copies the platform's variables of its first host to all other hosts, for example SM_CURRENT_HOST.
+    if parent.gives_ranks:
         facts = platform.own_variables(cluster)
         os.environ.update({name: fact for name, fact in facts.items() if name in os.environ})
     name = meeting_name(
@@ -96,7 +100,8 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     # Under mpirun the launcher with local rank 0 forks. The child leads, and the parent follows.
     forked_pid = os.fork() if parent.leads and parent.gives_ranks else None
     if forked_pid == 0:
-        os.setsid()  # leave the process group, because mpirun sends its signals there
+        # Leave the process group, because mpirun sends its signals there.
+        os.setsid()
     elif forked_pid is not None or not parent.leads:
         command = rank_command(options.command)
         follower = Follower(
@@ -115,6 +120,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
             starter = MpiStarter(leader) if parent.gives_ranks else AgentStarter(framework_of(options))
             code = _lead(options, cluster, platform, starter)
         finally:
+            # Also after an exception, because the followers wait for an exit code.
             leader.finish(code)
         return code
 
@@ -136,6 +142,7 @@ def _follow(follower: Follower, host: str, platform: Platform) -> int:
 def _lead(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, starter: RankStarter) -> int:
     """Run this host's part of the job as its only launcher, or as the local leader. Return the exit code."""
     code = _lead_to_end(options, cluster, platform, starter)
+    # On Slurm, srun ends with the highest code of all hosts, also with that of a data host that the job could lose.
     path = platform.folders.exit_code
     if path is not None and cluster.current_host == cluster.trainer_hosts[0].name:
         try:
@@ -148,6 +155,8 @@ def _lead(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, star
 
 def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, starter: RankStarter) -> int:
     failure_file = platform.folders.failure
+    # A log writer of its own, because a stopped reader of the output once blocked this launcher's threads and its ranks
+    # (F37).
     with logs.write_behind(), reserved_space(failure_file):
         try:
             with LaunchedHost(options, cluster, platform=platform, environ=os.environ, starter=starter) as host:
@@ -221,6 +230,7 @@ def _abort(host: LaunchedHost, cause: Cause, failure_file: Path) -> int:
     """Publish the root cause, write the failure file, stop the endpoints, and return the exit code."""
     with host.hub.membership() as membership:
         cause = membership.own.decided or cause
+    # First, because each of the next steps may block, for example on a full disk or a process that does not end.
     host.watchdog.expect_end(_END_S, int(cause.exit_code))
     _show(cause, host.name)
     host.publish(state=HostState.FAILED, decided=cause, endpoints=())

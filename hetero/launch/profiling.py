@@ -115,6 +115,8 @@ class JobProfile:
             logger.warning("asked to stop: no profile is written")
             return
         facts, ranks = self._facts(), self._ranks()
+        # Before the samples are measured, because this takes about 12 s on two CPUs, and a run with too few steps has
+        # no profile.
         check_ranks(ranks, facts)
         parts = [self._measure(ranks)]
         deadline_s = time.monotonic() + _OTHERS_S
@@ -209,6 +211,7 @@ class JobProfile:
                 stderr=write_end,
                 pass_fds=(theirs.fileno(),),
                 env=self._environment(),
+                # Ctrl-C then reaches only the launcher, which stops this process.
                 start_new_session=True,
             )
         os.close(write_end)
@@ -317,7 +320,8 @@ def progress_text(reports: Sequence[RankReport]) -> str:
     slowest = min(parts.values(), key=lambda part: (PHASES.index(part.phase), part.num_steps))
     if slowest.phase == PHASES[-1]:
         return f"profiling: {slowest.phase}"
-    is_longer = slowest.num_steps > slowest.num_planned  # because its steps are short
+    # A phase with short steps has more than planned. "228 of 55 steps" was logged before.
+    is_longer = slowest.num_steps > slowest.num_planned
     count = str(slowest.num_steps) if is_longer else f"{slowest.num_steps} of {slowest.num_planned}"
     return f"profiling: {slowest.phase}, {count} steps"
 
@@ -333,6 +337,7 @@ def _parts(reports: Sequence[RankReport]) -> dict[int, RankPart]:
     return found
 
 
+# `follow` reads the parts of all ranks in each turn of the main loop, five times per second. They change about once.
 @functools.lru_cache(maxsize=256)
 def _read(content: bytes) -> RankPart:
     return RankPart.from_json(content)

@@ -182,6 +182,7 @@ def bar_line(progress: Progress, columns: int) -> str:
         return text
     num_cells = room - 2
     num_full = num_cells * min(progress.step, progress.pass_steps) // progress.pass_steps
+    # ASCII without colours is readable on every terminal, and NO_COLOR then changes nothing.
     return f"[{'#' * num_full}{'-' * (num_cells - num_full)}] {text}"
 
 
@@ -297,6 +298,7 @@ class StatusLine:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
+            # The job goes on without this line if its terminal has gone (F37).
             self.is_live = False
 
     def _columns(self) -> int:

@@ -231,6 +231,8 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
         words = _words(data + trainers)
         if not words and has_failure:  # otherwise a short job of hosts that disagree would end well before the decision
             words = "the decision about a failure"
+        # Waited for here with heartbeats. When ranks were started first, the host waited for the name without
+        # heartbeats, and the others took it for one that stands still.
         unresolved = [name for name in host.starter.meeting_hosts(host.trainer_hosts) if not host.has_address(name)]
         if not words and unresolved:
             words = f"the address of {', '.join(unresolved)}, where ranks meet"
@@ -289,6 +291,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
                 _check_service(host, watch)
             if host.was_stopped:
                 stopped_s = min(stopped_s, time.monotonic())
+            # Without this, the ranks waited for the others until the grace was over, and the job ended with HET-41.
             if _is_left_alone(host):
                 logger.warning(
                     "asked to stop before another trainer host started its ranks; ending the ranks of this host"

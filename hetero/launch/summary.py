@@ -95,6 +95,7 @@ def write_report(
         if cause is not None:
             text += f"\nThe run failed: {code_span(cause.first_line)}\n"
         write_text(folder / "report.md", text)
+    # On a full disk the training still counts (F27).
     except (OSError, HeteroError) as error:
         logger.error("the report could not be written to %s: %s", folder, error)
         return
@@ -219,6 +220,7 @@ def _placement_name(options: LaunchOptions, cluster: ClusterSpec, statuses: Sequ
         return "homogeneous"
     fixed = trainer_endpoints_of(options, has_data_hosts=True)
     if fixed is None:
+        # With auto, the number of endpoints on trainer hosts may have stayed 0 for the whole job.
         names = {host.name for host in cluster.trainer_hosts}
         computed = sum(status.counters.get("batches computed", 0) for status in statuses if status.host in names)
         return "hybrid" if computed else "heterogeneous"
@@ -255,6 +257,7 @@ def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str], ranks: Se
     computed = {
         status.host: status.counters["batches computed"] for status in statuses if "batches computed" in status.counters
     }
+    # Data hosts without any batch are reported as an error, so a count that is missing must not read as 0.
     if data_hosts and computed.keys() >= set(data_hosts):
         events[COMPUTED_ON_DATA_HOSTS] = sum(computed[host] for host in data_hosts)
     summaries = [summary for rank in ranks for summary in rank.loaders]

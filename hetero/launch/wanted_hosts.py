@@ -85,6 +85,7 @@ class WantedHosts:
             self._values.clear()
         if value is not None or self._before is None or has_stopped:
             self._before, self._began_s = now, now_s
+        # Three windows are kept at any age. If windows last longer than a minute, there would be no estimate otherwise.
         while len(self._values) > _MIN_WINDOWS and now_s - self._values[0][0] > _MAX_AGE_S:
             self._values.popleft()
         if len(self._values) < _MIN_WINDOWS:
@@ -136,6 +137,7 @@ def _wanted(before: Window, now: Window) -> float | None:
     demand = 0.0  # batches per second that the ranks would take if they never waited
     for rank, (steps, compute_s) in now.steps.items():
         steps_before, compute_before_s = before.steps.get(rank, (0, 0.0))
+        # A restarted rank counts from zero again.
         if steps <= steps_before or compute_s <= compute_before_s:
             return None
         demand += (steps - steps_before) / (compute_s - compute_before_s)

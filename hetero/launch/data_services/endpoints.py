@@ -98,7 +98,8 @@ def pool_options(facts: HostFacts) -> PoolOptions:
         token_path=facts.token_path,
         num_at_start=facts.servers.num_at_start,
         endpoint_restarts=options.endpoint_restarts,
-        gives_up=False,  # other endpoints compute the batches, and ranks fail if all endpoints are gone for too long
+        # Other endpoints compute the batches. If all endpoints are gone for too long, the ranks fail.
+        gives_up=False,
         stuck_s=timings.lease_s,
         prepare_timeout_s=timings.prepare_timeout_s,
         stable_s=timings.stable_s,

@@ -44,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     running = {int(variables["RANK"]): _start(script, {**environ, **variables}) for variables in all_variables}
     failures: list[_Failure] = []
     while running and not failures:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # wait until a rank has ended
+        # Wait until a rank has ended. WNOWAIT leaves its status for `Popen.poll`, which tells which rank it was.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         failures = _take_ended(running)
     if not failures:
         return 0
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     # Record no later failures, because this agent causes them when it ends the remaining ranks.
     Path(folder, FAILURES_FILE).write_text(json.dumps(failures), encoding="utf-8")
     for process in running.values():
+        # To the rank alone and not to its group. Python's resource trackers in the group must outlive the rank, because
+        # they remove its semaphores.
         process.send_signal(end_signal())
     _wait_for_ends(running, _TERM_GRACE_S)
     for process in running.values():

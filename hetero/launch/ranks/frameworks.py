@@ -63,6 +63,8 @@ class Torch:
         place = _place(options, local_rank)
         return {
             **place,
+            # As torchrun sets them for a static rendezvous without restarts. A test compares them with the installed
+            # torchrun. TORCHELASTIC_ERROR_FILE is left out, because only torchrun reads that file.
             "GROUP_WORLD_SIZE": str(options.num_hosts),
             "ROLE_NAME": "default",
             "ROLE_RANK": place["RANK"],
@@ -70,7 +72,9 @@ class Torch:
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RESTART_COUNT": str(options.generation),
             "TORCHELASTIC_RUN_ID": "none",
+            # The store is in rank 0. With "True", torch would look for it in an agent on the first host.
             "TORCHELASTIC_USE_AGENT_STORE": "False",
+            # NCCL_ASYNC_ERROR_HANDLING, the name of torch 2.1, is not set, because newer versions warn of it.
             _NCCL_VARIABLE: environ.get(_NCCL_VARIABLE, "1"),
         }
 
@@ -79,6 +83,7 @@ class TensorFlow:
     """TensorFlow. Each rank has a server."""
 
     meets_everywhere = True
+    # MultiWorkerMirroredStrategy drives all GPUs of a host from one process.
     has_rank_per_gpu = False
     uses_grpc = True
 

@@ -57,6 +57,7 @@ def meeting_name(parent: ParentLauncher, *, job_id: str, host: str, base_dir: Pa
 
     The host's name is part of it, because simulated hosts share a machine.
     """
+    # Abstract names belong to the network namespace, which several users and containers may share.
     text = json.dumps([parent.name, parent.run, job_id, host, str(base_dir), os.geteuid()])
     return f"\0hetero-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
@@ -143,7 +144,8 @@ class LocalLeader:
 
     def finish(self, code: int) -> None:
         """Ask every follower to end with an exit code. First wait up to five seconds until all have connected."""
-        self._was_stopped = True  # a later request to stop must not signal this process, because its handlers are gone
+        # A later request to stop must not signal this process, because its handlers are gone.
+        self._was_stopped = True
         deadline_s = time.monotonic() + _LATE_S
         while not self.is_complete and time.monotonic() < deadline_s:
             self.poll()
@@ -158,7 +160,8 @@ class LocalLeader:
         if local_rank in free and isinstance(rank, int) and 0 <= rank < self.parent.world_size:
             self.ranks[local_rank] = rank
             self._lines[local_rank] = lines
-            self._take(local_rank, messages)  # the first read may return more than the first message
+            # The first read may return more than the first message.
+            self._take(local_rank, messages)
             return
         logger.warning(
             "rejected a follower with local rank %r and rank %r, because they are in use or out of range",
@@ -173,7 +176,8 @@ class LocalLeader:
                 self.ended.setdefault(local_rank, message["ended"])
             elif "stop" in message and not self._was_stopped:
                 self._was_stopped = True
-                os.kill(os.getpid(), signal.SIGTERM)  # only once, because all launchers are asked to stop together
+                # Only once, because all launchers are asked to stop together, and a second signal would abort the job.
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Follower:
@@ -216,6 +220,8 @@ class Follower:
                 stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
             adopt_descendants()
             stack.callback(end_descendants)
+            # Registered after `end_descendants` and so called before it. Otherwise a leader that is a child of this
+            # process would be killed before it has written its last log lines.
             stack.callback(self._let_leader_end)
             lines = self._connect()
             if lines is None:
@@ -236,7 +242,8 @@ class Follower:
         deadline_s = time.monotonic() + _LEADER_S
         while time.monotonic() < deadline_s and not self._num_signals:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            connection.settimeout(SHORT_POLL_S)  # otherwise `connect` would block while the leader's queue is full
+            # Otherwise `connect` would block while the leader's queue is full.
+            connection.settimeout(SHORT_POLL_S)
             try:
                 connection.connect(self._name)
             except OSError:
@@ -312,6 +319,7 @@ class _Lines:
         self._connection = connection
         self._connection.setblocking(False)
         self._rest = b""
+        # An abstract socket has no file mode. The kernel knows the user of the peer.
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.is_closed = _CREDENTIALS.unpack(credentials)[1] != os.geteuid()
 

@@ -140,6 +140,8 @@ class MpiRanks:
             reported: The causes that ranks reported before they ended, by rank.
         """
         lost = {self._ranks[local_rank] for local_rank in self._leader.lost}
+        # mpirun ends all its processes a quarter of a second after one has failed, also those whose ranks had no
+        # failure.
         if all(rank in lost for rank, _ in self._failures):
             rank, exit_status = self._failures[0]
             summary = f"rank {rank} ended with its launcher, because mpirun ends all processes when one has failed"

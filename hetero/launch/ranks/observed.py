@@ -71,6 +71,8 @@ class ScriptObserver:
         return timed
 
     def _write(self, began_s: float, ended_s: float) -> None:
+        # The monotonic clock, because a host's usage has its times too. After a jump of the wall clock, the resources
+        # of a canary belonged to other parts of the run (F25).
         content = {"began_monotonic_s": began_s, "ended_monotonic_s": ended_s, "import_s": self._import_s}
         try:
             write_text(self._path, json.dumps(content) + "\n")

@@ -55,6 +55,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments: The script, or ``-m`` and a module, then the script's arguments.
     """
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
+    # Before there are threads. When a rank of another launcher did it later, its threads had memory arenas of their
+    # own, and clearing pages took 92 us for each sample of video.
     keep_freed_memory()
     _redirect_output()
     # The launcher acts on a request to stop and makes all ranks agree on a last step, although the platform may send
@@ -72,15 +74,19 @@ def main(arguments: Sequence[str]) -> int:
     if session is not None:
         session.take_late_stops()
     failure = _run(list(arguments))
-    ledger.close_current()  # needed because `os._exit` below runs no exit handlers
+    # Needed because `os._exit` below runs no exit handlers.
+    ledger.close_current()
     if session is not None:
         if failure is not None:
             session.fail(failure.summary, failure.detail, failure.exit_code, is_echo=failure.is_echo)
         is_reported = session.close(finished=failure is None)
+        # The report about the failed stop callback is lost, so the exit status (30) has to say it.
         if failure is None and session.stop_failure is not None and not is_reported:
             failure = _Failure(session.stop_failure.summary)
     _flush()
     if failure is None:
+        # Python now joins the threads and processes of the script, which may take long. The log should say what it
+        # waits for.
         _name_waits()
         return 0
     # Do not wait for threads of a broken process group, because they may never end.
@@ -100,6 +106,7 @@ def _run(arguments: list[str]) -> _Failure | None:
     is_module = arguments[0] == "-m"
     script = arguments[1] if is_module else arguments[0]
     sys.argv = arguments[1:] if is_module else arguments
+    # As Python sets it: the folder of a script, or the current folder with -m.
     sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
     observer = observer_of(int(os.environ.get("RANK", "0")))
     try:
@@ -116,6 +123,7 @@ def _run(arguments: list[str]) -> _Failure | None:
         _show_traceback()
         return _Failure(first_line(error), str(error), error.exit_code)
     except BaseException as error:  # noqa: BLE001  a KeyboardInterrupt is reported too
+        # Keras and TensorFlow show an error of the data set only as text in an error of their own.
         hidden = _hidden_in(error)
         if isinstance(hidden, StopError):
             return _stop()
@@ -163,6 +171,8 @@ def _exit_failure(code: object) -> _Failure | None:
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
+    # A script that was asked to stop ends by SystemExit(143). The job's own exit code tells of the stop, so the rank
+    # ends with 0.
     if code is None or code == 0 or (session is not None and session.stopped):
         return None
     if isinstance(code, int):

@@ -105,12 +105,16 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
 
     def place(failure: tuple[int, int]) -> int:
         rank, exit_status = failure
+        # Only KILL, SEGV, BUS, ILL and FPE are crashes, because only a fault of the process itself or a lack of memory
+        # explains them.
         if is_crash(exit_status):
             return 0
         if rank in reported:
             return 4 if reported[rank].is_echo else 2
         if -exit_status in END_SIGNALS:
             return 5
+        # After an exception in one rank, NCCL's watchdog aborts the others (SIGABRT), so reports come before other
+        # signals.
         return 1 if exit_status >= 0 else 3
 
     return min(failures, key=place)

@@ -150,6 +150,8 @@ class RankProcesses:
             kill_all(left)
             others = [process for process in left if process.pid != self._process.pid]
             psutil.wait_procs(others, timeout=0.05)  # not the agent, because psutil would take its exit status
+            # SIGKILL does not end a process that waits for a device. Without this bound, the launcher waited until its
+            # watchdog ended it.
             if time.monotonic() > deadline_s:
                 names = ", ".join(map(self._name_of, left))
                 logger.error(
@@ -169,6 +171,8 @@ class RankProcesses:
             with contextlib.suppress(psutil.Error):
                 if process.pid != agent_pid:
                     is_theirs = process.environ().get(LOG_VARIABLE) == self._folder.log_prefix
+                    # Python's resource trackers end by themselves, after they have removed the semaphores of killed
+                    # loader processes.
                     if not is_theirs or is_resource_tracker(process):
                         continue
                 found.append(process)
@@ -201,6 +205,7 @@ def free_port(count: int = 1) -> int:
     Raises:
         PortError: If the system has too few consecutive free ports.
     """
+    # A job on a busy machine failed with EADDRINUSE, because an outgoing connection got the port before rank 0 did.
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     num_others = first_ephemeral - 1024 - (count - 1)
     candidates = [1024 + secrets.randbelow(num_others) for _ in range(100)] if num_others > 0 else []
