@@ -93,6 +93,7 @@ class Directory:
                 return
             self._contents = contents
             listeners = tuple(self._listeners)
+        # Without the lock, because a listener may read the directory.
         for listener in listeners:
             listener()
 

@@ -174,7 +174,8 @@ class Hub:
             self._ranks.stop()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         deadline_s = time.monotonic() + self._heartbeat_s
-        for peer in (*self._peers.values(), *self._newcomers.values()):  # its thread may be waiting for a silent host
+        # The thread of a connection may be waiting for a silent host.
+        for peer in (*self._peers.values(), *self._newcomers.values()):
             peer.join(max(0.0, deadline_s - time.monotonic()))
 
     def __enter__(self) -> Hub:
@@ -293,7 +294,8 @@ class Hub:
                 if not is_stranger:
                     membership.admit(joined)
                     membership.observe(status)
-        if is_stranger:  # it may have joined another trainer host a moment ago, or was lost and removed
+        # It may have joined through another trainer host a moment ago, or it was lost and removed.
+        if is_stranger:
             why = f"{status.host!r:.100} is not a host of this job"
             self._log_refusal(why)
             context.abort(grpc.StatusCode.NOT_FOUND, why)
@@ -306,7 +308,8 @@ class Hub:
         if self._reception is None:
             admitter = self._membership.reporter
             return pb.JoinReply(admitter=admitter, admitter_address=self._resolve(admitter))
-        if self._reception.has_described(asked.host) and self._is_at(asked.host):  # the registrar's answer was lost
+        # A host that lost the registrar's answer asks again, and by then the launcher has the port.
+        if self._reception.has_described(asked.host) and self._is_at(asked.host):
             return self._reception.reply(asked.host)
         joined = self._reception.placed(asked.host)
         with self.membership() as membership:
@@ -370,7 +373,8 @@ class Hub:
             with self._changed:
                 update = self._rank_update()
                 if update == sent:
-                    self._changed.wait(0.5)  # bounded: a cancelled watch must free its thread
+                    # With a bound, because a watch that was cancelled must free its thread.
+                    self._changed.wait(0.5)
                     continue
             sent = update
             yield update
@@ -384,6 +388,8 @@ class Hub:
         hosts = [pb.DirectoryEntry(host=host) for host in membership.hosts_in_service()]
         stop_at = membership.own.stop_at
         return pb.RankUpdate(
+            # An entry without an endpoint is a host in service. With both, a reader can tell an endpoint that died from
+            # one that was lost with its host.
             endpoints=[*endpoints, *hosts],
             stop_requested=membership.stop_requested,
             stop_at=None if stop_at is None else pb.StopPoint(**fields_of(stop_at)),

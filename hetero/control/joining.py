@@ -227,6 +227,7 @@ def ask_to_join(
         ProtocolError: If the answer is malformed.
     """
     reply = _ask(name, address, request, token, tls)
+    # Follow one redirection only (A23). Two hosts that disagree could send this one back and forth.
     if reply.admitter and reply.admitter != name:
         name, address = reply.admitter, reply.admitter_address
         check_address(address)
@@ -248,6 +249,7 @@ def _ask(name: str, address: str, request: JoinRequest, token: security.Token | 
         call = channel.unary_unary(
             "/hetero.v1.Control/Join",
             request_serializer=pb.JoinRequest.SerializeToString,
+            # `parse` below knows what each implementation of protobuf raises for malformed bytes.
             response_deserializer=lambda data: data,
         )
         message = pb.JoinRequest(protocol=CONTROL_PROTOCOL, **fields_of(request))
@@ -256,6 +258,7 @@ def _ask(name: str, address: str, request: JoinRequest, token: security.Token | 
         except grpc.RpcError as error:
             raise _failed(f"{name} ({address})", error) from error
     reply = parse(pb.JoinReply, data)
+    # Text of another host goes into this host's log (A14).
     reply.refusal = escape_line(one_line(reply.refusal, _MAX_REFUSAL_CHARS))
     return reply
 

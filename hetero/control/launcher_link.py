@@ -112,7 +112,8 @@ class LauncherLink:
             self._calls.send(request.SerializeToString(), deadline_s=deadline_s)
             return _answer_of(self._calls.receive_message(MAX_REPLY_BYTES, deadline_s=deadline_s))
         except (OSError, HeteroError):
-            self._hang_up()  # a late answer must not be read as the answer to the next call
+            # A late answer must not be read as the answer to the next call.
+            self._hang_up()
             raise
 
     def _connect(self, deadline_s: float) -> Connection:

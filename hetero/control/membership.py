@@ -154,6 +154,8 @@ class Membership(Roster):
         if (peer := self._peers.get(host)) is None:
             return  # it has left the job meanwhile
         peer.last_state = why
+        # Of two data hosts that end together, the first one to leave no longer answers. One job of four with two data
+        # hosts ended 5 s late, because the other one waited for the answer.
         has_left = peer.status is not None and peer.status.state in LEAVING
         if has_left != peer.has_left:
             peer.has_left, self._local_news = has_left, None
@@ -178,6 +180,7 @@ class Membership(Roster):
         """Record that ``host`` has received this host's ``status``."""
         if (peer := self._peers.get(host)) is None:
             return
+        # In both directions: a host that was done has a status that is not final again when a new generation begins.
         before = peer.has_our_final, peer.has_our_failure
         peer.delivered = status
         if (peer.has_our_final, peer.has_our_failure) != before:
@@ -272,7 +275,8 @@ class Membership(Roster):
                 f"trainer host {host} {what} for {now - peer.last_heard_s:.0f} s "
                 f"(lease {self._timings.lease_s:.0f} s; last state: {peer.last_state})"
             )
-            words = f"trainer host {host} "  # echoes do not count, even if they contain these words
+            # A failure that only mentions a lost host must not hide the loss, so echoes do not count.
+            words = f"trainer host {host} "
             if not any(words in known.summary and not known.is_echo for _, known in self._failures):
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
 
@@ -302,6 +306,8 @@ class Membership(Roster):
         if self.arbiter == self.own.host:
             causes = [cause for _, cause in self._failures]
             are_echoes = all(cause.is_echo for cause in causes)
+            # A lost host breaks connections at once, and its lease ends after 15 s. Without this wait, jobs ended after
+            # 4 s and named the connection.
             if are_echoes and self._awaits_host(now):
                 return
             settle_s = self.ECHO_SETTLE_S if are_echoes else self.SETTLE_S

@@ -28,6 +28,7 @@ def _write(values: Sequence[LoggedMetric] | None) -> Mapping[str, object]:
     metrics = [
         pb.MetricSeries(
             name=name,
+            # A message's number is never absent, so 0 stands for no step.
             step=[0 if each.step is None else each.step + 1 for each in series],
             value=[each.value for each in series],
             at_s=[each.at_s for each in series],

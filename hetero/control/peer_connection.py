@@ -124,6 +124,8 @@ class PeerConnection:
             while not (options.stopping.is_set() or self._is_over.is_set()):
                 interval_s = options.heartbeat_s * _RANDOM.uniform(0.9, 1.1)
                 pause_s = min(interval_s, 0.5)
+                # An unexpected error once ended this thread for the life of the host. Much later the job ended because
+                # of the silence.
                 with errors.during(f"sending this host's status to {self._host}"):
                     sent_version, own = options.news(sent_version, interval_s)
                     if options.stopping.is_set():
@@ -155,6 +157,7 @@ class PeerConnection:
         found, self._look_up = self._look_up, None
         self._name_error = found.error
         if found.target and found.target != self._target:
+            # Opened before the old one is closed. If this fails, the next turn still has a channel.
             channel = channels.open_channel(found.target, name=self._host, tls=self._options.tls)
             if self._channel is not None:
                 self._channel.close()
@@ -180,6 +183,7 @@ class PeerConnection:
         except grpc.RpcError as error:
             self._refused(error)
             return False
+        # Checked first, because the answer of another host must end nothing.
         if reply.host != self._host:
             self._unreachable(f"{self._target} is {reply.host}, not {self._host}: is its address right?")
             return False
@@ -236,4 +240,5 @@ class PeerConnection:
             cause = Cause(host=membership.own.host, summary=summary, exit_code=exit_code)
             membership.fail(cause)
             if final and membership.own.decided is None:
-                membership.update(decided=cause)  # because the other hosts reject what this host sends
+                # This host decides alone, because the other hosts reject what it sends.
+                membership.update(decided=cause)

@@ -122,6 +122,7 @@ class Registrar:
         try:
             yield
         finally:
+            # Wait until the port is free, because the launcher of this host binds it next.
             server.stop(0.5).wait(2.0)
 
     def _wait(

@@ -128,6 +128,7 @@ def load_token(path: str) -> Token:
         AuthenticationError: If the file is missing, unreadable, open to others, not a regular file, or without a token.
     """
     try:
+        # O_NONBLOCK, because opening a FIFO would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise AuthenticationError(f"cannot open the token file {path!r}: {error}") from error
@@ -182,6 +183,7 @@ def token_memfd(token: Token) -> tuple[int, str]:
         of the same user can read it.
     """
     descriptor = os.memfd_create("hetero-token", os.MFD_CLOEXEC)
+    # A memfd begins with mode 0777.
     os.fchmod(descriptor, 0o600)
     os.write(descriptor, token.reveal().encode("ascii"))
     return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -306,6 +308,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if len(jobs) != 1 or not hmac.compare_digest(jobs[0], self._job_id):
             self._count_failure()
             return self._other_job
+        # Exactly one. A recorded call without this header was accepted once (A11).
         meant = _values(metadata, _INCARNATION)
         is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
         # A wrong incarnation does not count as a failed authentication. The caller belongs to the job, and may not know

@@ -280,6 +280,8 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
 def _for_peers(reports: Sequence[RankReport], has_metrics: bool) -> Iterator[RankReport]:
     num_ranks = sum(bool(report.metrics) for report in reports)
     for report in reports:
+        # The tracebacks of 32 ranks made a heartbeat larger than a request may be. It was refused, and the host counted
+        # as silent just when it had to say why it failed.
         failure = None if report.failure is None else dataclasses.replace(report.failure, detail="")
         metrics, summaries = None, tuple(map(without_history, report.summaries_json))
         if has_metrics:

@@ -77,6 +77,7 @@ def _disks(mounts: str = "/proc/self/mounts") -> list[str]:
         return []
     for line in lines:
         _, path, kind, options, *_ = line.split(" ")
+        # The kernel writes a blank in a path as \040.
         path = path.replace("\\040", " ")
         size = _num_bytes(path) if kind in _LOCAL and "rw" in options.split(",") else 0
         if size and os.access(path, os.W_OK):
