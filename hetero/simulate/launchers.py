@@ -183,7 +183,8 @@ class Launchers:
         for name in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._processes[name].wait(max(0.0, deadline_s - time.monotonic()))
-        if left := self._running():  # for example a process that waits for a device
+        # For example a process that waits for a device. A simulation waited for such a launcher for ever.
+        if left := self._running():
             self._abandoned.update(left)
             names = ", ".join(f"the launcher of {name} (process {self._processes[name].pid})" for name in left)
             logger.error(
@@ -218,7 +219,8 @@ class Launchers:
         return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
 
     def _write(self, name: str, line: str) -> None:
-        line = escape_line(line)  # launchers escape their own lines, but not those of libraries
+        # Launchers escape their own lines, but not those of libraries.
+        line = escape_line(line)
         try:
             self._logs[name].write(line + "\n")
         except OSError as error:  # if the disk is full, the job continues without these lines

@@ -16,6 +16,7 @@ from hetero.cluster.platforms.sagemaker import CHANNELS, CONFIG, folders_below
 
 __all__ = ["CHANNEL_NAME", "InputChannel", "earlier_hosts", "has_opt_ml", "write_opt_ml"]
 
+# Without this pattern, a channel with the name ../../x was linked outside of the tree (A13).
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 """Pattern of a channel's name, which becomes the name of a link or folder in every host's tree."""
 
@@ -60,7 +61,8 @@ def write_opt_ml(
         channels: The inputs of this host.
     """
     config, data, folders = base_dir / CONFIG, base_dir / CHANNELS, folders_below(base_dir)
-    intermediate = folders.output.with_name("intermediate")  # without it, SageMaker's toolkit would upload files to S3
+    # Without this folder, SageMaker's toolkit would upload files to S3.
+    intermediate = folders.output.with_name("intermediate")
     for folder in (config, data, folders.checkpoints, folders.code, folders.model, folders.output, intermediate):
         folder.mkdir(parents=True)
     _write_json(config / "resourceconfig.json", resource_config)

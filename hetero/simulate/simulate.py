@@ -160,6 +160,7 @@ def run_hosts(
         PortError: If no block of addresses is free.
     """
     with contextlib.ExitStack() as stack:
+        # Two simulations with the same folder deleted each other's trees.
         stack.enter_context(locked_folder(output_dir))
         lock, network = _lock_block(port)
         stack.callback(lock.close)
@@ -178,6 +179,7 @@ def run_hosts(
         environment = {
             "HETERO_HOSTS_FILE": str(hosts_file),
             "HETERO_SIMULATED": "1",
+            # A launcher that is killed cannot remove its private folder, so this process does.
             WORK_DIR_VARIABLE: str(work_dir),
             PARENT_VARIABLE: str(os.getpid()),
         }
@@ -316,6 +318,7 @@ def _clear(path: Path, folder: Path) -> None:
     Raises:
         ConfigError: If links lead out of ``folder``, because files there must not be removed.
     """
+    # A link in the output folder once led to the removal of the files behind it.
     if path.is_symlink() or folder.resolve() not in path.resolve().parents:
         raise ConfigError(f"{path} is a link that leads out of {folder}; remove it, or give another --output-dir")
     if path.exists():
