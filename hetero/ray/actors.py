@@ -235,6 +235,7 @@ class Coordinator:
     def _end_all(self) -> None:
         """End the data hosts and the hub, in this order."""
         if self._child is not None:
+            # After SIGTERM the hub tells the data hosts that the job is done, and still answers them. SIGINT ends it.
             self._child.stop(signal.SIGTERM)
         self._end(list(self._hosts))
         if self._child is not None:
@@ -274,6 +275,7 @@ class Coordinator:
             while len(self._hosts) < target:
                 self._add()
             if len(self._hosts) > target:
+                # The newest one. The first hosts have bundles, whose CPUs stay reserved also without a host.
                 self._end([max(self._hosts)])
 
 
@@ -320,7 +322,8 @@ class DataHost:
         return _own_processes(self._child)
 
     def _on_end(self, child: Child) -> None:
-        if child.was_asked_to_stop or child.exit_code == ExitCode.OK:  # 0: the service was shut down
+        # Status 0 means that the service was shut down.
+        if child.was_asked_to_stop or child.exit_code == ExitCode.OK:
             return
         reason = _explained(f"data host {self._name}", child)
         if child.exit_code in _FINAL:

@@ -152,7 +152,8 @@ class Child:
             for line in stream:
                 self._on_line(line.rstrip("\n"))
         self.exit_code = process.wait()
-        errors.join(_LAST_OUTPUT_S)  # a process that the child has left behind may keep the pipe open
+        # With a bound, because a process that the child has left behind may keep the pipe open.
+        errors.join(_LAST_OUTPUT_S)
 
     def _relay(self, stream: IO[str]) -> None:
         """Pass the lines of standard error on, and keep the last ones."""

@@ -51,6 +51,7 @@ class HeadWatch:
             reconnect_s = float(os.environ.get(RECONNECT_VARIABLE, ""))
         except ValueError:
             reconnect_s = _RECONNECT_S
+        # 45 s by default (F45). After 60 s Ray would end this process with an exit code of its own.
         self._limit_s = 0.75 * reconnect_s
 
     def __enter__(self) -> HeadWatch:

@@ -149,7 +149,8 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.ExitStack() as stack:  # each is done although another one fails
+        # Each of these is done although another one fails.
+        with contextlib.ExitStack() as stack:
             for number, handler in self._before.items():
                 stack.callback(signal.signal, number, handler)
             if self._placement is not None:
@@ -287,6 +288,8 @@ class Job:
         self._ask_for_demand(0)
         stop_at_s: float | None = None
         while any(host.exit_code is None for host in self._trainers):
+            # One call waits for the ends of all hosts and for the next estimate, so also an added host that cannot
+            # start is noticed.
             ready, _ = self._ray.wait(list(self._waiting), timeout=_POLL_S / 4)
             for reference in ready:
                 self._waiting.pop(reference)(reference)
@@ -331,6 +334,7 @@ class Job:
 
     def _retire(self, host: _Host) -> None:
         """Give back the resources of a data host that has ended. Note whether it is to be replaced."""
+        # Free at once, because a host that replaces this one uses the bundle again.
         host.bundle = None
         self._waiting[host.actor.close.remote(0.0)] = functools.partial(self._forget, host)
         if self._is_ending or host.is_leaving:
@@ -402,6 +406,7 @@ class Job:
         if self._may_add:
             for _ in range(target - len(present)):
                 self._add(group, "because the job could use it")
+        # Only newer estimates count. One estimate was followed 15 times before, and host after host was removed.
         self._ask_for_demand(demand.number)
 
     def _let_leave(self, host: _Host) -> None:
@@ -409,6 +414,7 @@ class Job:
         if host.placed_s is not None:
             host.actor.stop.remote()
         else:
+            # Ray has not placed it, so it would not answer.
             self._ray.kill(host.actor)
 
     def _add(self, group: ElasticGroup, why: str) -> None:

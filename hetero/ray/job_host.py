@@ -111,6 +111,7 @@ class JobHost:
         # A host that joins may be on the node of another one, so it needs a port of its own.
         values = {"{folder}": str(folder), "{port}": str(free_port())}
         options = [_filled(text, values) for text in order["arguments"]]
+        # Not filled: {folder} and {port} among the script's own arguments stay as they are.
         script: Sequence[str] = order["script"]
         return Child(
             ["-m", "hetero.cli", *options, *script],
@@ -150,6 +151,7 @@ class JobHost:
             ClusterError: If there will be no more estimates.
         """
         with self._changed:
+            # In short waits, so that this method does not outlive Ray on its node.
             while not self._changed.wait_for(lambda: self._num_estimates > after, _CHECK_S):
                 has_ended = self._child is not None and self._child.wait(0)
                 if has_ended or os.getppid() != self._node_pid:
@@ -171,7 +173,8 @@ class JobHost:
     def close(self, grace_s: float) -> None:
         """Wait until the launcher has ended, end it after ``grace_s`` seconds, and remove the files of this host."""
         with self._changed:
-            self._was_asked_to_stop = True  # a launcher that has not started does not start any more
+            # A launcher that has not started does not start any more.
+            self._was_asked_to_stop = True
             child = self._child
         if child is not None and not child.wait(grace_s):
             child.stop(signal.SIGKILL)

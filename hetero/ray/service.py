@@ -198,7 +198,8 @@ class DataService:
         placement, self._placement = self._placement, None
         if not ray.is_initialized():
             return  # Ray has ended everything with the connection
-        with contextlib.ExitStack() as stack:  # each is done although another one fails or is interrupted
+        # Each of these is done although another one fails or is interrupted.
+        with contextlib.ExitStack() as stack:
             if placement is not None:
                 stack.callback(ray.util.remove_placement_group, placement)
             if coordinator is not None:

@@ -107,7 +107,8 @@ def _watch(call: Callable[[str], Any], session: RankSession) -> None:
             error = DataPlaneError(f"the data service has failed: {failure}")
         except ServiceGoneError as gone:
             error = gone
-        except HeteroError as slow:  # a busy node, or a network that is cut for a while
+        # A busy node, or a network that is cut for a while, must not fail the training.
+        except HeteroError as slow:
             logger.warning("%s", slow)
             continue
         except Exception as unexpected:  # noqa: BLE001 - Ray raises various errors while this process ends
@@ -138,7 +139,8 @@ def _register_datasets(order: ServiceOrder) -> None:
                 set_script_module(name)
         return
     arguments = list(sys.argv)
-    sys.path.insert(0, "")  # load_script replaces the first entry, and Ray's must stay
+    # `load_script` replaces the first entry, and Ray's must stay.
+    sys.path.insert(0, "")
     try:
         load_script(str(path), order.script_args, host="a worker of Ray Train")
     except BaseException:
