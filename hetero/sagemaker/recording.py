@@ -116,6 +116,7 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
             "instance types, and hetero.sagemaker.rehearse runs the job on this machine"
         )
     answers = _Answers()
+    # Record with a copy, so that neither the estimator nor its session changes.
     session = _session(answers, getattr(original, "boto_region_name", None) or _REGION, original)
     local_data: dict[str, Path] = {}
     local_inputs = _LocalInputs(local_data)
@@ -166,11 +167,13 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
         raise ConfigError(
             "no SageMaker SDK is installed; pip install 'sagemaker>=2.257,<3', or 'sagemaker>=3.18,<4' for version 3"
         ) from None
-    try:  # version 3 first, because it warns about names that only version 2 has
+    # Version 3 first, because it warns about names that only version 2 has.
+    try:
         from sagemaker.core.helper.session_helper import Session
     except ModuleNotFoundError:
         from sagemaker.session import Session
     boto_session = boto3.Session(aws_access_key_id="none", aws_secret_access_key="none", region_name=region)
+    # botocore validates a call before this event, so a malformed request fails here too.
     boto_session.events.register("before-call", answers)
     arguments = {
         "default_bucket": getattr(original, "_default_bucket", None)
@@ -181,6 +184,7 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
     }
     given = {name: value for name, value in arguments.items() if value is not None}
     session = Session(boto_session=boto_session, **given)
+    # The SDK does not send telemetry through botocore, so the handler above would not see it.
     session.sagemaker_config = _without_telemetry(session.sagemaker_config)
     return session
 

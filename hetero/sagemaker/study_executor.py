@@ -160,11 +160,13 @@ class EstimatorExecutor:
 
     def execute(self, run: PlannedRun, folder: Path) -> RunResult:
         """Submit the job of a run and wait for its end, or follow the job that an earlier start submitted."""
+        # Make the estimator, and note when the job is billed.
         hourly_usd = self.hourly_usd(run)
         started_at = _text(dt.datetime.now(dt.timezone.utc))
         made = self._made(run)
 
         def see(description: Mapping[str, Any]) -> None:
+            # A job that waited two hours for instances was stopped by the budget, as if it had cost them.
             if isinstance(description.get("TrainingStartTime"), dt.datetime):
                 self._billed_since[run.run_id] = description["TrainingStartTime"]
 
@@ -177,19 +179,25 @@ class EstimatorExecutor:
                 logger.info("following %s, which an earlier start of the study submitted", job.name)
                 self._enter(job.name, made.client)
                 description = follow(client, job.name, sleep=self._sleep_s)
+                # A study that was killed while its job waited for instances once recorded CapacityError as the result
+                # of the run.
                 job.is_open = not _lacked_instances(description)
             if not job.is_open:
                 self._submit(run, made, folder, job)
                 self._enter(job.name, made.client)
                 description = follow(client, job.name, sleep=self._sleep_s)
         except Exception as error:
+            # Expired credentials made a running job a failed run that cost USD 0, and a later start submitted a second
+            # job beside it.
             if job.is_open and not isinstance(error, CapacityError):
                 raise _lost(job.name, folder, error) from error
             if isinstance(error, (ConfigError, MemoryError)):
                 raise
-            return _failed(run, error, started_at)  # a job that the service rejects is not the study's end
+            # A job that the service rejects does not end the study.
+            return _failed(run, error, started_at)
         finally:
             self._leave(job.name)
+        # Fetch the report. A report of an earlier attempt in the folder is not this job's.
         report_file = folder / REPORT_FILE_NAME
         report_file.unlink(missing_ok=True)
         self._fetch_report(made, description, report_file)
@@ -214,6 +222,7 @@ class EstimatorExecutor:
         with self._lock:
             is_new = job_name not in self._active
             self._active[job_name] = client
+        # `stop` may have read the active jobs a moment before.
         if is_new and self._is_stopped.is_set():
             self._stop_job(job_name, client)
 
@@ -260,11 +269,13 @@ class EstimatorExecutor:
         def note(job_name: str) -> None:
             self._leave(job.name)  # it got no instances
             job.name, job.is_open = job_name, True
+            # As soon as the name is known, so that a killed study follows the job instead of paying for it twice.
             write_text(folder / JOB_FILE_NAME, json.dumps({"job_name": job_name, "digest": digest_of(run)}) + "\n")
             self._enter(job_name, made.client)
 
         def wait(seconds: float) -> None:
-            if seconds >= _FIRST_WAIT_S:  # the wait for the next attempt, so the job ended without instances
+            # This is the wait for the next attempt, so the job has ended without instances.
+            if seconds >= _FIRST_WAIT_S:
                 job.is_open = False
             if self._is_stopped.is_set() and not job.is_open:
                 raise _StoppedError("the study was asked to stop before the job had instances")

@@ -105,6 +105,7 @@ def canary(
         BudgetError: If the budget does not allow a job. The forecast from the jobs that ended is written.
         ConfigError: If a value is out of its bounds, a channel has too few files, or a candidate is malformed.
     """
+    # Plan the jobs, and check them before the first one costs money.
     folder = Path(output_dir)
     catalogue = catalogue or Catalogue.load()
     estimators = _estimators(estimator, candidates)
@@ -117,10 +118,12 @@ def canary(
         study.planned(cluster, fraction, replicate, run_name(number, fraction, replicate))
         for number, (replicate, cluster, fraction) in enumerate(cells, start=1)
     ]
+    # Before the first manifest. With three objects, nine paid jobs once started on 33 % of the data each.
     study.check(planned)
     executor = _Executor(
         study, planned, at_most=at_most, catalogue=catalogue, name=f"canary-{_name_of(estimator)}", sleep=sleep
     )
+    # Execute the jobs that are left.
     options = options or ForecastOptions()
     results, over_budget = execute_canaries(
         [each.run for each in planned],
@@ -138,6 +141,7 @@ def canary(
         },
         accepts_failures="failed" in options.accept,
     )
+    # Write the forecast also if the budget ended the study.
     report = study.report(planned, results, catalogue, options)
     write_report(report, folder)
     raise_over_budget(over_budget, folder, "budget_usd")
@@ -251,6 +255,7 @@ class _Study:
     def _chosen(
         self, channel: S3Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
     ) -> list[DataFile]:
+        # Each host of a sharded channel needs an object of its own.
         num_hosts = sum(group.count for group in groups) if channel.is_sharded else 1
         return choose_files(
             self._objects[channel.name], fraction, seed=self._seed, replicate=replicate - 1, min_files=num_hosts
@@ -315,7 +320,8 @@ class _Study:
         resources = read_resources(kept, job_name)
         if resources is None:
             resources = self._watched(watch, job_name, result, hosts) if job_name else Resources()
-            if resources.cpu_percent_mean is not None:  # otherwise CloudWatch may have the figures later
+            # Otherwise CloudWatch may have the figures later.
+            if resources.cpu_percent_mean is not None:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 keep_resources(kept, resources, job_name)
         return point_of_job(result, fraction=planned.fraction, resources=resources)
@@ -430,6 +436,8 @@ def _name_of(estimator: Any) -> str:
 def _target_uri(document: Mapping[str, Any], session: Any) -> str:
     """Return where manifests go: the bucket of the job's output, or else the session's default bucket."""
     path = str((document.get("OutputDataConfig") or {}).get("S3OutputPath") or "")
-    if path.startswith("s3://") and ACCOUNT not in path:  # the recording does not know the account's default bucket
+    # The recording does not know the account's default bucket. Manifests once went to the bucket of its made-up
+    # account.
+    if path.startswith("s3://") and ACCOUNT not in path:
         return path.rstrip("/")
     return f"s3://{session.default_bucket()}"

@@ -52,7 +52,8 @@ def channels_of_sdk(estimator: Any, *, version: int) -> frozenset[str]:
     if estimator.model_uri:
         names.add(str(estimator.model_channel_name))
     if estimator.enable_network_isolation() and getattr(estimator, "entry_point", None):
-        names.add(str(estimator.code_channel_name))  # such a container cannot download its code itself
+        # The container of an isolated network cannot download its code itself.
+        names.add(str(estimator.code_channel_name))
     return frozenset(names)
 
 
@@ -117,6 +118,7 @@ def list_objects(client: Any, uri: str) -> list[DataFile]:
             raise ConfigError(f"{uri} has more than {MAX_FILES:,} objects; give a canary fewer, larger files")
     if not found:
         raise ConfigError(f"{uri} contains no objects; expected the files of a channel")
+    # The URI of one object once gave a manifest with an empty key.
     if any(not file.name for file in found):
         raise ConfigError(
             f"{uri} is an object; expected the prefix of several, because an object cannot be divided\n"

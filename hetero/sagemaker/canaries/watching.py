@@ -51,7 +51,8 @@ def point_of_job(result: RunResult, *, fraction: float, resources: Resources) ->
     """
     phases = {name: seconds for name, seconds in result.phases.items() if name in (*_GROWING, "uploading")}
     parts = [Part(name=name, seconds=seconds, grows=name in _GROWING) for name, seconds in phases.items()]
-    if not any(part.grows for part in parts):  # the service described none of its phases
+    # The service described none of the job's phases.
+    if not any(part.grows for part in parts):
         parts = [Part(name="job", seconds=result.wall_s, grows=True)]
     return CanaryPoint(
         run_id=result.run_id,
@@ -143,6 +144,8 @@ def _resources(
         every = [value for host in series[key] for value in host]
         if every:
             values |= {f"{key}_percent_mean": sum(every) / len(every), f"{key}_percents": tuple(every)}
+    # The memory of one GPU, because the percentages are sums over the GPUs. Four half full GPUs of 16 GiB once had a
+    # peak of 128 GiB.
     for key, total in (("memory", memory_bytes), ("gpu_memory", one_gpu_bytes)):
         most = max(series[key], key=lambda host: max(host, default=0.0))
         if most and total is not None:

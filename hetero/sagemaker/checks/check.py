@@ -168,6 +168,7 @@ def _installed_v3() -> tuple[int, ...]:
         return _numbers(importlib.metadata.version("sagemaker"))
     except importlib.metadata.PackageNotFoundError:
         major, *rest = _numbers(importlib.metadata.version("sagemaker-train"))
+        # sagemaker-train 1.x is a part of version 3 of the SDK.
         return (major + 2, *rest)
 
 

@@ -177,8 +177,10 @@ class _Estimator(Adapter):
         estimator = self._estimator
         estimator.source_dir = str(folder)
         estimator.entry_point = entry_point
-        estimator._hyperparameters = dict(estimator._hyperparameters or {})  # copied, because it may be the user's dict
-        if hasattr(type(estimator), "_framework_name"):  # in these classes, hyperparameters() encodes all values
+        # Copied, because it may be the user's dict.
+        estimator._hyperparameters = dict(estimator._hyperparameters or {})
+        # In these classes, hyperparameters() encodes all values.
+        if hasattr(type(estimator), "_framework_name"):
             estimator._hyperparameters.update(parameters)
         else:
             estimator.set_hyperparameters(**parameters)
@@ -258,7 +260,8 @@ class _Trainer(Adapter):
             "source_dir": str(folder),
             "entry_script": entry_point,
             "requirements": requirements,
-            "ignore_patterns": None,  # the copy lacks these files already, and hetero's files must not be ignored
+            # The copy lacks these files already, and hetero's files must not be ignored.
+            "ignore_patterns": None,
         }
         trainer.source_code = code if trainer.source_code is None else trainer.source_code.model_copy(update=code)
         trainer.hyperparameters = {**(trainer.hyperparameters or {}), **parameters}

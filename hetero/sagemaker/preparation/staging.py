@@ -246,6 +246,7 @@ def _add_ours(
     own = build_wheel(folder)
     path = source / requirements
     users = path.read_text(encoding="utf-8") if path.is_file() else ""
+    # If one line of a requirements file has a hash, pip demands a hash in each.
     hashed = f" --hash=sha256:{hashlib.sha256(own.read_bytes()).hexdigest()}" if "--hash" in users else ""
     lines = [
         "# hetero.sagemaker.prepare: hetero comes with the code",

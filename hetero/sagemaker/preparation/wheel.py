@@ -49,6 +49,7 @@ def build_wheel(folder: Path) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
+            # A zip archive has Unix modes in the upper 16 bits.
             entry.external_attr = _FILE_MODE << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     return path

@@ -96,6 +96,7 @@ def run_request(
             output_dir=output_dir,
             port=options.port,
             make_tls=make_tls,
+            # A token of the rehearsal would take precedence over the one that came with the code.
             make_token=not _brings_token([source_dir, *(channel.path for channel in channels)]),
             kill_after_s=job.kill_after_s,
         )
@@ -189,6 +190,7 @@ def host_names(groups: Sequence[tuple[str, int]]) -> dict[str, list[str]]:
     for turn in range(max(count for _, count in groups)):
         for name, count in groups:
             if turn < count:
+                # Backwards, because the platform does not sort the hosts of a group either.
                 found[name].insert(0, f"algo-{next(numbers)}")
     return found
 

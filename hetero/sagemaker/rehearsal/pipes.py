@@ -62,11 +62,14 @@ class PipeFeeder:
         epoch = 0
         while (descriptor := self._wait_for_reader(epoch)) is not None:
             try:
-                os.mkfifo(self._path(epoch + 1))  # a reader may open it as soon as this epoch ends
+                # A reader may open it as soon as this epoch ends.
+                os.mkfifo(self._path(epoch + 1))
                 self._write(descriptor)
             except BrokenPipeError:
                 logger.info("%s was closed before its end", self._path(epoch))
-            except (OSError, EOFError, zlib.error):  # damaged gzip files raise the last two
+            # Damaged gzip files raise the last two. The epoch ends and the rehearsal fails, because its reader would
+            # wait for ever.
+            except (OSError, EOFError, zlib.error):
                 logger.exception("cannot feed %s", self._path(epoch))
                 self.has_failed = True
             finally:
@@ -76,7 +79,9 @@ class PipeFeeder:
     def _wait_for_reader(self, epoch: int) -> int | None:
         """Wait for a reader of an epoch's FIFO, and return a descriptor for writing. None if the feeder stops."""
         while not self._stopped.is_set():
-            with contextlib.suppress(OSError):  # ENXIO until a reader opens the FIFO
+            # Without O_NONBLOCK, the call would wait for a reader. With it, there is ENXIO until a reader opens the
+            # FIFO.
+            with contextlib.suppress(OSError):
                 return os.open(self._path(epoch), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._stopped.wait(SHORT_POLL_S)
         return None

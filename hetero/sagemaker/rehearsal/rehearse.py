@@ -181,7 +181,8 @@ def _stage(uploads: Mapping[str, bytes], uri: str, folder: Path) -> Path:
             raise ConfigError(f"the SDK would upload {name!r:.200}; expected a path below {uri}")
         path = folder / parts
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # private, because one of the uploads is the job's token
+        # Private, because one of the uploads is the job's token.
+        path.touch(mode=0o600)
         path.write_bytes(content)
     return folder
 
@@ -202,7 +203,8 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
             while True:
                 try:
                     for line in process.stdout:
-                        sys.stderr.write(line.decode("utf-8", "replace"))  # notebooks show sys.stderr, not descriptor 2
+                        # Notebooks show sys.stderr, not descriptor 2.
+                        sys.stderr.write(line.decode("utf-8", "replace"))
                     break
                 except KeyboardInterrupt:
                     process.send_signal(signal.SIGINT)
@@ -270,5 +272,6 @@ def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
             shutil.copyfileobj(source, file)
-        target.chmod(member.mode & 0o755 | 0o600)  # keeps private files private, as the toolkit does
+        # Keep private files private, as the toolkit does.
+        target.chmod(member.mode & 0o755 | 0o600)
         left -= member.size

@@ -143,6 +143,7 @@ def _attempt(
     if on_submit is not None:
         on_submit(name)
     description = follow(estimator.sagemaker_session.sagemaker_client, name, wait=wait, sleep=sleep)
+    # A job without instances fails minutes after it was accepted, and costs nothing.
     status, failure = description["TrainingJobStatus"], description.get("FailureReason", "")
     shortage = shortage_in(failure, request) if status == "Failed" else None
     return shortage or Submission(job_name=name, status=status, failure=failure, num_attempts=number)
@@ -162,7 +163,8 @@ def _start(estimator: Any, inputs: Any, job_name: str | None) -> str:
     if sdk_version(estimator) == 2:
         estimator.fit(inputs, wait=False, logs=False, job_name=job_name)
         return str(estimator.latest_training_job.name)
-    with CLIENT_LOCK:  # the job must not go to the offline client of a recording in another thread
+    # The job must not go to the offline client that a recording in another thread has put in place for a moment.
+    with CLIENT_LOCK:
         estimator.train(inputs, wait=False, logs=False)
     return str(estimator._latest_training_job.training_job_name)
 
@@ -194,6 +196,7 @@ def follow(
         try:
             description: dict[str, Any] = client.describe_training_job(TrainingJobName=job_name)
         except Exception as error:
+            # The job was submitted and continues, so errors of some minutes must not end the wait for it.
             silent_s += time.monotonic() - asked_s
             if silent_s >= _LONGEST_SILENCE_S:
                 logger.error("cannot read the state of %s any longer. The job was submitted and continues", job_name)
