@@ -105,6 +105,7 @@ def _volume_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
             info = catalogue.find(instance_type)
             local_gb = (info.instance_storage_gb if info is not None else None) or 0
             stated = cell.quantities.get("volume_gb", DEFAULT_VOLUME_GB if is_sagemaker else None)
+            # A type with local storage gets no volume, whatever size is stated.
             room_gb = float(local_gb) if local_gb else stated
             if isinstance(room_gb, (int, float)) and room_gb < data_gb:
                 named[instance_type, float(room_gb), float(data_gb)] = None
@@ -233,6 +234,7 @@ def _whole_steps(plan: StudyPlan) -> int | None:
     smallest, stated = min(map(_as_float, batches)), plan.study.constraints.steps
     if stated is None or not smallest.is_integer():
         return None
+    # Steps make all epochs whole if the samples of the steps are a multiple of the samples of each run.
     samples = math.lcm(*(int(_as_float(each["training_samples"])) for each in quantities))
     unit = samples // math.gcd(samples, int(smallest))
     return max(1, round(stated / unit)) * unit
@@ -302,7 +304,8 @@ def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     }
     for factor in study.factors:
         if len(factor.levels) < 2 or factor.settings or study.executor.kind == "sagemaker":
-            continue  # with SageMaker, a function of the user makes the jobs
+            # With SageMaker, a function of the user makes the jobs, and may use any factor.
+            continue
         if not named & ({factor.name} | acting.get(factor.name, set())):
             yield (
                 WARNING,

@@ -54,7 +54,8 @@ class Job:
         try:
             for command in commands:
                 self._start(command, environment)
-        except (OSError, ValueError) as error:  # ValueError: a NUL, or a variable with = in its name
+        # A NUL in an argument, or a variable with = in its name, is a ValueError.
+        except (OSError, ValueError) as error:
             self.close()
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ConfigError(
@@ -69,7 +70,8 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches only the study, which then asks the run to stop
+            # Ctrl-C then reaches only the study, which asks the run to stop.
+            start_new_session=True,
         )
         assert process.stdout is not None
         self._processes.append(process)
@@ -91,6 +93,8 @@ class Job:
             except queue.Empty:
                 self._kill_if_late()
                 if all(process.poll() is not None for process in self._processes):
+                    # A process that the run left behind may hold its output open. The study once waited for it without
+                    # an end.
                     ended_s = ended_s or time.monotonic()
                     if time.monotonic() - ended_s > _OUTPUT_S:
                         logger.warning("the run has ended, but a process that it started still holds its output")

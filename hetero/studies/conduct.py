@@ -106,6 +106,7 @@ class _Session:
         """Start runs while there is room. Return why the next one may not start, or an empty text."""
         while pending and len(self.running) < self.executor.max_parallel:
             run = pending[0]
+            # Refused before its start, because a run that is stopped in the middle costs money and measures nothing.
             refusal = self._refusal(run)
             if refusal:
                 return refusal
@@ -113,6 +114,8 @@ class _Session:
             folder = self.folder / RUNS_FOLDER / run.run_id
             folder.mkdir(parents=True, exist_ok=True)
             hourly_usd = self.prices[run.run_id]
+            # On the disk before the run begins. A study that is killed between the two must know that the run may have
+            # cost something.
             self.ledger.start(run, hourly_usd)
             future = pool.submit(self.executor.execute, run, folder)
             self.running[future] = _Running(run, hourly_usd, self.clock())
@@ -121,6 +124,8 @@ class _Session:
 
     def _await_some(self, pending: list[PlannedRun]) -> None:
         """Wait until a run ends, the budget is passed, or the ledger must see the runs again."""
+        # The ledger notes every few seconds that a run is alive, so that an interrupted run costs what it cost until
+        # then.
         for running in self.running.values():
             self.ledger.see(running.run)
         done, _ = wait(self.running, timeout=self._seconds_left(), return_when=FIRST_COMPLETED)
@@ -153,6 +158,7 @@ class _Session:
             self.failed_groups.add(running.run.groups)
             logger.error("run %s failed, so no more runs of this cluster begin", result.run_id)
         self.ledger.end(running.run, result)
+        # Otherwise the next start would follow the job that was stopped.
         if result.state == STOPPED:
             self.ledger.forget_job(result.run_id)
         self.estimates.add(running.run, result)
@@ -173,11 +179,13 @@ class _Session:
     def _refusal(self, run: PlannedRun) -> str:
         """Return why a run may not start: its expected cost or time would pass the budget. Empty if it may."""
         own_s = self.estimates.expected_s(run)
+        # A run that takes longer than expected counts with what it has taken.
         others = [
             max(self.estimates.expected_s(each.run) or 0.0, self._elapsed_s(each)) for each in self.running.values()
         ]
         if own_s is None:
-            own_s = 0.0  # unknown: it is stopped when the budget is really passed
+            # It is unknown, so the run is stopped when the budget is really passed.
+            own_s = 0.0
         spent_s, spent_usd = self.ledger.spent_s, self.ledger.spent_usd
         if self.budget.hours is not None:
             limit_s = 3600 * self.budget.hours
@@ -226,6 +234,7 @@ class _Session:
         return ""
 
     def _elapsed_s(self, running: _Running) -> float:
+        # A job that waits for its instances costs nothing. By the clock, two hours of waiting once spent the budget.
         if isinstance(self.executor, Billing):
             return self.executor.billed_s(running.run)
         return self.clock() - running.started_s
@@ -319,6 +328,7 @@ def conduct(
             ledger.forget_failed()
         estimates = Estimates(expected_s or {})
         for run in runs:
+            # What an interrupted run cost counts against the budget, although the run begins again.
             interrupted = ledger.interrupted(run)
             if interrupted is not None:
                 logger.warning("run %s was interrupted after %.0f s and runs again", run.run_id, interrupted.wall_s)
@@ -371,7 +381,8 @@ def _translated(folder: Path) -> Iterator[None]:
     """Turn the errors of files into errors that say what to do."""
     try:
         yield
-    except BrokenPipeError:  # of whoever reads the progress
+    # The reader of the progress has gone. This is not an error of a file.
+    except BrokenPipeError:
         raise
     except OSError as error:
         raise ConfigError(

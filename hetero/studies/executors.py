@@ -77,6 +77,7 @@ class _ChildExecutor:
         """Run the job, see `hetero.studies.runs.Executor.execute`."""
         commands = self._commands(run, folder)
         for name in (REPORT_FILE_NAME, "report.md"):
+            # Otherwise a run without a report would get that of its earlier attempt.
             (folder / name).unlink(missing_ok=True)
         started_at = dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
         started_s = time.monotonic()

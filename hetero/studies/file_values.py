@@ -108,6 +108,7 @@ def plain_of(value: object) -> object:
 
 def _number_in(value: object) -> object:
     """Return the number in a text such as ``1e6`` or ``1.5e-5``, which YAML 1.1 reads as a text."""
+    # YAML 1.1 reads a float only with a dot and a sign in the exponent.
     if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}", value):
         number = float(value)
         return int(number) if number.is_integer() and abs(number) < 2**53 else number

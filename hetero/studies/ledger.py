@@ -83,6 +83,7 @@ def digest_of(run: PlannedRun) -> str:
     """Return a digest of everything that a run is made of. Paths in the folder of the study are relative to it."""
     content = {each.name: getattr(run, each.name) for each in fields(run) if each.name != "base"}
     if run.base:
+        # Without the folder, because a study that was moved or copied could not continue with absolute paths.
         content["script"] = _relative(run.script, run.base)
         content["channels"] = {name: _relative(path, run.base) for name, path in run.channels.items()}
     text = json.dumps(content, sort_keys=True, default=_plain)
@@ -186,6 +187,7 @@ class RecordedRuns:
         """Read the complete lines, and return how many bytes they have. An incomplete last line is ignored."""
         to_do = "run the study first, or give the folder of one that has run"
         content = read_bounded(self._path, f"the ledger {self._path}", max_bytes=_MAX_BYTES, to_do=to_do)
+        # A study that was killed while it wrote leaves a line without an end.
         complete = content[: content.rfind(b"\n") + 1]
         if len(complete) < len(content):
             logger.warning("the last line of %s is incomplete and is ignored", self._path)
@@ -244,7 +246,8 @@ class RecordedRuns:
             phases=ended.phases,
             metrics=ended.metrics,
         )
-        if ended.state != STOPPED:  # a stopped run runs again
+        # A stopped run runs again.
+        if ended.state != STOPPED:
             self.results[ended.run_id] = ended.digest, result
 
 
@@ -265,11 +268,14 @@ class Ledger(RecordedRuns):
         path = folder / LEDGER_FILE_NAME
         with contextlib.ExitStack() as stack:
             stack.enter_context(_locked(folder))
-            if fresh:  # under the lock, because a study may be writing this ledger
+            # Under the lock, because a study may be writing this ledger. A second start with --fresh once deleted it
+            # before it was refused.
+            if fresh:
                 for old in (path, *folder.glob(f"{RUNS_FOLDER}/*/{JOB_FILE_NAME}")):
                     old.unlink(missing_ok=True)
             self._file = stack.enter_context(path.open("ab"))
             super().__init__(folder, identity)
+            # The next line must not continue an incomplete one.
             os.truncate(path, self._complete_bytes)
             if not self._complete_bytes:
                 self._append({"kind": "study", "version": _VERSION, "identity": identity})
@@ -290,7 +296,8 @@ class Ledger(RecordedRuns):
     def see(self, run: PlannedRun) -> None:
         """Record that a run is being executed now."""
         folder = self._path.parent / RUNS_FOLDER / run.run_id
-        with contextlib.suppress(OSError):  # a full disk does not end the run
+        # A full disk does not end the run.
+        with contextlib.suppress(OSError):
             write_text(folder / _ALIVE_FILE_NAME, _now() + "\n")
 
     def end(self, run: PlannedRun, result: RunResult) -> None:
@@ -322,6 +329,7 @@ class Ledger(RecordedRuns):
             return None
         folder = self._path.parent / RUNS_FOLDER / run.run_id
         wall_s = 0.0
+        # If the next start follows a job, the result of the job has the whole cost.
         if not (folder / JOB_FILE_NAME).exists():
             with contextlib.suppress(OSError, ValueError):  # it was never seen
                 seen = dt.datetime.fromisoformat((folder / _ALIVE_FILE_NAME).read_text().strip())
@@ -350,6 +358,7 @@ class Ledger(RecordedRuns):
     def _append(self, line: Mapping[str, object]) -> None:
         self._file.write(json.dumps(line, default=str, allow_nan=False).encode() + b"\n")
         self._file.flush()
+        # The line is on the disk before the study continues, also if the machine crashes then.
         os.fsync(self._file.fileno())
 
 

@@ -78,6 +78,8 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
     rows = []
     for levels, members in by_levels(results, names).items():
         finished = [each for each in members if each.state == FINISHED]
+        # The replicate with the largest share decides. Otherwise the table shows the time of a busy machine as that of
+        # the combination.
         excess = max((excess_share(each.report) for each in finished if each.report is not None), default=0.0)
         row = [*map(str, levels), str(members[0].levels.get("ranks", "")), str(len(members))]
         row += [
@@ -93,6 +95,8 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
                     seconds for each in finished if (seconds := time_to_quality(each.metrics, metric)) is not None
                 ]
                 text = _time_text(reached, excess)
+                # A mean over some replicates is shown with their number, because those that did not reach the target
+                # are missing in it.
                 row.append(text if len(reached) == len(finished) else f"{text} ({len(reached)} of {len(finished)})")
         rows.append(row)
     return header, rows

@@ -102,10 +102,12 @@ def quality_plot(found: Results) -> Plot | None:
     if axis is None or not any(_quality(each, metric) is not None for each in found.finished):
         return None
     (axes,) = new_axes()
+    # One series per combination of the other factors.
     series = found.series(without=axis)
     has_intervals, are_joined = False, True
     for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
-        shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2)  # or intervals of two series would hide each other
+        # Otherwise the intervals of two series would hide each other.
+        shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2)
         combinations = _combinations(
             members, lambda each: _number(each.levels.get(axis)), lambda each: _quality(each, metric)
         )
@@ -120,7 +122,8 @@ def quality_plot(found: Results) -> Plot | None:
         axes.errorbar(
             [x for x, _ in known],
             [each.mean for _, each in known],
-            yerr=errors if is_joined else None,  # intervals of several combinations would hide each other
+            # Intervals of several combinations would hide each other.
+            yerr=errors if is_joined else None,
             capsize=4,
             label=label,
             **style | ({} if is_joined else {"linestyle": "none"}),
@@ -164,6 +167,7 @@ def pareto_plot(found: Results) -> Plot | None:
             found_costs.append(-quality if metric.goal == "max" else quality)
         return found_costs
 
+    # Find the runs that no other run beats, then draw them with rings.
     front = pareto_front(range(len(runs)), costs_of)
     unit_s, unit = _unit(max(each.wall_s for each in runs))
     xs, ys = [each.wall_s / unit_s for each in runs], [each.usd or 0.0 for each in runs]
@@ -220,6 +224,7 @@ def quality_over_time_plot(found: Results) -> Plot | None:
         return None
     unit_s, unit = _unit(max(each.wall_s for each in found.finished))
     (axes,) = new_axes()
+    # Curves have the colours of the levels, and of the ranks too if these vary.
     groups: dict[str, list[RunResult]] = {}
     has_sizes = len({_ranks(each) for each in found.finished}) > 1
     for levels, members in found.series().items():
@@ -227,6 +232,7 @@ def quality_over_time_plot(found: Results) -> Plot | None:
             size = counted(int(_ranks(each)), "rank") if has_sizes or not levels else ""
             groups.setdefault(", ".join(filter(None, (levels, size))), []).append(each)
     ordered = sorted(groups.items(), key=lambda item: _ranks(item[1][0]))[:_MAX_SERIES]
+    # Draw some curves of each group.
     num_drawn = 0
     for style, (label, members) in zip(_styles(), ordered, strict=False):
         for number, each in enumerate(members[: _MAX_CURVES // max(1, len(ordered))]):
@@ -379,7 +385,8 @@ def _quality(result: RunResult, metric: Metric) -> float | None:
 
 
 def _usd(result: RunResult) -> float | None:
-    return result.usd or None  # nothing is free on a logarithmic axis
+    # A logarithmic axis has no place for 0.
+    return result.usd or None
 
 
 def _hours_or_seconds(found: Results) -> Callable[[RunResult], float | None]:

@@ -52,6 +52,7 @@ def interval_of(values: Sequence[float], *, coverage: float = 0.95, is_positive:
     std = statistics.stdev(values)
     half = t_quantile(len(values) - 1, coverage) * std / math.sqrt(len(values))
     low, high = mean - half, mean + half
+    # Two replicates that differ much once had an interval with seconds and dollars below zero.
     if is_positive and mean > 0:
         low, high = mean * math.exp(-half / mean), mean * math.exp(half / mean)
     return Interval(mean=mean, low=low, high=high, num_values=len(values), std=std)
@@ -76,6 +77,7 @@ def t_quantile(freedom: int, coverage: float) -> float:
         low, high = high, 2 * high
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
+        # The two bounds are neighbours among the floating point numbers.
         if middle in (low, high):
             break
         if _central_mass(middle, freedom) < coverage:

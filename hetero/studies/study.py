@@ -100,6 +100,7 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None, replic
             the cluster file.
         ClusterError: If the role of a group is unclear, or a cluster file is malformed.
     """
+    # Read the file and plan all runs. Checks are about all of them, except for the budget.
     study = _with_clusters(read_study(path))
     if replicates is not None:
         study = replace(study, replicates=whole_of(replicates, "--replicates", 1, MAX_RUNS))
@@ -279,6 +280,7 @@ def run_study(
             retry_failed=retry_failed,
             fresh=fresh,
         )
+    # Also after Ctrl-C and SIGTERM, which once ended a study without results.
     except BaseException:
         if (folder / LEDGER_FILE_NAME).is_file():
             with contextlib.suppress(ConfigError):  # for example a ledger of another study, as the first error says

@@ -434,6 +434,8 @@ def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
             if name in options:
                 raise ConfigError(f"{name} is stated twice, expected one of both names")
             options[name] = tuple(value) if isinstance(value, list) else value
+            # Checked by the code that reads the option in a job. nproc_per_node: 0 was a ZeroDivisionError of the study
+            # before.
             stated_flags({name: value})
             # The service that the option belongs to, because another level may state it.
             service = known[name].metadata["data_service"] or known["data_service"].default

@@ -55,6 +55,8 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
     """
     measured = [_measured(result) for result in results]
     computed = [_computed(result, metrics) for result in results]
+    # From all rows, so that a metric has the same column in each. A logged acc_best was once replaced by the computed
+    # one of acc.
     taken = {name for row in (*measured, *computed) for name in row}
     found = []
     for result, first, last in zip(results, measured, computed, strict=True):
