@@ -95,14 +95,17 @@ class _PreparingExecutor:
     def execute(self, run: PlannedRun, folder: Path) -> RunResult:
         """Run the job, see `hetero.studies.runs.Executor.execute`."""
         planned = self._planned[run.run_id]
+        # Linked only now, so that a second start of the study touches no data of runs that are being executed.
         planned.link(self._folder)
         if self._is_cold:
             evict(path for linked in planned.links for path in linked.paths)
             linked_folders = {str(linked.target.resolve()) for linked in planned.links}
-            for folder_of_channel in sorted(set(run.channels.values()) - linked_folders):  # that every run gets whole
+            # The channels that every run gets whole are not among the links.
+            for folder_of_channel in sorted(set(run.channels.values()) - linked_folders):
                 evict(Path(root, name) for root, _, names in os.walk(folder_of_channel) for name in names)
         observations = Path(run.environment[CANARY_DIR_VARIABLE])
         observations.mkdir(parents=True, exist_ok=True)
+        # A run that was repeated must not have the observations of its first attempt.
         for old in observations.glob("rank-*.json"):
             old.unlink()
         return self._inner.execute(replace(run, options={**run.options, **self._prices}), folder)
@@ -198,6 +201,7 @@ def run_canaries(
     """
     options = options or ForecastOptions()
     _check_types(request, memory_gib or {})
+    # Plan the runs. With `enough`, begin with as many as a first forecast needs.
     planned, data_bytes = plan_canaries(request, folder)
     preparing = _PreparingExecutor(executor, planned, request, folder, is_cold=is_cold)
     identity = identity_of(request, data_bytes, is_cold=is_cold)
@@ -218,8 +222,11 @@ def run_canaries(
 
     results: list[RunResult] = []
     is_first = True
-    was_enough = False  # runs that agree by chance have a narrow interval, so one more run of each must confirm it
+    # Runs that agree by chance have a narrow interval, so one more run of each must confirm it. Without it, 77 to 80 %
+    # of the intervals contained the time, at 8 to 12 % noise.
+    was_enough = False
     while True:
+        # Execute the runs. The ledger has those that ended already.
         runs = _to_execute(planned[:num_runs], results, accepts_failures=accepts_failures)
         try:
             results, over_budget = execute_canaries(
@@ -234,11 +241,13 @@ def run_canaries(
                 fresh=fresh and is_first,
             )
         except KeyboardInterrupt:
+            # Ctrl-C once lost the forecast of the runs that had ended.
             ended = [result for result in read_results(runs, folder) if result.state != STOPPED]
             write_report(forecast_of(ended), folder)
             raise
         is_first = False
         report = forecast_of(results)
+        # Forecast, and decide whether one more run of each cluster is needed.
         is_confirmed = was_enough or all(_is_final(each) for each in report.candidates)
         was_enough = all(_is_enough(each, enough) for each in report.candidates)
         if over_budget is not None or num_runs >= len(planned) or (was_enough and is_confirmed):
@@ -315,6 +324,8 @@ def report_of(
         named = {each.run.run_id: report for each in own if (report := by_id[each.run.run_id].report) is not None}
         reports = list(named.values())
         objections = dict.fromkeys(report.cost.objection for report in reports if report.cost.objection)
+        # Simulated hosts work with this machine. A forecast of their costs would hold only if the machine is as fast as
+        # they are.
         missing = [kind for kind in _types_of(cluster) if kind not in request.as_fast_as]
         has_cost = own and (not missing or not objections)
         candidate = Candidate(
@@ -380,6 +391,7 @@ def memory_limit_of(cluster: Cluster, catalogue: Catalogue, memory_gib: Mapping[
     for kind in trainers:
         info = catalogue.find(kind)
         gib = memory_gib.get(kind, info.memory_gib if info is not None else None)
+        # The smallest host decides, so one unknown type leaves the limit unknown.
         if gib is None:
             return None
         found.append(gib * _GIB)

@@ -361,9 +361,11 @@ def _planned(
     observations = folder / "observed" / run_id
     environment = {CANARY_DIR_VARIABLE: str(observations.resolve())}
     channels = {name: str(path.resolve()) for name, path in request.channels.items()}
+    # Files and samples are whole, so a run may get another fraction than it was planned for.
     real = fraction
     folders: dict[str, LinkedFolder] = {}
     if source is not None:
+        # Each host of the job needs a file of its own.
         num_hosts = sum(int(text.rpartition(":")[2]) for text in cluster.groups)
         real, folders = source.part(fraction, replicate, num_hosts, data_folder(folder) / run_id)
         channels |= {name: str(linked.target.resolve()) for name, linked in folders.items()}
@@ -381,6 +383,7 @@ def _planned(
         script_args=tuple(_PLACEHOLDER.sub(lambda match: values[match[1]], text) for text in request.script_args),
         groups=cluster.groups,
         channels=channels,
+        # Prices change no run, so runs with other prices can be used again.
         options={name: value for name, value in request.options.items() if name not in PRICE_OPTIONS},
         environment=environment,
     )

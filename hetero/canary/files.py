@@ -101,6 +101,7 @@ def files_of(folder: Path) -> Iterator[DataFile]:
         path = folder / name
         try:
             here = path.stat()
+            # A link to the folder around it gave the same files forty times, and a link to itself ended the command.
             identity = (here.st_dev, here.st_ino)
             if identity in around:
                 continue
@@ -109,7 +110,8 @@ def files_of(folder: Path) -> Iterator[DataFile]:
                 path = entry
                 try:
                     status = entry.stat()
-                except FileNotFoundError:  # a link without a target
+                # A link without a target has no bytes.
+                except FileNotFoundError:
                     continue
                 if stat.S_ISDIR(status.st_mode):
                     pending.append((relative, around | {identity}))
@@ -146,6 +148,7 @@ def choose_files(
     num_chosen = min(len(ordered), max(min_files, round(fraction * len(ordered)), 1))
     if num_chosen == len(ordered):
         return sorted(ordered)
+    # Of several systematic samples, take the one whose bytes are closest to the fraction.
     target = fraction * sum(file.num_bytes for file in ordered)
     pool = _pool(ordered, len(ordered) // num_chosen, seed=seed, replicate=replicate)
     bounds = [len(pool) * i // num_chosen for i in range(num_chosen + 1)]
@@ -181,6 +184,7 @@ def link_files(linked: LinkedFolder, *, within: Path) -> None:
         ConfigError: If the folder is not below ``within``, has something that is no link, or cannot be made.
     """
     target = linked.target
+    # With the channel name ../data, a folder of the user was once deleted and replaced by links.
     if within.resolve() not in target.resolve().parents:
         raise ConfigError(f"cannot link files in {target}; expected a folder below {within}")
     try:

@@ -31,6 +31,7 @@ def identity_of(request: CanaryRequest, data_bytes: float | None, *, is_cold: bo
     return {
         "script": request.script,
         "content of the script": None if script is None else digest_of_script(script),
+        # Runs with other modules were once used again.
         "content of its modules": None if script is None else digest_of_modules(script),
         "bytes of the channels": data_bytes,
         "bytes of files that every run gets": _constant_files(request),

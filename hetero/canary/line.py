@@ -141,11 +141,13 @@ def fit_line(
         num_draws: Number of draws.
     """
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    # The growing column is 1 at the centre, so that both columns have the same size.
     centre = float(np.exp(np.mean(np.log(xs))))
     unit = noise.absolute / noise.relative
     columns = Columns.GROWING if form is Form.THROUGH_ORIGIN else Columns.BOTH
     variances = ys**2 + unit**2
-    for _ in range(5):  # weights from the fitted values, because an outlier must not choose its own weight
+    # The weights come from the fitted values, because an outlier must not choose its own weight.
+    for _ in range(5):
         fitted = _Normal(xs, ys, variances, centre, 1.0, noise, columns).fitted
         variances = np.maximum(fitted, 0.0) ** 2 + max(unit, 1e-9 * float(np.max(ys, initial=1e-12))) ** 2
         variances = variances * _doubts(ys - fitted, variances, noise)
@@ -154,6 +156,7 @@ def fit_line(
         return _Normal(xs, ys, variances, centre, exponent, noise, columns)
 
     def draws_of(columns: Columns) -> tuple[Array, ...]:
+        # Draw the parts for each exponent of the grid, as often as the runs make it likely.
         exponents = 1.0 + curvature * _GRID if curvature > 0 else np.ones(1)
         prior = -(_GRID**2) / 2 if curvature > 0 else np.zeros(1)
         models = [model_of(float(exponent), columns) for exponent in exponents]
@@ -163,6 +166,7 @@ def fit_line(
         order = random.permutation(num_draws)
         return tuple(np.concatenate(column)[order] for column in zip(*drawn, strict=True))
 
+    # The line with both parts, or the simpler form as often as the runs favour it.
     fixed, growing, phis = draws_of(columns)
     straight = model_of(1.0, columns)
     if form in _SIMPLER:
@@ -170,10 +174,12 @@ def fit_line(
         # The Bayesian information criterion compares the two forms: a parameter costs log(n) / 2.
         gap = straight.log_likelihood - model_of(1.0, other).log_likelihood - math.log(len(xs)) / 2
         if form is Form.MOSTLY_CONSTANT:
+            # A line has a prior of one in a hundred.
             gap -= math.log(99)
         is_simple = random.random(num_draws) < 1 / (1 + math.exp(min(50.0, gap)))
         simple = draws_of(other)
         fixed, growing, phis = (np.where(is_simple, a, b) for a, b in zip(simple, (fixed, growing, phis), strict=True))
+    # One run of the whole has noise of its own, beside the doubt about the mean.
     expected = fixed + growing
     spread = np.sqrt(phis * (expected**2 + unit**2))
     return Line(
@@ -262,6 +268,7 @@ class _Normal:
         roots = 1 / np.sqrt(variances)
         weighted, target = design * roots[:, None], y * roots
         precision = weighted.T @ weighted
+        # With equal fractions the matrix would be singular.
         precision += np.eye(design.shape[1]) * 1e-12 * float(np.trace(precision))
         self._covariance = np.linalg.inv(precision)
         self.best = self._covariance @ weighted.T @ target
@@ -303,7 +310,8 @@ class _Normal:
         nothing = np.zeros(len(betas))
         fixed = nothing if self._columns is Columns.GROWING else betas[:, 0]
         growing = nothing if self._columns is Columns.FIXED else betas[:, -1] * self._at_whole
-        if left > 0 and self._columns is Columns.BOTH:  # nearly all draws have a negative part, so there is none
+        # Nearly all draws have a negative part, so there is none.
+        if left > 0 and self._columns is Columns.BOTH:
             other = self._without(Columns.GROWING if self.best[0] <= self.best[1] else Columns.FIXED)
             rest = other.draw(left, random)
             fixed, growing, phis = (np.concatenate(pair) for pair in zip((fixed, growing, phis), rest, strict=True))

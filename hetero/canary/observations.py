@@ -88,6 +88,7 @@ def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
     """Return the loaders of the rank whose steps took the longest."""
     if not ranks:
         return ()
+    # The others wait for this rank in each step.
     longest = max(ranks, key=lambda rank: sum(loader.total_s for loader in rank.loaders))
     return tuple(
         LoaderWork(
@@ -134,6 +135,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     if observed is not None and usage.began_monotonic_s is not None:
         begin_s = observed.began_monotonic_s + observed.import_s - usage.began_monotonic_s
         end_s = observed.ended_monotonic_s - usage.began_monotonic_s
+    # Take the part of the run that grows, and the memory just before it.
     chosen = _within(series, begin_s, end_s)
     before = [i for i in range(len(series.begin_s)) if series.end_s[i] <= series.begin_s[chosen[0]]]
     durations = [series.end_s[i] - series.begin_s[i] for i in chosen]
@@ -150,6 +152,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
             for part in seconds
         )
 
+    # Percentiles are those of seconds, because a long run is read less often than a short one.
     peaks = sorted(float(series.memory_peak_bytes[i]) for i in chosen)
     second_peaks = sorted(max(float(series.memory_peak_bytes[i]) for i, _ in part) for part in seconds)
     gpu_peaks = sorted(float(series.gpu_memory_bytes[i]) for i in chosen) if has_gpu else []

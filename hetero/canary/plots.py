@@ -42,6 +42,7 @@ def figure_plot(candidate: CandidateForecast, figure: ForecastFigure) -> Plot:
     left, right = new_axes(widths=(3, 2))
     left.plot(x, y, "o", color=PALETTE[0], label="canary runs", alpha=0.8)
     refusals = candidate.refused(figure.name)
+    # Only these figures are forecast by a line through the runs' own values.
     is_straight = figure.name in ("time", "memory peak", "GPU memory peak")
     if is_straight and figure.fixed is not None and x:
         ends = [0.0, 1.1 * max(x)]

@@ -51,6 +51,7 @@ def square_bound(x: Sequence[float], y: Sequence[float], random: np.random.Gener
     phis = rate / random.gamma(shape, size=_NUM_DRAWS)
     normal = random.standard_normal((_NUM_DRAWS, 3)) @ np.linalg.cholesky(covariance).T
     parts = best + np.sqrt(phis)[:, None] * normal
+    # No part of a time is negative. This condition bounds the square.
     parts = parts[(parts >= 0).all(axis=1)]
     if len(parts) < _MIN_ACCEPTED:
         return None

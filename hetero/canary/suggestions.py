@@ -53,6 +53,7 @@ def suggestion(
             "More canaries with larger fractions would not tell how long the whole runs, because its steps do not "
             "depend on the data. Run the script with fewer steps, and multiply."
         )
+    # Find the largest fraction whose runs fit into the ten minutes.
     fixed_s = float(np.median([point.fixed_s for point in points]))
     largest = max(point.fraction for point in points)
     growing_s = float(np.median([point.growing_s / point.fraction for point in points]))
@@ -62,6 +63,7 @@ def suggestion(
         return _only_replicates(largest, fixed_s + growing_s, minutes)
     fractions = " and ".join(percent(fraction * share) for share in reversed(_STEPS))
     text = f"Another {minutes} of canaries suffice for {fractions} of the data. "
+    # Say what these runs would show.
     if "curved" in rules:
         return text + "They would show whether the growth keeps its power, or turns into a line."
     if "no-growth" in rules:
