@@ -74,7 +74,8 @@ def _conflicts(addresses: dict[str, str], snapshot: Snapshot) -> list[Diagnosis]
             found = f"{listing(sorted(hosts))} have the same address, {address}"
             diagnoses.append(error(found, "give every host its own address, because launchers cannot share a port"))
     loopback = {host: address for host, address in addresses.items() if _means_this_machine(address)}
-    if len(loopback) < len(addresses) and not snapshot.is_simulated:  # one machine may have all hosts of a test
+    # One machine may have all hosts of a test. Otherwise each host would look for the others on its own machine.
+    if len(loopback) < len(addresses) and not snapshot.is_simulated:
         for host, address in loopback.items():
             found = f"the name {host} resolves to {address} here, which means this machine on every host"
             to_do = f"remove {host} from the loopback lines of /etc/hosts, or add its real address"

@@ -43,7 +43,8 @@ def examine_ports(snapshot: Snapshot) -> list[Diagnosis]:
     tasks: dict[str | None, Callable[[], _Outcome]] = {None: functools.partial(_own, own, control, hosts_file)}
     tasks |= {host: functools.partial(_reach, host, (control, other), hosts_file) for host in others}
     outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
-    bound = outcomes.pop(None, None)  # an error if this host's name does not resolve, which cluster.py reports
+    # It is an error if this host's name does not resolve. The subject "names" reports this.
+    bound = outcomes.pop(None, None)
     diagnoses = [*([bound] if isinstance(bound, Diagnosis) else []), *_ephemeral()]
     if not others:
         return diagnoses
@@ -79,7 +80,8 @@ def _own(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
     target = join_address(address, port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does, so TIME_WAIT counts as free
+        # As gRPC does, so a port in TIME_WAIT counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
             probe.listen()
@@ -95,6 +97,7 @@ def _refused(problem: OSError, target: str, owner: str) -> Diagnosis:
     if problem.errno != errno.EADDRINUSE:
         return error(f"{target} cannot be bound: {os.strerror(problem.errno or 0)} (HET-23)", "choose another --port")
     launchers = [process.pid for process in find_processes() if process.kind == "launcher"]
+    # A launcher may be that of the job in question, because the examination also works while a job runs.
     if any(owner.startswith(f"process {pid} ") for pid in launchers):
         to_do = "keep it if it is this job's launcher; otherwise end it, or give every host of the job another --port"
         return warning(f"{target} is taken: {owner} listens on it", to_do)
@@ -117,6 +120,7 @@ def _connect(address: str, port: int) -> str:
     try:
         with socket.create_connection((address, port), timeout=_CONNECT_S):
             return _ANSWERS
+    # A refused connection shows that the host was reached. No launcher needs to listen yet.
     except ConnectionRefusedError:
         return _REFUSES
     except TimeoutError:

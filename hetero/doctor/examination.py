@@ -54,6 +54,7 @@ def examine(snapshot: Snapshot) -> dict[str, list[Diagnosis]]:
     If the examination of a subject fails or does not end, its diagnosis is one error. The others are not affected. On a
     machine that is too busy, an examination that does not end is a warning.
     """
+    # Before and after, because a busy machine may be why a subject does not end.
     first = read_cpus()
     tasks = {name: functools.partial(subject, snapshot) for name, subject in SUBJECTS.items()}
     outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
@@ -98,6 +99,7 @@ def to_json(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> dict[str, object]:
 
 
 def _diagnoses(outcome: list[Diagnosis] | Exception | None, pressure: float, stolen: float) -> list[Diagnosis]:
+    # On a slow host, six unfinished subjects were once called errors, with the advice to look for a disk.
     if outcome is None and max(pressure, stolen) > MAX_EXCESS:
         shares = f"{100 * pressure:.0f} % of this time, and other machines of the hypervisor took {100 * stolen:.0f} %"
         found = f"the examination did not end within {_TIMEOUT_S:.0f} s: processes waited for a CPU in {shares}"

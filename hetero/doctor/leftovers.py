@@ -61,6 +61,7 @@ def find_processes() -> list[OwnProcess]:
         kind = _kind(process.info["cmdline"] or [])
         if kind and process.pid != os.getpid():
             ancestors, program, job = frozenset[int](), 0, ""
+            # The process may end meanwhile, or belong to another user.
             with contextlib.suppress(psutil.Error, OSError):
                 parents = process.parents()
                 ancestors = frozenset(parent.pid for parent in parents)
@@ -106,6 +107,8 @@ def _processes() -> Iterator[Diagnosis]:
         found = f"a launcher runs here: process {listing(pids)}{job}"
         yield warning(found, "keep it if it belongs to this job; otherwise kill it, which also ends its children")
     others = [each for each in processes if each.pid not in launchers and not each.ancestors & launchers]
+    # Processes of a living program are not to be killed. The advice once was to kill 8 of the 17 endpoints of a
+    # training that ran.
     for program in sorted({each.program for each in others} - {0}):
         pids = [each.pid for each in others if each.program == program]
         found = f"a Python program reads data here: process {program}, with the processes {listing(pids)}"

@@ -57,7 +57,8 @@ def examine_cpus(snapshot: Snapshot) -> list[Diagnosis]:
 
 def examine_descriptors(snapshot: Snapshot) -> list[Diagnosis]:
     """Compare the limits of open files with the number that a launcher needs."""
-    from hetero.launch.placement import needed_descriptors  # only here, because it imports gRPC, which may be broken
+    # Only here, because it imports gRPC, which may be broken.
+    from hetero.launch.placement import needed_descriptors
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = needed_descriptors(max(1, len(snapshot.hosts)))

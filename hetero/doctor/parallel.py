@@ -45,6 +45,7 @@ def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[
                 ended.put((key, error))
 
     for _ in range(min(_MAX_THREADS, len(tasks))):
+        # Daemons, because a thread that asks a hung disk never ends.
         threading.Thread(target=work, name="doctor", daemon=True).start()
     found: dict[_Key, _T | Exception] = {}
     while len(found) < len(tasks):

@@ -55,7 +55,8 @@ def take_snapshot(options: LaunchOptions, environ: Mapping[str, str]) -> Snapsho
     if platform.is_here():
         try:
             registration = None if options.cluster_file else platform.registration()
-            if registration is not None:  # the hosts find one another when the job starts
+            # The hosts find one another only when the job starts.
+            if registration is not None:
                 hosts = (registration.main_address,) if registration.main_address else ()
                 return Snapshot(options=options, environ=environ, platform=platform, cluster=None, hosts=hosts)
             cluster = platform.read_cluster(host=options.host, roles=options.roles)

@@ -33,7 +33,8 @@ def _token(snapshot: Snapshot) -> list[Diagnosis]:
         return [error(str(problem), f"create the file again with mode 0600, or correct {TOKEN_FILE_VARIABLE}")]
     if token is not None:
         return [ok(f"a token is in {path}, which only this user can read")]
-    for folder in (Path.cwd(), snapshot.platform.folders.code):  # folders that may hold the job's code
+    # Both folders may hold the job's code.
+    for folder in (Path.cwd(), snapshot.platform.folders.code):
         try:
             if staged_token(folder) is not None:
                 return [ok(f"a token came with the code in {folder}")]
