@@ -168,6 +168,7 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
     if not isinstance(overrides, dict):
         raise ConfigError(f"{where}: overrides: expected an object from instance type to USD, as in {{'ml.x': 1.5}}")
     stated: dict[str, str | None] = {key: _parse_text(content, key, where) for key in ("region", "as_of", "source")}
+    # Prices differ by region, so this is an error and no warning.
     if region is not None and stated["region"] not in (None, region):
         raise ConfigError(f"{where}: region: found prices of {stated['region']}, but the job runs in {region}")
     # Read the prices. Overrides replace those of the same name.
@@ -195,7 +196,8 @@ def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> Instance
     base, stated = infos.get(machine), stated_resources(resources)
     if base is None or stated is None or not stated.num_accelerators:
         return None
-    if stated.num_accelerators == base.num_accelerators:  # the accelerators that the type has anyway
+    # The accelerators that the type has anyway, so its price holds.
+    if stated.num_accelerators == base.num_accelerators:
         return dataclasses.replace(base, instance_type=instance_type)
     return dataclasses.replace(
         base,
@@ -221,7 +223,8 @@ def _show(key: object) -> str:
 
 def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
     value = content.get(key)
-    if isinstance(value, (dt.date, int)) and not isinstance(value, bool):  # YAML turns dates and years into these types
+    # YAML turns dates and years into these types.
+    if isinstance(value, (dt.date, int)) and not isinstance(value, bool):
         value = str(value)
     if value is not None and not (isinstance(value, str) and len(value) <= 200 and value.isprintable()):
         raise ConfigError(f"{where}: {key}: found {value!r:.60}, expected a short string")
