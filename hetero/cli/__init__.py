@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             namespace.script_args = script_args
             status: int = namespace.run(namespace)
         finally:
-            say("")  # flush what the parser has written
+            # Flush what the parser has written. A failed write at the interpreter's exit would give status 120.
+            say("")
         return status
     except HeteroError as error:
         complain(f"hetero: error HET-{int(error.exit_code):02d}: {error}\n")

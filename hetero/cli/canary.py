@@ -152,6 +152,7 @@ def _execute(namespace: argparse.Namespace) -> int:
     from hetero.studies.study_file import Budget
     from hetero.system import logs
 
+    # Check the command line before the first run.
     if namespace.script is None:
         raise ConfigError("no training script is given; expected its path after the options")
     unknown = next((rule for rule in namespace.accept if rule not in RULES), None)

@@ -34,7 +34,8 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero import doctor
     from hetero.cluster import find_platform
 
-    environment = {"HETERO_SCRIPT": "-", **os.environ}  # the option is required, but the doctor needs no script
+    # The option is required, but the doctor needs no script.
+    environment = {"HETERO_SCRIPT": "-", **os.environ}
     parameters = find_platform(os.environ, name=namespace.platform).parameters()
     options = config.resolve_options(namespace, environment, parameters)
     diagnoses = doctor.examine(doctor.take_snapshot(options, os.environ))

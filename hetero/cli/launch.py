@@ -51,7 +51,8 @@ def _run(namespace: argparse.Namespace) -> int:
                 return ExitCode.OK
             platform, cluster = joined
         return launch(options, cluster, platform=platform)
-    except HeteroError as error:  # raised before this host's part began, so no other code writes the failure file
+    # Raised before this host's part began, so no other code writes the failure file.
+    except HeteroError as error:
         if platform.folders.root.is_dir():
             write_failure(platform.folders.failure, cause_of(error, socket.gethostname()))
         raise

@@ -56,6 +56,7 @@ def _run(namespace: argparse.Namespace) -> int:
     output_dir = options.output_dir or Path("runs") / f"profile-{label}"
     make_output_folder(output_dir)
     has_default_port = options.port == config.LaunchOptions(script="-").port
+    # A job may run on this machine, with a launcher at the default port.
     port = free_port() if has_default_port else options.port
     options = dataclasses.replace(options, profile=True, output_dir=output_dir, port=port)
     known_type = {"instance_type": namespace.instance_type} if namespace.instance_type else {}
@@ -63,6 +64,7 @@ def _run(namespace: argparse.Namespace) -> int:
     cluster = parse_cluster(
         {"instance_groups": [group], "current_host": _HOST}, source="hetero profile", roles=(f"{_GROUP}=trainer",)
     )
+    # Also on one host: its ports are open to every process that reaches them.
     descriptor, path = security.token_memfd(security.Token.generate())
     os.environ[security.TOKEN_FILE_VARIABLE] = path
     try:
@@ -120,6 +122,7 @@ def shown_page(folder: Path) -> Iterator[None]:
 
     earlier = _version(folder)
     yield
+    # A run that fails leaves the page of an earlier run, which must not look like its own.
     if _version(folder) != earlier:
         say((folder / TEXT_FILE_NAME).read_text(encoding="utf-8"))
         say(f"\nWritten to {folder / PROFILE_FILE_NAME}\n")

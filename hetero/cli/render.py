@@ -82,9 +82,11 @@ def _run(platform: type[Platform], namespace: argparse.Namespace) -> int:
     from hetero.cluster.groups import parse_stated_group
     from hetero.cluster.rendering.request import make_request
 
+    # `hetero launch` needs the price of a spot group. A manifest needs only the group.
     unpriced = [text for text in namespace.spot_groups if "=" not in text]
     namespace.spot_groups = [text for text in namespace.spot_groups if "=" in text]
-    options = config.resolve_options(namespace, {}, None)  # this shell's variables are not those of the job
+    # This shell's variables are not those of the job.
+    options = config.resolve_options(namespace, {}, None)
     groups = [parse_stated_group(text) for text in namespace.group]
     if namespace.hours is not None and not 0 < namespace.hours <= 10_000:
         raise ConfigError(f"--hours {namespace.hours:g}: expected a number above 0, at most 10000")
