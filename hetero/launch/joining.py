@@ -105,6 +105,7 @@ def register(
             job_id=platform.job_name(),
         )
         document = registrar.collect(own, options.port, newcomer.timings.start_timeout_s, newcomer.show)
+        # The registrar's description is the same for all hosts, so it has no current host.
         document |= {"current_host": name}
     return Joined(
         platform,

@@ -197,7 +197,8 @@ def _run(host: LaunchedHost, failure_file: Path) -> int:
     except Exception as error:
         logger.exception("an error inside hetero")
         return _abort(host, _agreed(host, _internal(error, host.name)), failure_file)
-    ended_itself = host.options.profile and host.interrupted_s is None  # a profile run stops when all is measured
+    # A profile run stops itself when all is measured, which is no request to stop.
+    ended_itself = host.options.profile and host.interrupted_s is None
     return _stopped(host.options) if host.was_stopped and not ended_itself else int(ExitCode.OK)
 
 
@@ -222,7 +223,8 @@ def _agreed(host: LaunchedHost, cause: Cause) -> Cause:
         host.fail(cause)
     except JobEndsError as end:
         return end.cause
-    except RestartError:  # the restart was decided before this failure was known
+    # The restart was decided before this failure was known.
+    except RestartError:
         return cause
 
 

@@ -112,17 +112,21 @@ def measure(trainers: Sequence[HostStatus], earlier: Sequence[HostStatus] = ()) 
     if not begun:
         return None
     loader = reports[min(reports)].loader
-    if loader not in begun:  # its first batch has not arrived
+    # Its first batch has not arrived yet.
+    if loader not in begun:
         loader = max(begun, key=lambda name: begun[name].total_s)
     summary = begun[loader]
     steps_left = summary.pass_steps_left if summary.pass_steps else None
     pace = None
-    if all(status.ranks for status in trainers):  # else a host has not reported its ranks yet
+    # Otherwise a host has not reported its ranks yet.
+    if all(status.ranks for status in trainers):
         pace = _pace(loader, reports, _by_rank(earlier), steps_left)
     if not summary.pass_steps:
         return Progress(loader=loader, step=summary.num_steps, pass_steps=None, pass_number=0, pace=pace)
     return Progress(
         loader=loader,
+        # From the loader's own count. That of all steps is wrong after a resumed state, after a pass that was left
+        # early, and with drop_last.
         step=max(0, summary.pass_steps - summary.pass_steps_left),
         pass_steps=summary.pass_steps,
         pass_number=summary.num_passes,
@@ -197,7 +201,8 @@ def _pace(
     samples_per_s = total_s = wait_s = step_s = 0.0
     for rank, report in reports.items():
         found = named_summaries(report.summaries_json)
-        if not found:  # a status that would have been too large was sent without them
+        # A status that would have been too large was sent without summaries.
+        if not found:
             return None
         if loader not in found or not found[loader].num_steps:
             continue

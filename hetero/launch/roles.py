@@ -117,13 +117,16 @@ def train(host: LaunchedHost) -> None:
     while not _train_generation(host, profile):
         pass
     if profile is not None:
-        if host.pool is not None:  # its endpoints would use CPU time during the measurement
+        # Its endpoints would use CPU time during the measurement.
+        if host.pool is not None:
             host.pool.stop(host.timings.abort_grace_s)
         profile.finish()
     host.farewell()
     if host.pool is not None:
         host.pool.stop(host.timings.abort_grace_s)
-    if host.is_first_trainer and profile is None:  # a profile run has no report
+    # A profile run has no report. Without this wait, reports of short jobs lacked the last figures, for example 9
+    # batches computed of 44 received.
+    if host.is_first_trainer and profile is None:
         _await_last_figures(host)
     host.report()
 
@@ -174,7 +177,8 @@ def _may_leave(host: LaunchedHost, deadline_s: float) -> bool:
     if is_done:
         logger.info("every trainer host is done")
         return True
-    host.trainers_came = host.trainers_came or not missing  # stays True when hosts restart and are missing again
+    # It stays True when trainer hosts restart and are missing again.
+    host.trainers_came = host.trainers_came or not missing
     if not host.trainers_came and time.monotonic() > deadline_s:
         summary = f"trainer hosts did not appear within {host.timings.start_timeout_s:.0f} s: {_words(missing)}"
         host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
@@ -229,7 +233,8 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
             stop_requested = membership.stop_requested
             has_failure = membership.has_failure
         words = _words(data + trainers)
-        if not words and has_failure:  # otherwise a short job of hosts that disagree would end well before the decision
+        # Otherwise a short job of hosts that disagree would end well before the decision.
+        if not words and has_failure:
             words = "the decision about a failure"
         # Waited for here with heartbeats. When ranks were started first, the host waited for the name without
         # heartbeats, and the others took it for one that stands still.

@@ -34,4 +34,5 @@ def _summaries(summaries_json: Iterable[bytes]) -> Iterator[StepSummary]:
         try:
             yield StepSummary.from_json(json.loads(part))
         except (ValueError, ConfigError):
-            continue  # a malformed summary is logged when the report is written
+            # A malformed summary is logged when the report is written.
+            continue

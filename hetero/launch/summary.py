@@ -179,6 +179,8 @@ def run_facts(
         options={
             "ranks per trainer host": str(placement.num_ranks),
             "job restarts allowed": str(options.job_restarts),
+            # By service. Runs with other numbers of tf.data workers could not be told apart by "endpoints per data
+            # host: default".
             **find_service(placement.data_service or DEFAULT_DATA_SERVICE).report_options(options, cluster),
             "data service": placement.data_service or "none",
             "emulate_sample_s": str(options.emulate_sample_s),

@@ -33,7 +33,8 @@ class Timeline:
             membership: What this host knows of all hosts.
             at_s: Seconds since the start of the run.
         """
-        if membership.is_ending:  # every data host leaves now
+        # Every data host leaves now, so this is no event.
+        if membership.is_ending:
             return
         serving = {record.host for record in membership.endpoints()}
         for host in sorted(serving - self._serving):

@@ -134,7 +134,8 @@ def _wanted(before: Window, now: Window) -> float | None:
     num_batches, busy_s = now.num_batches - before.num_batches, now.busy_s - before.busy_s
     if num_batches <= 0 or busy_s <= 0 or now.slots_per_data_host <= 0:
         return None
-    demand = 0.0  # batches per second that the ranks would take if they never waited
+    # Batches per second that the ranks would take if they never waited.
+    demand = 0.0
     for rank, (steps, compute_s) in now.steps.items():
         steps_before, compute_before_s = before.steps.get(rank, (0, 0.0))
         # A restarted rank counts from zero again.

@@ -67,7 +67,8 @@ def _start(script: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pope
     return subprocess.Popen(
         [sys.executable, "-m", "hetero.launch.ranks.rank", *script],
         env=environ,
-        start_new_session=True,  # a signal to a rank's group then reaches no other rank
+        # A signal to a rank's group then reaches no other rank.
+        start_new_session=True,
     )
 
 

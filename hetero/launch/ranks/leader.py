@@ -262,7 +262,8 @@ class Follower:
     def _report(self, lines: _Lines) -> None:
         if self._num_signals > self._num_reported_signals:
             self._num_reported_signals = self._num_signals
-            lines.write({"stop": True})  # the leader ends all ranks together
+            # The leader ends all ranks together.
+            lines.write({"stop": True})
         if self._rank is not None and not self._has_reported and self._rank.poll() is not None:
             lines.write({"ended": self._rank.returncode})
             self._has_reported = True
@@ -297,7 +298,8 @@ def start_rank(command: Sequence[str], variables: Mapping[str, str]) -> subproce
         command,
         env={**os.environ, **variables, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # `kill_rank` then kills the rank's children too
+        # `kill_rank` then kills the rank's children too.
+        start_new_session=True,
     )
 
 
@@ -338,9 +340,11 @@ class _Lines:
         data = json.dumps(message).encode() + b"\n"
         try:
             if not self.is_closed and self._connection.send(data) < len(data):
-                self.close()  # the peer cannot read part of a message
+                # The peer cannot read part of a message.
+                self.close()
         except (BrokenPipeError, ConnectionResetError):
-            pass  # `read` returns the peer's last messages and then finds the connection closed
+            # `read` returns the peer's last messages, and then finds the connection closed.
+            pass
         except OSError:
             self.close()
 

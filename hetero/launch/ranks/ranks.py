@@ -111,7 +111,8 @@ class RankProcesses:
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
-            start_new_session=True,  # Ctrl-C then reaches only the launcher, which stops the ranks in an orderly way
+            # Ctrl-C then reaches only the launcher, which stops the ranks in an orderly way.
+            start_new_session=True,
         )
         os.close(write_end)
 
@@ -142,14 +143,16 @@ class RankProcesses:
         """
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # the ranks die with the agent
+                # The ranks die with the agent.
+                os.killpg(self._process.pid, signal.SIGKILL)
         deadline_s = time.monotonic() + END_TIMEOUT_S
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_TIMEOUT_S)
         while left := self._living():
             kill_all(left)
             others = [process for process in left if process.pid != self._process.pid]
-            psutil.wait_procs(others, timeout=0.05)  # not the agent, because psutil would take its exit status
+            # Not for the agent, because psutil would take its exit status.
+            psutil.wait_procs(others, timeout=0.05)
             # SIGKILL does not end a process that waits for a device. Without this bound, the launcher waited until its
             # watchdog ended it.
             if time.monotonic() > deadline_s:
