@@ -20,9 +20,12 @@ __all__ = ["is_crash", "is_restartable", "root_of"]
 _CRASHES = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 _RESTARTABLE = frozenset(
     {
-        ExitCode.SCRIPT_FAILED,  # an exception, a signal, or an exit status that the script chose
-        ExitCode.DATA_PLANE_LOST,  # no data host was reachable within the data timeout; one may be reachable now
-        ExitCode.DATASET_FAILED,  # for example because a mount was gone for a moment
+        # An exception, a signal, or an exit status that the script chose.
+        ExitCode.SCRIPT_FAILED,
+        # No data host was reachable within the data timeout. One may be reachable now.
+        ExitCode.DATA_PLANE_LOST,
+        # For example because a mount was gone for a moment.
+        ExitCode.DATASET_FAILED,
         ExitCode.CORRUPTION,
         ExitCode.INTERNAL,
     }

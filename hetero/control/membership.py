@@ -101,7 +101,8 @@ class Membership(Roster):
         had_served = peer.has_served
         is_same = before is not None and before.incarnation == status.incarnation
         if is_same and before is not None and status.revision < before.revision:
-            return  # a newer status has overtaken it, because heartbeats and answers travel separately
+            # A newer status has overtaken it, because heartbeats and answers travel separately.
+            return
         now_s = self._clock()
         is_alive = before is not None and now_s - peer.last_heard_s <= self._timings.lease_s
         if not is_alive or peer.has_left or before is None or _visible(status) != _visible(before):
@@ -152,7 +153,8 @@ class Membership(Roster):
     def unreachable(self, host: str, why: str) -> None:
         """Record that ``host`` could not be reached, and why."""
         if (peer := self._peers.get(host)) is None:
-            return  # it has left the job meanwhile
+            # It has left the job meanwhile.
+            return
         peer.last_state = why
         # Of two data hosts that end together, the first one to leave no longer answers. One job of four with two data
         # hosts ended 5 s late, because the other one waited for the answer.

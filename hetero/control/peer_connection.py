@@ -143,7 +143,8 @@ class PeerConnection:
             self._unreachable(self._name_error)
             return min(interval_s, 1.0)
         is_heard = self._heartbeat(self._channel, own)
-        return 0.02 if is_heard else min(interval_s, 0.5)  # so one message carries a burst of changes
+        # A short pause even after an answer, so that one message carries a burst of changes.
+        return 0.02 if is_heard else min(interval_s, 0.5)
 
     def _find(self, patience_s: float) -> None:
         """Open a channel to the peer's current address, unless the last heartbeat succeeded."""

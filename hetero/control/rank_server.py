@@ -78,7 +78,8 @@ class RankServer:
                 connection.shut_down()
         try:
             threading.Thread(target=self._serve, args=(connection,), name="rank", daemon=True).start()
-        except BaseException:  # for example when the host runs out of threads
+        # For example when the host runs out of threads.
+        except BaseException:
             self._retire(connection)
             raise
         return True

@@ -230,7 +230,8 @@ class Roster:
 
     def _add(self, joined: JoinedHost) -> None:
         if joined.host in self._members and joined.host not in self.newcomers.present:
-            return  # the description of the cluster has it
+            # The description of the cluster has it.
+            return
         now_s = self._clock()
         self.newcomers.add(joined, now_s)
         is_new = joined.host not in self._members

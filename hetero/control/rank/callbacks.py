@@ -60,7 +60,8 @@ def _describe_disks(error: BaseException) -> str:
     """Return the free space of the disks if the error reports a full disk, otherwise an empty text."""
     if not (isinstance(error, OSError) and error.errno in _FULL):
         return ""
-    if isinstance(error.filename, str | bytes):  # the error is from open(), because one from write() names no file
+    # The error is from open(), because one from write() names no file.
+    if isinstance(error.filename, str | bytes):
         paths = [str(Path(os.fsdecode(error.filename)).absolute().parent)]
     else:
         paths = [path for path in _disks() if (_free_bytes(path) or 0) < _FULL_BYTES]
