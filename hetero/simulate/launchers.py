@@ -102,7 +102,8 @@ class Launchers:
 
     def __exit__(self, *_: object) -> None:
         self._kill()
-        end_descendants()  # a killed launcher may leave processes behind
+        # A killed launcher may leave processes behind.
+        end_descendants()
         self._relay.close()
         for log in self._logs.values():
             with contextlib.suppress(OSError):
@@ -129,7 +130,8 @@ class Launchers:
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
-            start_new_session=True,  # Ctrl-C then reaches only this process, which stops the launchers
+            # Ctrl-C then reaches only this process, which stops the launchers.
+            start_new_session=True,
         )
         os.close(write_end)
 
@@ -138,7 +140,8 @@ class Launchers:
         handled_signals = 0
         kill_s = math.inf
         while self._running():
-            time.sleep(_TICK_S)  # this loop polls its children, so it needs no event
+            # This loop polls its children, so it needs no event.
+            time.sleep(_TICK_S)
             reap_adopted()
             self._status.draw()
             if self._signals > handled_signals:
@@ -223,7 +226,8 @@ class Launchers:
         line = escape_line(line)
         try:
             self._logs[name].write(line + "\n")
-        except OSError as error:  # if the disk is full, the job continues without these lines
+        # If the disk is full, the job continues without these lines, and the cut is logged once.
+        except OSError as error:
             if name not in self._cut_logs:
                 self._cut_logs.add(name)
                 logger.warning("%s lacks lines: %s; make room on its disk", self._logs[name].name, error.strerror)
@@ -231,7 +235,8 @@ class Launchers:
             self._status.show(line.partition(PROGRESS_MARK)[2])
             return
         if line.partition("] ")[2].startswith(_METRIC_START):
-            return  # these lines are for programs, which read them in the host's log
+            # These lines are for programs, which read them in the host's log.
+            return
         self._status.clear()
         # A launcher starts each line with its group and host. Lines of other programs get that prefix here.
         is_bare = self._commands[name].is_process_1 and not line.startswith("[")

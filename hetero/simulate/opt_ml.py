@@ -71,7 +71,8 @@ def write_opt_ml(
     for channel in channels:
         if channel.path is not None and channel.path.is_dir():
             (data / channel.name).symlink_to(channel.path.resolve())
-        elif channel.path is not None:  # the platform puts a single object into the channel's folder
+        # The platform puts a single object into the channel's folder.
+        elif channel.path is not None:
             (data / channel.name).mkdir()
             (data / channel.name / channel.path.name).symlink_to(channel.path.resolve())
 

@@ -169,7 +169,8 @@ def run_hosts(
             logger.info("replacing the hosts of an earlier run in %s; another --output-dir keeps them", output_dir)
         for host in hosts:
             _clear(host.root, output_dir)
-        for path in earlier_hosts(output_dir):  # hosts of earlier runs that this run does not have
+        # Hosts of earlier runs that this run does not have.
+        for path in earlier_hosts(output_dir):
             shutil.rmtree(path)
         commands = [set_up(host) for host in hosts]
         # Prepare what all hosts share: addresses, token and certificates.
@@ -245,7 +246,8 @@ def locked_folder(path: Path) -> Iterator[None]:
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigError(f"another simulation writes to {path}; wait for it, or give another --output-dir") from None
-    except OSError as error:  # a file system without locks, or NFS, which locks no folders
+    # A file system without locks, or NFS, which locks no folders.
+    except OSError as error:
         logger.info("cannot lock %s (%s); make sure that no other simulation writes there", path, error)
     try:
         yield
