@@ -181,7 +181,8 @@ class Coordinator:
             try:
                 found[str(number)] = ray.get(host.processes.remote(), timeout=POLL_S)
             except RayError:
-                continue  # it is pending, or starts again
+                # The host is pending, or starts again.
+                continue
         return found
 
     def shutdown(self) -> None:
@@ -196,7 +197,8 @@ class Coordinator:
         try:
             fact = json.loads(line)
         except ValueError:
-            write_line(line)  # printed by the script, or by one of its libraries
+            # The script, or one of its libraries, has printed it.
+            write_line(line)
             return
         with self._changed:
             self._port = fact.get("port", self._port)
@@ -332,7 +334,8 @@ class DataHost:
         write_line(f"{reason}\nstarting it again")
         if time.monotonic() - self._started_s < _SHORT_LIFE_S:
             time.sleep(_PAUSE_S)
-        os._exit(1)  # Ray starts the actor again
+        # Ray starts the actor again.
+        os._exit(1)
 
     def _report(self, reason: str) -> None:
         self._coordinator.host_failed.remote(reason)

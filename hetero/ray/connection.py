@@ -83,7 +83,8 @@ def connected(ray: Any) -> Iterator[HeadWatch]:
 
 
 def _connect(ray: Any) -> None:
-    in_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # its runtime environment has the working directory
+    # The runtime environment of a Ray job has the working directory.
+    in_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     environment = None if in_ray_job else {"working_dir": str(Path.cwd())}
     address = os.environ.get("RAY_ADDRESS") or "auto"
     if address == "local":
@@ -109,7 +110,8 @@ def _connect(ray: Any) -> None:
 
 def exit_code_of(error: Exception) -> ExitCode:
     """Return the exit code of a host whose actor did not answer. No other function translates Ray's errors to codes."""
-    cause = getattr(error, "cause", None)  # what the actor's own code has raised
+    # What the actor's own code has raised.
+    cause = getattr(error, "cause", None)
     if isinstance(cause, HeteroError):
         return cause.exit_code
     found = (_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)

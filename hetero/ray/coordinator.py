@@ -47,7 +47,8 @@ from hetero.system.process import SignalWaiter, allow_descriptors, bind_to_paren
 
 __all__ = ["MAX_RANKS", "LivingRanks", "main"]
 
-logger = logging.getLogger("hetero.ray.coordinator")  # not the name of the main program
+# With its own name, because `__name__` is that of the main program here.
+logger = logging.getLogger("hetero.ray.coordinator")
 
 MAX_RANKS = 1000
 """Maximum number of workers of a training run."""

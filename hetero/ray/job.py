@@ -390,7 +390,8 @@ class Job:
         try:
             demand: Demand = self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError:
-            return  # the end of the host is recorded elsewhere
+            # The end of the host is recorded elsewhere.
+            return
         if self._is_ending:
             return
         present = self._present(group)
@@ -430,7 +431,8 @@ class Job:
         try:
             self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError:
-            return  # its loss is recorded with its end
+            # Its loss is recorded with its end.
+            return
         host.placed_s = time.monotonic()
 
     def _bring_home(self) -> None:

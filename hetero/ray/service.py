@@ -123,7 +123,8 @@ class DataService:
             ConfigError: If this process is no worker of Ray Train, or the script is missing or registers no data set.
             DataPlaneError: If the service has ended or failed.
         """
-        from hetero.ray.worker import connect  # imports the data plane, which the driver does not need
+        # It imports the data plane, which the driver does not need.
+        from hetero.ray.worker import connect
 
         connect(self.order, self.call)
 
@@ -197,7 +198,8 @@ class DataService:
         coordinator, self._coordinator = self._coordinator, None
         placement, self._placement = self._placement, None
         if not ray.is_initialized():
-            return  # Ray has ended everything with the connection
+            # Ray has ended everything with the connection.
+            return
         # Each of these is done although another one fails or is interrupted.
         with contextlib.ExitStack() as stack:
             if placement is not None:
@@ -307,7 +309,8 @@ def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
     placement = ray.util.placement_group([{"CPU": order.cpus_per_host}] * count, strategy="SPREAD", **selector)
     try:
         _wait_placed(ray, placement, order, timeout_s)
-    except BaseException:  # also an interrupt
+    # Also after an interrupt, or the reserved CPUs would stay reserved.
+    except BaseException:
         ray.util.remove_placement_group(placement)
         raise
     return placement
