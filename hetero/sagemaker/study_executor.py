@@ -267,7 +267,8 @@ class EstimatorExecutor:
 
     def _submit(self, run: PlannedRun, made: _Made, folder: Path, job: _Job) -> None:
         def note(job_name: str) -> None:
-            self._leave(job.name)  # it got no instances
+            # The job of the attempt before got no instances.
+            self._leave(job.name)
             job.name, job.is_open = job_name, True
             # As soon as the name is known, so that a killed study follows the job instead of paying for it twice.
             write_text(folder / JOB_FILE_NAME, json.dumps({"job_name": job_name, "digest": digest_of(run)}) + "\n")

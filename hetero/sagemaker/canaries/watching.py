@@ -116,7 +116,8 @@ def resources_of_job(
         for number, host in enumerate(hosts)
     ]
     found: dict[str, list[float]] = {}
-    for begin in range(0, len(queries), 500):  # the service's limit
+    # The service takes at most 500 queries in a call.
+    for begin in range(0, len(queries), 500):
         arguments: dict[str, Any] = {
             "MetricDataQueries": queries[begin : begin + 500],
             "StartTime": began - _MARGIN,

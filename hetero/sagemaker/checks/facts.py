@@ -96,7 +96,8 @@ def storage_gb(group: RequestGroup) -> int | None:
 def sizes_if_not_among(instance_type: str) -> list[str]:
     """Return the known types of a type's family. Empty if this type is known, or no type of the family is known."""
     family, dot, _ = instance_type.rpartition(".")
-    if not dot:  # types of other clouds have no dot
+    # Types of other clouds have no dot.
+    if not dot:
         return []
     names = (info.instance_type for info in _catalogue().types())
     sizes = [name for name in names if name.rpartition(".")[0] == family]

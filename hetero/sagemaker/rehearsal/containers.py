@@ -141,7 +141,8 @@ class Container:
         common = {
             **self._platform_environment(base),
             **environment,
-            "PYTHONUNBUFFERED": "1",  # as in the images
+            # As in the images.
+            "PYTHONUNBUFFERED": "1",
             BASE_DIR_VARIABLE: str(base),
         }
         common["PYTHONPATH"] = python_path(common.get("PYTHONPATH"))
@@ -245,7 +246,8 @@ def _copy(source: Path, target: Path, *, left_out: Path, ignored: Ignored = _NO_
 
     try:
         shutil.copytree(source, target, ignore=all_ignored, dirs_exist_ok=True)
-    except shutil.Error as error:  # its argument is a list of (source, target, reason)
+    # Its argument is a list of (source, target, reason).
+    except shutil.Error as error:
         path, _, why = error.args[0][0]
         raise ConfigError(f"cannot copy {path} with the code: {why}; make it readable, or remove it") from error
 

@@ -195,7 +195,8 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # this process forwards Ctrl-C
+        # Ctrl-C then reaches only this process, which forwards it.
+        start_new_session=True,
     )
     assert process.stdout is not None
     try:
@@ -211,7 +212,8 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
         status = process.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()  # its hosts die with it
+            # Its hosts die with it.
+            process.kill()
         process.wait()
     return status if status >= 0 else 128 - status
 

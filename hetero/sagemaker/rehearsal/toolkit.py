@@ -33,7 +33,8 @@ def main(arguments: Sequence[str]) -> None:
         from hetero.system.process import die_with_parent
 
         die_with_parent(int(parent))
-        os.environ["HETERO_PARENT_PID"] = str(os.getpid())  # for the processes that the toolkit starts
+        # For the processes that the toolkit starts.
+        os.environ["HETERO_PARENT_PID"] = str(os.getpid())
     # With this variable, the toolkit does not wait until the host names resolve. Only hetero knows them here.
     os.environ["SM_STUDIO_LOCAL_MODE"] = "true"
     os.environ["SAGEMAKER_TRAINING_MODULE"] = "hetero.sagemaker.rehearsal.toolkit:run_entry_point"
