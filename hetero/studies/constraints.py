@@ -160,7 +160,8 @@ def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalog
         for (levels, settings, stated, own), batch in zip(cells, batches, strict=True)
     ]
     changed = [name for name in _MAY_CHANGE if any(_BASE + name in each for each in quantities)]
-    for each in quantities:  # also where the quantity does not change, because a column must not have gaps
+    # Also where the quantity does not change, because a column must not have gaps.
+    for each in quantities:
         each.update({_BASE + name: each[name] for name in changed if name in each and _BASE + name not in each})
     return [
         Cell(levels=levels, settings=settings, quantities=each)

@@ -331,7 +331,8 @@ class Ledger(RecordedRuns):
         wall_s = 0.0
         # If the next start follows a job, the result of the job has the whole cost.
         if not (folder / JOB_FILE_NAME).exists():
-            with contextlib.suppress(OSError, ValueError):  # it was never seen
+            # A run that was never seen has no such file.
+            with contextlib.suppress(OSError, ValueError):
                 seen = dt.datetime.fromisoformat((folder / _ALIVE_FILE_NAME).read_text().strip())
                 wall_s = max(0.0, (seen - dt.datetime.fromisoformat(started.started_at)).total_seconds())
         return RunResult(
@@ -379,7 +380,8 @@ def _locked(folder: Path) -> Iterator[None]:
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigError(f"another study writes to {folder}; wait for it, or give another --output-dir") from None
-    except OSError as error:  # a file system without locks
+    # A file system without locks.
+    except OSError as error:
         logger.info("cannot lock %s (%s); make sure that no other study writes there", folder, error)
     try:
         yield

@@ -283,7 +283,8 @@ def run_study(
     # Also after Ctrl-C and SIGTERM, which once ended a study without results.
     except BaseException:
         if (folder / LEDGER_FILE_NAME).is_file():
-            with contextlib.suppress(ConfigError):  # for example a ledger of another study, as the first error says
+            # For example a ledger of another study, as the first error says.
+            with contextlib.suppress(ConfigError):
                 write_results(preparation, read_results(preparation.whole.runs, folder, identity=identity), folder)
         raise
     write_results(preparation, read_results(preparation.whole.runs, folder, identity=identity), folder)

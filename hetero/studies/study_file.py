@@ -286,7 +286,8 @@ def parse_study(document: object, path: Path) -> Study:
         executor=_executor(found.get("executor", "simulate")),
         document=found,
     )
-    _ = study.patterns  # checks the expressions
+    # This checks the expressions.
+    _ = study.patterns
     if len({metric.name for metric in study.metrics}) < len(study.metrics):
         raise ConfigError("metrics: two have the same name, expected distinct names")
     return study
