@@ -132,6 +132,7 @@ def plain_ticks(axis: Axis, text_of: Callable[[float], str] = "{:g}".format) -> 
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     low, high = sorted(axis.get_view_interval())
+    # An axis whose ends differ by a factor of four to six had only two ticks.
     for steps in _TICKS:
         locator = LogLocator(subs=steps)
         if sum(low <= value <= high for value in locator.tick_values(low, high)) >= _MIN_TICKS:
@@ -158,6 +159,7 @@ def svg_of(axes: Axes, tips: Mapping[str, str] | None = None) -> str:
 
     figure, target = cast("Figure", axes.figure), io.StringIO()
     for text in figure.findobj(Text):
+        # The names of metrics and levels are the user's, and may have a $.
         text.set_parse_math(False)
         text.set_text(printable(text.get_text(), keep="\n"))
     # Texts of ticks are also made while the figure is drawn.
