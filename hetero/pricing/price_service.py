@@ -180,6 +180,7 @@ def refresh_file(path: Path, prices: PriceList) -> str:
             raise ConfigError(
                 f"{path} has prices of {content['region']}, the new ones are of {prices.region}; give another --output"
             )
+        # Prices that the user wrote must survive the first refresh.
         old = content["hourly_usd"] if is_ours(content.get("source")) else {}
         overrides = {**({} if old else content["hourly_usd"]), **(content.get("overrides") or {})}
     # Check the new content before it replaces the old.
