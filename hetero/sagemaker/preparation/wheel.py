@@ -18,6 +18,7 @@ from typing import Any
 
 from hetero import __version__
 from hetero.errors import ConfigError
+from hetero.system.extensions import OWN
 
 __all__ = ["build_wheel"]
 
@@ -41,7 +42,7 @@ def build_wheel(folder: Path) -> Path:
     members = dict(_package_files(package))
     members[f"{info}/METADATA"] = "".join(f"{line}\n" for line in _metadata(package)).encode()
     members[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: hetero\nRoot-Is-Purelib: true\nTag: {_TAG}\n".encode()
-    members[f"{info}/entry_points.txt"] = b"[console_scripts]\nhetero = hetero.cli:main\n"
+    members[f"{info}/entry_points.txt"] = _entry_points().encode()
     record = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in members.items()]
     members[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
     # Write the archive.
@@ -59,6 +60,15 @@ def _package_files(package: Path) -> Iterator[tuple[str, bytes]]:
     for path in sorted(package.rglob("*")):
         if path.is_file() and (path.suffix in _SUFFIXES or path.name == "py.typed"):
             yield f"{package.name}/{path.relative_to(package).as_posix()}", path.read_bytes()
+
+
+def _entry_points() -> str:
+    groups = {"console_scripts": {"hetero": "hetero.cli:main"}, **OWN}
+    # Sorted, as setuptools writes them.
+    return "\n".join(
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in sorted(entries.items()))
+        for group, entries in sorted(groups.items())
+    )
 
 
 def _digest(content: bytes) -> str:
