@@ -57,6 +57,7 @@ def check_ranks(ranks: Mapping[int, RankPart], facts: JobFacts) -> None:
         )
     for rank, part in sorted(ranks.items()):
         num_measured = 0 if part.step_s is None else part.step_s.num_measured
+        # TensorFlow takes batches ahead, so hetero.tf counts a step only where the script consumes its batch.
         if not part.num_steps_total:
             raise ConfigError(
                 f"the script reported no complete step of loader {part.loader} on rank {rank}; a profile needs at "
@@ -91,6 +92,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
     check_ranks(ranks, facts)
     notes = [*facts.overruns, *(note for part in ranks.values() if (note := _rank_note(part)))]
     notes += [note for host in hosts for note in host.notes]
+    # What a sample costs comes from the hosts. A data set that is only an object was measured in a rank instead.
     supply = [host.supply for host in hosts if host.supply is not None]
     first = ranks[min(ranks)]
     is_registered = not any(part.note for part in ranks.values())
@@ -104,6 +106,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         )
     contents = next((host.contents for host in hosts if host.contents is not None), None)
     contents = contents or next((part.contents for part in ranks.values() if part.contents is not None), Contents())
+    # Step times are those of the slowest rank, because all ranks end a step together.
     headspace = _headspace(ranks, facts, notes)
     receive = next((host.receive_cpu_s_per_gb for host in hosts if host.receive_cpu_s_per_gb is not None), None)
     as_it_runs = "simulated" if facts.is_sample_emulated or facts.is_step_emulated else "measured"

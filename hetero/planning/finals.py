@@ -67,6 +67,7 @@ class Finals:
         # The best of each step of spending come first, because `simplest` needs them even if the budget ends.
         finalists = list(dict.fromkeys([*_best_of_each(known), *known]))
         limit = known[0].cost * (1 + _FINAL_MARGIN)
+        # In parts of bench_planner, the choices were worse without long timelines of the finalists.
         most = self._model.timelines.num_batches + _MAX_LONG_BATCHES
         compared = [
             self._simulate(entry, is_long=True)

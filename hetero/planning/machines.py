@@ -50,6 +50,7 @@ class Machine:
                 f"the number of vCPUs of {info.instance_type} is not known, and a plan needs it\n"
                 "  to do: see `hetero prices list`, or state vCPUs and price: --menu CPU:16 --price CPU:16=USD"
             )
+        # A host has one address, so its batches use one network card, whatever all cards carry together.
         gbps = info.network_card_gbps or info.network_limit_gbps
         return cls(
             instance_type=info.instance_type,
@@ -68,6 +69,8 @@ def is_on_default_menu(info: InstanceTypeInfo) -> bool:
         not info.num_accelerators
         and info.vcpus is not None
         and info.hourly_usd is not None
+        # Burstable and flex types sustain 20 to 40 % of each vCPU. Their prices are low, so a plan would prefer them.
+        # But the model has no CPU credits, so its answer would be too good.
         and info.cpu_baseline_percent is None
     )
 
@@ -105,6 +108,7 @@ def menu_of(
         if unknown and infos:
             logger.warning("the plan leaves out %.200s: the number of vCPUs is not known", unknown)
         elif unknown:
+            # The error once said that no type has a price, although these have one.
             raise ConfigError(
                 f"the number of vCPUs of {unknown:.200} is not known, and no other type without accelerators has a "
                 "price\n  to do: check the names with hetero prices list"

@@ -160,6 +160,7 @@ def _thinned(record: _Thinned) -> _Thinned:
 def _thin(spread: Spread) -> Spread:
     if len(spread.values) <= MAX_VALUES:
         return spread
+    # The values stay in the order of the run, because the error of their mean follows from successive parts.
     stride = len(spread.values) / MAX_VALUES
     return dataclasses.replace(spread, values=tuple(spread.values[int(index * stride)] for index in range(MAX_VALUES)))
 
@@ -182,5 +183,6 @@ def _rounded(value: object) -> object:
 def _from_json(cls: type[_Part], content: bytes) -> _Part:
     try:
         return decode(cls, json.loads(content))
+    # JSON that is nested deeply is a RecursionError.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"a part of the profile is malformed: {error}") from error

@@ -85,6 +85,7 @@ class PlannedCluster:
     def flags(self) -> str:
         """Flags of ``hetero simulate`` and ``hetero launch`` for this cluster."""
         words = [f"--group {group.name}={group.instance_type}:{group.count}" for group in self.groups]
+        # Without the flag, a job with data hosts chooses the number itself and would differ from the plan.
         if any(group.role == "data" for group in self.groups):
             words.append(f"--trainer-endpoints {self.local_endpoints}")
         if self.endpoints_per_host is not None:
@@ -94,6 +95,7 @@ class PlannedCluster:
     @property
     def instance_groups(self) -> str:
         """Argument for a SageMaker estimator. Empty if only a part of the groups are spot instances."""
+        # On SageMaker, all groups of a job are spot instances, or none.
         if any(group.is_spot for group in self.groups):
             return ""
         rows = "".join(f'    InstanceGroup("{g.name}", "{g.instance_type}", {g.count}),\n' for g in self.groups)
@@ -168,6 +170,7 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         ConfigError: If a type or price is missing, the profile is of another type than the trainer hosts or of too few
             or too disturbed steps, or no cluster satisfies the limits.
     """
+    # Check the figures and the options before anything is computed from them.
     options = options or PlanOptions()
     check_figures(profile)
     _check_measured(profile.training)
@@ -177,6 +180,7 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
     measured = replace(profile.training, instance_type=trainer.instance_type)
     profile = _resized(profile, trainer, options)
     is_resized = profile.training != measured
+    # Find the cluster.
     max_step_s = None
     if options.max_hours is not None and options.num_steps is not None:
         max_step_s = options.max_hours * 3600 / options.num_steps
@@ -190,6 +194,7 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         ),
         vcpu_speeds=options.vcpu_speeds,
         endpoints_per_host=options.endpoints_per_host,
+        # Without it, the measured step time was shown as that of a cluster with other numbers of hosts or ranks.
         measured=measured if is_resized else None,
     )
     note = resized_note(measured, profile.training) if is_resized else without_data_note
@@ -238,6 +243,7 @@ def _check_speeds(profile: Profile, catalogue: Catalogue, options: PlanOptions) 
     info = catalogue.find(trainer)
     if info is not None and info.vcpus is not None:
         used.update(machine.instance_type for machine in bigger_machines(catalogue, Machine.from_info(info)))
+    # A misspelt type, or the profiled one, was once ignored.
     for name, ratio in options.vcpu_speeds.items():
         info = catalogue.get(name)
         if name == reference and ratio != 1:
@@ -290,6 +296,8 @@ def _without_data_hosts(profile: Profile, trainer: Machine) -> tuple[Profile, st
     training = profile.training
     if not training.has_data_hosts:
         return profile, ""
+    # Such steps were once taken for those of the trainer hosts alone. A plan then said not to add data hosts where they
+    # save 55 %.
     number = max(training.num_local_processes, free_cpus(training, trainer), training.ranks_per_host)
     note = (
         "Data hosts made the batches of the profile. So the step time of the trainer hosts alone is modelled, with "
@@ -310,6 +318,7 @@ def _resized(profile: Profile, trainer: Machine, options: PlanOptions) -> Profil
                 "multiple"
             )
         ranks_per_host = options.num_ranks // num_hosts
+    # A plan for thousands of ranks did not end.
     if num_hosts * ranks_per_host > _MAX_RANKS:
         raise ConfigError(
             f"the plan is for {num_hosts} trainer hosts with {ranks_per_host} ranks each; expected at most "

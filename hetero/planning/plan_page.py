@@ -28,6 +28,7 @@ def plan_page(plan: Plan) -> str:
 
 
 def _headline(plan: Plan) -> str:
+    # An answer says what to do, then a colon, then the figures that decide it.
     what, colon, why = plan.answer.partition(": ")
     rest = f"{colon}<span>{html_text(why)}</span>" if colon else ""
     return f'<p class="command">Plan for <code>{html_text(plan.command)}</code></p>\n<h1>{html_text(what)}{rest}</h1>'

@@ -256,6 +256,7 @@ def check_figures(profile: Profile) -> None:
         raise ConfigError(f"the profile's {error}{_TO_DO}") from error
     training = profile.training
     supply = {f"supply[{index}].": each for index, each in enumerate(profile.supply)}
+    # A profile with -5 busy CPUs of a rank was a ZeroDivisionError. One with a step in ms gave a normal plan.
     for path, record in {"": profile, "training.": training, **supply}.items():
         for name, (unit, maximum) in _FIGURES.items():
             figure = getattr(record, name, None)
@@ -269,6 +270,7 @@ def check_figures(profile: Profile) -> None:
                 f"the profile's {path}.mean is {spread.mean:g} s; expected {_LEAST_S:g} s or more{_TO_DO}"
             )
     for path, each in supply.items():
+        # Numbers out of order ended with a ZeroDivisionError in the model.
         numbers = [point.num_processes for point in each.concurrency]
         if numbers != sorted(set(numbers)):
             found = f"{path}concurrency has {', '.join(map(str, numbers))} processes"

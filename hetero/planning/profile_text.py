@@ -46,6 +46,7 @@ def first_sentence(profile: Profile) -> str:
     if training.excess_share > MAX_EXCESS:
         return f"{excess_text(training.excess_share)}, so the profile gives no answer. Profile again {RUN_AGAIN}."
     if training.excess_share > SMALL_EXCESS:
+        # Other work takes CPU time, so the measured rate is a lower bound.
         disturbed, least = f"{excess_text(training.excess_share)}. ", "at least "
     num_ranks = training.num_hosts * training.ranks_per_host
     wanted = num_ranks * training.batch_samples / training.headspace_s.mean if training.headspace_s.mean else None
@@ -53,6 +54,7 @@ def first_sentence(profile: Profile) -> str:
     is_here = supply.instance_type == training.instance_type
     host = ("this host's" if training.num_hosts == 1 else "each host's") if is_here else f"the {supply.instance_type}'s"
     makes = f"{host} {counted(supply.vcpus, 'vCPU')} {'makes' if supply.vcpus == 1 else 'make'}"
+    # Rounded first, so that the words and the number agree. A wait below 2 % was once hidden.
     percent = f"{100 * share:.0f}"
     waits = "no step waits" if percent == "0" else f"{percent} % of each step is waiting"
     waits = f"with the job's data hosts, {waits}" if training.has_data_hosts else waits
@@ -66,6 +68,7 @@ def first_sentence(profile: Profile) -> str:
 def supply_rate(supply: SupplyProfile) -> float | None:
     """Return the samples per second that all CPUs of a host make, measured or computed from one process."""
     if supply.concurrency:
+        # Where processes wait for storage, a profile also measures more of them than CPUs.
         most = max((p for p in supply.concurrency if p.num_processes <= supply.vcpus), key=lambda p: p.num_processes)
         return most.samples_per_s / most.num_processes * supply.vcpus
     seconds = supply.sample_cpu_s.mean + supply.sample_wait_s.mean + supply.batch_cpu_s.mean

@@ -134,6 +134,7 @@ class Ranking:
                 "no cluster satisfies the limit of the cost, because the price of the trainer hosts is not known\n"
                 "  to do: give it with --price TYPE=USD, or leave out --max-usd-per-1k-steps"
             )
+        # Two limits that only different clusters satisfy gave an error that named no broken limit.
         both = ", although some satisfy each of them" if self._are_met_apart(entries) else ""
         return f"no cluster satisfies the limits{both}: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
 

@@ -124,6 +124,7 @@ def _refusal(found: Search, reason: str) -> str:
         case _:
             cost = _cost_text(best, base, names=False) if is_about_cost else ""
             change = best.prediction.step_s / base.prediction.step_s - 1
+            # A longer step was once "-764 % shorter".
             if change >= 0:
                 return (
                     f"Do not add data hosts: with the cheapest, {hosts_text(best.candidate)}, a step takes "
@@ -185,6 +186,7 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
             notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
     low, high = INTERVAL
     best = _cheapest_with_data(found)
+    # A "do not add" may be wrong too, so it also says with which chance.
     if chosen.candidate.data or best is None:
         chance, doubt = found.chance_to_pay, "this pays: the chance"
     else:
@@ -245,6 +247,7 @@ def form_text(form: str) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return a step time in ms or s with three digits."""
+    # From there on, three digits of ms would have an exponent: 1e+03 ms.
     if seconds < 0.9995:
         return f"{1000 * seconds:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
@@ -252,6 +255,7 @@ def seconds_text(seconds: float) -> str:
 
 def usd_text(usd: float) -> str:
     """Return an amount with three digits, or in whole dollars from 100."""
+    # Three digits of large amounts would have an exponent: 1.04e+05 instead of 104,321.
     return f"{usd:.3g}" if usd < 99.95 else f"{usd:,.0f}"
 
 

@@ -106,6 +106,7 @@ def search(
         local_endpoints=profile.training.num_local_processes,
     )
 
+    # All models share the timelines, so that each is computed once.
     timelines = Timelines(
         profile, vcpu_speeds=vcpu_speeds or {}, endpoints_per_host=endpoints_per_host, measured=measured
     )
@@ -123,6 +124,8 @@ def search(
     def rank(*, is_limited: bool = True) -> Ranking:
         quick = model(num_draws=0, is_limited=is_limited)
         ranking = Ranking(quick, constraints)
+        # The first candidate is the baseline. The candidates with data hosts begin with the best one without them, so
+        # the order matters.
         ranking.add(without_data(profile, base, bigger))
         if profile.has_registered_dataset:
             ranking.add(with_data(profile, quick, ranking.best_local(), menu))
@@ -131,6 +134,7 @@ def search(
         return ranking
 
     ranking = rank()
+    # Data hosts cannot build a data set whose factory is not registered.
     near = menu if profile.has_registered_dataset else ()
     chosen = Finals(ranking, model(), near).choose()
     prevented_by = ""

@@ -23,6 +23,7 @@ def processes_per_cpu(cpu_s: float, wait_s: float) -> float:
         cpu_s: CPU seconds of a sample.
         wait_s: Seconds that a sample waits, mostly for storage.
     """
+    # For each process that computes, wait / CPU time others wait meanwhile.
     return min(MOST_PROCESSES_PER_CPU, 1 + wait_s / cpu_s) if cpu_s > 0 else 1.0
 
 

@@ -27,6 +27,7 @@ class Forms:
             leaves = [leaf for leaf in self._profile.leaves if leaf.fits_uint8]
             wide = sum(leaf.bytes_per_sample for leaf in leaves)
             narrow = sum(leaf.bytes_per_sample / _ITEM_BYTES.get(leaf.dtype, 1) for leaf in leaves)
+            # The bytes on the network include a share of the header, so only the arrays' difference counts.
             return self._bytes - wide + narrow
         return self._bytes * next((codec.ratio for codec in self._profile.codecs if codec.name == form), 1.0)
 

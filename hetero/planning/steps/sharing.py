@@ -23,6 +23,7 @@ def fair_share(cpus: float, num_processes: int, each: float, num_threads: int, t
     if num_processes * each + num_threads * thread <= cpus:
         return 1.0
     equal = cpus / (num_processes + num_threads)
+    # The side that needs less than an equal share gets all it needs.
     if each < equal and num_threads:
         return min(1.0, (cpus - num_processes * each) / num_threads)
     if thread < equal and num_processes:

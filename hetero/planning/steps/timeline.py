@@ -168,6 +168,7 @@ class _Rank:
         self.number, self.host, self.used, self.window = number, host, used, window
         self.outstanding = dict.fromkeys(used, 0)
         self.loads = dict.fromkeys(used, 0)
+        # Below 0, so that endpoints that were never chosen come first, in this order.
         self.chosen = {endpoint: order - len(used) for order, endpoint in enumerate(used)}
         self.free = [(0, 0, self.chosen[endpoint], endpoint) for endpoint in used]
         self.choices = 0
@@ -183,6 +184,7 @@ class _Rank:
         """Return the endpoint for the next request."""
         free = self.free
         while True:
+            # A heap cannot change its entries. One that differs from the present counts is out of date.
             outstanding, load, chosen, endpoint = heapq.heappop(free)
             if (
                 outstanding == self.outstanding[endpoint]
@@ -209,6 +211,7 @@ class Timeline:
 
     def __init__(self, job: TimelineJob, hosts: Sequence[TimelineHost], *, is_long: bool = False) -> None:
         self.job = job
+        # Plans take a fifth less time since equal hosts share their paces.
         paces: dict[TimelineHost, dict[tuple[int, int, float], tuple[float, float]]] = {}
         self.hosts = [_Host(host, paces.setdefault(host, {})) for host in hosts]
         self.num_ranks = job.num_trainers * job.ranks_per_host
@@ -224,6 +227,7 @@ class Timeline:
         self.num_steps = max(_LEAST_STEPS, math.ceil(min(wanted, most / self.num_ranks)))
         self.epoch = job.steps_per_epoch or 10**9
         if self.epoch < self.num_steps:
+            # A part of an epoch would count its start, but not all of its steps.
             self.num_steps = round(self.num_steps / self.epoch) * self.epoch
         self.shape = _blocks(job.relative_s, self.num_steps * self.num_ranks + BLOCK)
         self.events: list[tuple[float, int, int, Any, int]] = []
@@ -251,6 +255,7 @@ class Timeline:
                 ranks.append(_Rank(number, host, list(range(first, first + own)), max(1, 2 * own)))
                 first += own
             return ranks
+        # The first endpoint of each host, then the second of each: a rank uses endpoints of many hosts.
         across = sorted(range(len(self.place)), key=lambda endpoint: self.place[endpoint][1])
         size = max(_LEAST_USED, -(-2 * len(across) // self.num_ranks))
         window = max(_LEAST_WINDOW, -(-2 * len(across) // self.num_ranks))
@@ -302,7 +307,8 @@ class Timeline:
                 rank.begin()
                 self._plan(rank)
             waiting = list(self.ranks)
-            while waiting:  # the ranks ask at the same time
+            # The ranks ask at the same time: each for one batch, then each for its next.
+            while waiting:
                 waiting = [rank for rank in waiting if self._request(rank, now_s)]
         for rank in self.ranks:
             rank.is_asking = True
@@ -328,6 +334,7 @@ class Timeline:
         if sequence != rank.next and sequence - rank.next >= self.job.window_batches and not self.job.is_own_loader:
             return False
         rank.requested += 1
+        # torch's loader gives its batches to the workers in turn.
         endpoint = rank.used[sequence % len(rank.used)] if self.job.is_own_loader else rank.choose()
         attempt = _Attempt(rank, sequence, endpoint, self.place[endpoint][0])
         if self.current[endpoint] is None:
@@ -344,6 +351,8 @@ class Timeline:
         rank.arrived.remove(rank.next)
         rank.next += 1
         rank.is_asking = False
+        # The rules of `WindowGrowth` in the reader: one place back with every sixteenth delivery, and more places when
+        # half of the window waits.
         rank.extra = max(0.0, rank.extra - 1 / 16)
         self._refill(rank, now_s)
         job, host = self.job, rank.host
@@ -385,6 +394,7 @@ class Timeline:
         work_s = attempt.host.host.batch_s * self.shape[number % len(self.shape)]
         if self.is_fresh[attempt.endpoint]:
             self.is_fresh[attempt.endpoint] = False
+            # Multiples of the golden ratio, modulo 1, are spread evenly, and need no random numbers.
             work_s *= attempt.endpoint * 0.6180339887498949 % 1
         heapq.heappush(attempt.host.busy, (attempt.host.done + work_s, next(self.count), attempt))
 
@@ -425,6 +435,7 @@ class Timeline:
         job, target = self.job, attempt.rank.host
         begin_s = max(now_s, target.in_free_s)
         target.in_free_s = begin_s + job.network_s
+        # Sending, the network and receiving overlap, so the slowest of them decides.
         at_s = max(target.in_free_s, now_s + attempt.host.host.sending_s, now_s + job.receive_s)
         self._push(at_s + _LATENCY_S, _ARRIVED, attempt)
 

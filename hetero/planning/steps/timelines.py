@@ -74,7 +74,9 @@ class Timelines:
         """Seconds of a step that local loading costs besides."""
         if measured is None:
             self.correction, self.residual_s = self._calibration()
-        else:  # the measured step time is that of the measured cluster
+        # The measured step time is that of the measured cluster.
+        else:
+            # The calibration once compared the measured step time with the timeline of the planned cluster.
             other = Timelines(
                 replace(profile, training=measured), vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host
             )
@@ -119,6 +121,7 @@ class Timelines:
             return None
         nbytes = self._forms.bytes_per_sample(form) * training.batch_samples
         encode_s, decode_s = self._forms.codec_s(form)
+        # Without data hosts no batch travels, so none is compressed.
         encode_s = encode_s if candidate.data else 0.0
         num_ranks = training.ranks_per_host * candidate.num_trainer_hosts
         job = TimelineJob(
@@ -126,6 +129,7 @@ class Timelines:
             ranks_per_host=training.ranks_per_host,
             steps_s=training.headspace_s.values,
             relative_s=self._relative_s,
+            # No step waits for the first batches of an epoch that are requested before it begins.
             steps_per_epoch=None if training.requests_ahead else training.steps_per_epoch,
             window_batches=window_batches(trainer, num_endpoints, nbytes, num_ranks, training.ranks_per_host),
             receive_s=_value(training.receive_cpu_s_per_gb) * nbytes * 1e-9 + decode_s * training.batch_samples,
@@ -216,6 +220,7 @@ class Timelines:
         self._relative_s = np.sort(changed).tolist()
         factor = 1 + len(slow) / len(relative_s) * (_SLOW_FACTOR - 1)
         self._figures.correct(factor)
+        # The timelines so far had other batch times.
         self._known.clear()
         return factor
 
@@ -227,6 +232,7 @@ class Timelines:
         samples = self._profile.supply[0].sample_cpu_s
         step_error = error_of_mean(self._training.step_s)
         sample_error = math.hypot(samples.variation / math.sqrt(samples.num_measured), SPEED_SPREAD)
+        # Two measurements of one figure, each weighted by the inverse of its variance.
         return sample_error**2 / (sample_error**2 + step_error**2)
 
 
