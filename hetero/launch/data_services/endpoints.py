@@ -70,6 +70,7 @@ def _changing_number(num_cpus: int, *, emulated: bool) -> Servers:
     """
     number = num_cpus
     if emulated:
+        # A number that divides the vCPUs, because all endpoints have equally many slots, and these are the vCPUs.
         number = max(count for count in range(1, _MAX_EMULATED_ENDPOINTS + 1) if num_cpus % count == 0)
     return Servers(number=number, num_at_start=0, num_slots=num_cpus // number)
 

@@ -77,7 +77,8 @@ class TfData(DataService):
 
 def service_options(facts: HostFacts) -> ServiceOptions:
     """Return the settings of a host's pool of servers."""
-    from hetero.pool.tf_pool import ServiceOptions  # imports NumPy, as in `TfData.make_pool`
+    # This module imports NumPy, as in `TfData.make_pool`.
+    from hetero.pool.tf_pool import ServiceOptions
 
     options, servers, timings = facts.options, facts.servers, facts.timings
     has_dispatcher = facts.name == servers.dispatcher_host
@@ -160,7 +161,8 @@ class TfDataWatch:
         return self._cause(
             "the dispatcher of tf.data.service was started again and has lost the datasets of this run; "
             "give --tf-work-dir to keep them in a journal",
-            of_rank=True,  # restarted ranks register their datasets with the new dispatcher
+            # Restarted ranks register their datasets with the new dispatcher.
+            of_rank=True,
         )
 
     def _waits_in_vain(self, records: Sequence[EndpointRecord], reports: Sequence[RankReport]) -> Cause | None:
@@ -173,9 +175,11 @@ class TfDataWatch:
         present = Counter(record.host for record in records if record.kind == TF_WORKER)
         missing = [host for host, number in self._servers.workers.items() if present[host] < number]
         now_s = self._clock()
+        # Only ranks that still wait are kept.
         before, self._waiting = self._waiting, {}
         for report in reports:
             if report.waiting and missing:
+                # A step that has begun since then means that a batch came, so this wait is another one.
                 steps = sum(report.steps_started.values())
                 is_same = report.rank in before and before[report.rank][0] == steps
                 since_s = before[report.rank][1] if is_same else now_s
