@@ -152,6 +152,7 @@ class Launchers:
             if time.monotonic() >= kill_s and (running := self._running()):
                 logger.warning("%.0f s after the request to stop: killing %s", self._kill_after_s, ", ".join(running))
                 self._kill()
+        # The relay ends before the cause is logged, so that the cause is the last line.
         self._relay.close()
         self._status.clear()
         return self._exit_code()
@@ -205,6 +206,7 @@ class Launchers:
         The status of a data host does not count, because a job may succeed although it loses a data host.
         """
         statuses = [
+            # An abandoned launcher has no status, and counts as killed.
             (host, -signal.SIGKILL if host.name in self._abandoned else self._processes[host.name].returncode)
             for host in self._hosts
         ]

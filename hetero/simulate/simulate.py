@@ -105,6 +105,7 @@ def simulate(
         raise ConfigError("--tls makes certificates, and --tls-dir names existing ones; give one of them")
     cluster = _describe(groups, options)
     types = [group.instance_type for group in groups]
+    # A --vcpus that no group uses was once ignored.
     if unused := next((name for name in vcpus if name not in types), None):
         raise ConfigError(
             f"--vcpus {unused}={vcpus[unused]}: no group has that type; expected one of {', '.join(types)}"
@@ -303,6 +304,7 @@ def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[Si
             name=host.name,
             group=host.group,
             role=host.role,
+            # The block's first address is its lock, see `_lock_block`.
             address=f"{network}.{index + 2}",
             root=output_dir / "hosts" / host.name,
         )
@@ -356,6 +358,7 @@ def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping
     )
     known = catalogue.find(group.instance_type)
     if options.emulate_sample_s is None:
+        # Only a warning: without emulation the number of vCPUs has no part in the run, and just its costs are missing.
         if known is None:
             logger.warning("group %s: %s", group.name, catalogue.explain(group.instance_type))
         return None
@@ -374,6 +377,7 @@ def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping
 def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
     """Copy the report or the profile from the folder of the host that wrote it to the top of the output folder."""
     for name in ("report.json", "report.md", PROFILE_FILE_NAME, TEXT_FILE_NAME):
+        # Otherwise a profile run that failed would show the page of an earlier one.
         (output_dir / name).unlink(missing_ok=True)
         for host in hosts:
             source = folders_below(host.base_dir).output / host.name / name
