@@ -74,6 +74,7 @@ def image_hardware(image: str) -> str | None:
     words = set(re.split(r"[^a-z0-9]+", image.rpartition("/")[2].lower()))
     if any(word.startswith("neuron") for word in words):
         return "neuron"
+    # The tags of AWS's images name CUDA, for example cu124.
     if "gpu" in words or any(re.fullmatch(r"cu(da)?[0-9]{2,3}", word) for word in words):
         return "gpu"
     return "cpu" if "cpu" in words else None

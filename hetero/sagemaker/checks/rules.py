@@ -150,6 +150,8 @@ def channels_without_data_hosts(request: TrainingRequest) -> Iterator[Problem]:
         for channel in request.channels
         if channel.groups and all(roles.get(name) is Role.TRAINER for name in channel.groups)
     ]
+    # Such a job passed the check once, and its data hosts failed after it had begun. Only a warning, because a channel
+    # may be for the ranks alone.
     if data_groups and missed:
         yield Problem(
             f"no data host gets the channels {_listed(missed)}, and data hosts build the data set",
@@ -203,6 +205,7 @@ def unlimited_run(request: TrainingRequest) -> Iterator[Problem]:
             f"done. It still bills {hosts} for that hour",
             "set StoppingCondition(max_runtime_in_seconds=...) to the expected time plus a margin, but not to 3600",
         )
+    # With version 3, whose default is an hour, a day is the user's own choice.
     elif seconds is None or (seconds == SDK_MAX_RUN_S and not is_v3):
         yield Problem(
             f"a job that hangs ends only after the default of {SDK_MAX_RUN_S} s. The service bills a day of {hosts}",
@@ -213,11 +216,13 @@ def unlimited_run(request: TrainingRequest) -> Iterator[Problem]:
 def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
     """Report a volume size for types with local storage, which get no volume."""
     size = volume_gb(request)
+    # The SDK itself states 30 GB, so this size is no wish of the user.
     if size in (0, SDK_VOLUME_GB):
         return
     storage = {group: storage_gb(group) for group in request.groups}
     local = [group for group in request.groups if storage[group]]
     small = [group for group in local if (storage[group] or 0) < size]
+    # A group with EBS uses the size. Then it matters only to groups whose local storage is smaller.
     for group in small or (local[:1] if len(local) == len(request.groups) else []):
         yield Problem(
             f"the request has a volume of {size} GB, but {group.instance_type} of group {group.name!r} gets no volume. "
@@ -328,6 +333,7 @@ def local_types(request: TrainingRequest) -> Iterator[Problem]:
 
 def unclear_roles(request: TrainingRequest) -> Iterator[Problem]:
     """Report groups whose roles are unclear, and jobs without a group that prepares data."""
+    # `group_names` reports equal names. A job of one group has no roles to assign.
     if len({group.name for group in request.groups}) < max(2, len(request.groups)):
         return
     try:

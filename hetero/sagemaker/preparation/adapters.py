@@ -140,6 +140,7 @@ class _Estimator(Adapter):
         return Code(folder=_local_folder(estimator.source_dir), script=_text(estimator.entry_point, "entry_point"))
 
     def hyperparameters(self) -> Mapping[str, Any]:
+        # Not hyperparameters(), which encodes all values in the classes of frameworks.
         found: Mapping[str, Any] = self._estimator._hyperparameters or {}
         return found
 

@@ -96,6 +96,7 @@ def prepare(
     origin = _origin(adapter, script)
     code = origin.code
     module = options.get("module", adapter.hyperparameters().get("hetero_module", False))
+    # A hyperparameter that the SDK has encoded as JSON may have quotes.
     is_module = str(module).strip('"').lower() in ("true", "yes", "on", "1")
     script_path = _module_path(origin) if is_module else _script_path(origin)
     ours = _parameters(script_path.name if code.folder is None else origin.script, adapter, options)
@@ -165,6 +166,7 @@ def _module_path(origin: _Origin) -> Path:
         raise ConfigError(
             f"the module {name!r} needs a source folder\n  Give the estimator a source_dir that contains its package."
         )
+    # Found without an import, because importing a package could start threads or CUDA.
     path = folder.joinpath(*name.split("."))
     for file in (path.with_suffix(".py"), path / "__main__.py"):
         if all(part.isidentifier() for part in name.split(".")) and file.is_file():
@@ -220,7 +222,8 @@ def _copy_code(code: Code, script: Path, target: Path) -> None:
 
     try:
         shutil.copytree(code.folder, target, ignore=left_out, copy_function=copy)
-    except OSError as error:  # includes shutil.Error
+    # shutil.Error is an OSError too.
+    except OSError as error:
         raise ConfigError(f"cannot copy the code in {code.folder}: {str(error)[:300]}") from error
     # Reject code with files under hetero's names, and ignore patterns that exclude the script.
     for name in (LAUNCHER_NAME, STAGED_FOLDER):

@@ -44,6 +44,7 @@ def build_wheel(folder: Path) -> Path:
     members[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: hetero\nRoot-Is-Purelib: true\nTag: {_TAG}\n".encode()
     members[f"{info}/entry_points.txt"] = _entry_points().encode()
     record = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in members.items()]
+    # RECORD lists itself too, without digest and size.
     members[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
     # Write the archive.
     path = folder / f"hetero-{__version__}-{_TAG}.whl"
@@ -57,6 +58,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def _package_files(package: Path) -> Iterator[tuple[str, bytes]]:
+    # Sorted, so that the same files produce the same bytes.
     for path in sorted(package.rglob("*")):
         if path.is_file() and (path.suffix in _SUFFIXES or path.name == "py.typed"):
             yield f"{package.name}/{path.relative_to(package).as_posix()}", path.read_bytes()
@@ -92,7 +94,8 @@ def _read_project(path: Path) -> dict[str, Any] | None:
     """
     try:
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10
+    # Python 3.10 has no tomllib.
+    except ModuleNotFoundError:
         return None
     if not path.is_file():
         return None
