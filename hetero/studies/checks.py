@@ -56,6 +56,7 @@ def check_study(plan: StudyPlan, catalogue: Catalogue, *, selected: StudyPlan | 
     """
     return [
         Finding(number=number, severity=severity, found=found, fix=fix)
+        # Only the budget is about the runs that are to be executed. The other checks are about the whole design.
         for number, check in CHECKS.items()
         for severity, found, fix in check(selected or plan if number == "ST-11" else plan, catalogue)
     ]
@@ -294,6 +295,7 @@ def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     texts += [text for cell in plan.cells for text in cell.settings.channels.values()]
     texts += [*study.settings.groups, *(text for each in _level_settings(study) for text in each.groups)]
     named = placeholders(texts)
+    # A factor also acts through the quantities that follow from it.
     acting = {
         "learning_rate_rule": {"learning_rate"},
         "samples": {"samples", "training_samples", "epochs", "steps"},
@@ -366,6 +368,7 @@ def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         ("hours", plan.study.budget.hours, total_h, "hours"),
         ("usd", plan.study.budget.usd, total_usd, "USD"),
     ):
+        # A budget that is exactly the sum suffices, whatever the rounding of the sum.
         if limit is not None and total > limit * (1 + 1e-9):
             yield (
                 ERROR,

@@ -135,6 +135,7 @@ def num_hosts(settings: Settings) -> int:
     """Return the hosts of the job that train."""
     if settings.groups:
         return sum(count for _, count in trainer_groups(settings))
+    # The levels 1, 2 and 4 of a SageMaker study without groups were once 1 in all runs.
     return _whole("hosts", settings.values) if "hosts" in settings.values else 1
 
 
@@ -182,6 +183,7 @@ def _together(
     changed = {}
     for name, value in derived.items():
         if name in given and given[name] != value:
+            # A derived quantity once replaced a stated one without a word.
             if name not in may_change:
                 raise ConfigError(
                     f"{name}: found {given[name]}, but {value} follows from {_SOURCES[name]}\n"
@@ -227,6 +229,7 @@ def _derived(
         # Decimal digits as written: 0.9 is nine tenths here, not the nearest binary number.
         share = study.constraints.train_share
         samples = Fraction(math.floor(_number("samples", stated) * Fraction(str(share))))
+        # A train_share that leaves no sample was a ZeroDivisionError.
         if samples < 1:
             raise ConfigError(
                 f"samples: found {stated['samples']} with train_share {share:g}, which leaves no sample to train with\n"
@@ -265,6 +268,8 @@ def _duration(
         missing = [name for name, value in needed.items() if value is None]
         if missing or samples is None or batch is None or smallest is None:
             raise ConfigError(f"constraints.{missing[0]}: missing, needed to fix the number of steps")
+        # The stated steps are those of the smallest batch. For the same samples, the published study has 84,375 on one
+        # GPU and 2,637 on 32.
         steps = _number("steps", stated) * smallest / batch
         return {"steps": math.floor(steps + Fraction(1, 2)), "epochs": _level(steps * batch / samples)}
     if "epochs" in stated and samples is not None and batch is not None:
@@ -276,6 +281,7 @@ def _duration(
 def _learning_rate(stated: Mapping[str, Level], ratio: Fraction) -> float:
     base = float(_number("learning_rate", stated))
     rule = stated.get("learning_rate_rule", "kept")
+    # The published study has sqrt(32) x 5e-5 = 2.83e-4 on 32 GPUs.
     factor = {"kept": 1.0, "sqrt": math.sqrt(ratio), "linear": float(ratio)}[str(rule)]
     return base * factor
 

@@ -87,6 +87,7 @@ class _ChildExecutor:
             job = Job(commands, self._environment(run), log)
             with self._lock:
                 self._job = job
+                # The request to stop may have come before there was a job.
                 if self._is_stopped:
                     job.stop()
             try:
@@ -231,6 +232,7 @@ class LaunchExecutor(_ChildExecutor):
             command = _with_script([*command, *_flags(run, without=("cluster_file", "host"))], run)
             if host != cluster.current_host:
                 variables = [f"{name}={value}" for name, value in self._environment(run).items()]
+                # By ssh, a command begins in the home folder and has none of this process's variables.
                 line = shlex.join(["cd", str(Path.cwd())]) + " && " + shlex.join(["env", *variables, *command])
                 command = [*(word.replace("{host}", host) for word in self._start), line]
             commands.append(command)
@@ -305,6 +307,7 @@ def _add(values: list[LoggedMetric], value: LoggedMetric) -> None:
     """Add a value. Every second value of the longest series is dropped if there are too many."""
     values.append(value)
     if len(values) > MAX_METRICS:
+        # Once only the first 100,000 values were kept, and the final loss was missing.
         values[:] = thinned(values, MAX_METRICS)
 
 
@@ -332,6 +335,7 @@ def result_of(
     report = report_in(folder)
     billed_s = wall_s if report is None else report.run.wall_s
     metrics = [*(logged.lines if report is None else report.run.metrics), *logged.found]
+    # As in a shell, a process that a signal ended has 128 + the number of the signal.
     exit_code = status if status >= 0 else 128 - status
     return RunResult(
         run_id=run.run_id,
@@ -367,6 +371,7 @@ def phases_of(report: Report) -> dict[str, float]:
 def _cause(status: int, tail: Sequence[str]) -> str:
     """Return why a run failed: hetero's own words, or the end of the output."""
     own = [match.group() for line in tail if (match := _CAUSE.search(line))]
+    # The text HET-00 in a line of the script is no code of hetero.
     coded = [text for text in own if stated_code(text) is not None]
     last = next((line for line in reversed(tail) if line.strip()), "")
     text = coded[0] if coded else last or describe_exit_status(status)

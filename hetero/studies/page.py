@@ -139,6 +139,7 @@ def _time_text(values: Sequence[float], excess: float) -> str:
     found = interval_of(values, is_positive=True)
     if found is not None and excess > 0:
         low, high = found.low or found.mean, found.high or found.mean
+        # Other work only lengthens a run, so only the lower end moves.
         found = None if excess > MAX_EXCESS else replace(found, low=(1 - excess) * low, high=high)
     return _interval_text(found, ".4g")
 
@@ -185,6 +186,7 @@ def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
 def _chooses_size(factor: Factor, plan: StudyPlan) -> bool:
     """Return whether a factor only chooses the size of the cluster. Its levels are then on the axis of the ranks."""
     if not factor.settings:
+        # Numbers in the text of a group are shown by the ranks already.
         sizes = {"ranks", "hosts", *placeholders(plan.study.settings.groups)}
         return factor.is_numeric and factor.name in sizes
     rest = [_without_size(settings) for settings in factor.settings.values()]

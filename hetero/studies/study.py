@@ -81,6 +81,7 @@ class Preparation:
 
     def check_start(self) -> None:
         """Raise `ConfigError` if a run cannot start on this host, for example because its script does not exist."""
+        # These were found when their run began, perhaps after hours.
         missing = list(dict.fromkeys(_missing(self.plan)))
         if missing:
             listed = "\n  ".join(missing[:_MAX_MISSING])
@@ -229,6 +230,7 @@ def identity_of(study: Study) -> dict[str, Any]:
     every = [study.settings, *(each for factor in study.factors for each in factor.settings.values())]
     is_module = any(settings.options.get("module") for settings in every)
     script = find_script(study.script, is_module=True) if is_module else study.script_path
+    # Runs before and after an edit of the script are not comparable. A canary once forecast from both.
     return {"script": study.script, "content of the script": digest_of_script(script), **found}
 
 
@@ -287,6 +289,7 @@ def run_study(
             with contextlib.suppress(ConfigError):
                 write_results(preparation, read_results(preparation.whole.runs, folder, identity=identity), folder)
         raise
+    # Of the whole study. A start with --only once left only its own runs in the table and the page.
     write_results(preparation, read_results(preparation.whole.runs, folder, identity=identity), folder)
     return results
 

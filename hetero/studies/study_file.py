@@ -297,6 +297,7 @@ def _factor(name: object, value: object) -> Factor:
     path = f"factors.{printable(str(name), max_chars=60)}"
     name = _name(name, path)
     if isinstance(value, Mapping):
+        # The level 5e-5 once lost its settings, because the level was a number and the key of its settings a text.
         levels = tuple(level_of(key, f"{path}.{key}") for key in value)
         settings = {
             level: _settings(mapping(each or {}, f"{path}.{key}"), f"{path}.{key}.")
@@ -319,6 +320,7 @@ def _name(value: object, path: str) -> str:
     """Return the name of a factor or of a further quantity, which becomes a column of the results."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ConfigError(f"{path}: expected a name of letters, digits and _ that does not start with a digit")
+    # A factor with such a name once replaced the column.
     if value in RESERVED:
         raise ConfigError(
             f"{path}: {value} is a column of the results, expected another name\n"
@@ -467,6 +469,7 @@ def _resolved(options: Mapping[str, object]) -> LaunchOptions:
 def _environment(value: object, path: str) -> Mapping[str, str]:
     found = texts_of(value, path)
     for name in found:
+        # Such a name failed when the first run started.
         if not name or "=" in name or "\0" in name:
             shown = printable(repr(name), max_chars=60)
             raise ConfigError(f"{path}: found the name {shown}, expected a name of a variable, without =")
