@@ -128,8 +128,10 @@ def is_user_class(kind: type) -> bool:
 
 def user_modules() -> list[ModuleType]:
     """Return the script and the user's other modules that are imported."""
+    # Where the script is a module of its own, __main__ is another program. Its globals may have the same names.
+    others = set(SCRIPT_NAMES) - {SCRIPT_MODULE} if SCRIPT_MODULE in sys.modules else set()
     # Some libraries put None or other objects there.
-    modules: list[Any] = list(sys.modules.values())
+    modules: list[Any] = [module for name, module in list(sys.modules.items()) if name not in others]
     return [each for each in modules if isinstance(each, ModuleType) and _is_user(vars(each))][:_MAX_ITEMS]
 
 
