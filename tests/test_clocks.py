@@ -20,7 +20,6 @@ LABELS = {
     "launch/host.py: time.time",  # when the job began, for the report
     "launch/profiling.py: datetime.datetime.now",  # when a profile was measured
     "metrics/logged.py: time.time",  # when the script logged a metric
-    "sagemaker/canaries/rehearsing.py: datetime.datetime.now",  # when a rehearsed canary began
     "sagemaker/study_executor.py: datetime.datetime.now",  # when a run was submitted
     "sagemaker/study_executor.py: time.gmtime",  # part of a training job's name
     "sagemaker/study_executor.py: time.strftime",  # likewise
