@@ -41,7 +41,6 @@ from hetero.metrics.hosts import HostSampler
 from hetero.pool.pool import EndpointPool
 from hetero.report.model import JoinedFacts
 from hetero.system import logs
-from hetero.system.cpu_pressure import CpuPressure
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.system.stop_signals import SHIELD_VARIABLE
@@ -227,8 +226,6 @@ class LaunchedHost:
             num_ranks=self.placement.num_ranks,
             max_endpoints=servers.number,
             slots_per_endpoint=servers.num_slots,
-            # Simulated hosts share the CPUs of one machine, whose pressure does not describe one of them.
-            pressure=CpuPressure().share if self.placement.usage_scope == "host" else lambda: None,
             publish=lambda number: self.hub.update(trainer_endpoints=number),
             memory=HostMemory(),
         )

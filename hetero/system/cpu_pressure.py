@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CpuPressure", "CpuReading", "TaskWaits", "pressure_between", "read_cpus", "stolen_between"]
+__all__ = ["CpuReading", "TaskWaits", "pressure_between", "read_cpus", "stolen_between"]
 
-_WINDOW_S = 5.0
-_MIN_WINDOW_S = 1.0
 _BUSY = 0.9
 """CPU use above which CPUs count as short, if the kernel does not measure the pressure."""
 _WAITED = re.compile(r"^some .*\btotal=(\d+)", re.MULTILINE)
@@ -100,31 +97,6 @@ class TaskWaits:
     def total_s(self) -> float | None:
         """The total, or None if the kernel counts no waits."""
         return self._total_ns / 1e9 if self._total_ns else None
-
-
-class CpuPressure:
-    """The CPU pressure over the last five seconds, see `pressure_between`. For one thread.
-
-    Args:
-        proc: Folder of the kernel's files.
-        clock: Returns monotonic seconds.
-    """
-
-    def __init__(self, proc: Path = Path("/proc"), *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._proc = proc
-        self._clock = clock
-        self._readings: deque[CpuReading] = deque()
-
-    def share(self) -> float | None:
-        """Take a reading. Return the pressure, None before two readings that are a second apart or without figures."""
-        last = read_cpus(self._proc, clock=self._clock)
-        if last is None:
-            return None
-        self._readings.append(last)
-        while len(self._readings) > 2 and self._readings[1].at_s <= last.at_s - _WINDOW_S:
-            self._readings.popleft()
-        first = self._readings[0]
-        return None if last.at_s - first.at_s < _MIN_WINDOW_S else pressure_between(first, last)
 
 
 def _waited_s(proc: Path) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,8 +31,8 @@ def test_job_that_waits_for_data_adds_endpoints_and_trains_on_the_same_batches(s
     # What it decided is in the log and in the report.
     run = auto.report()["run"]
     first, second = decisions(auto)[:2]
-    assert ": from 0 to 1, because a step of " in first
-    assert ": from 1 to 2, because a step takes " in second
+    assert re.search(r": from 0 to [1-8], because a step of ", first)
+    assert re.search(r", because a step takes .* endpoints? and .* with 0, and waits ", second)
     assert f"INFO trainer endpoints: {first}" in auto.output
     assert f"- {first}" in (auto.directory / "run" / "report.md").read_text()
     assert run["placement"] == "hybrid"
@@ -75,7 +76,7 @@ def test_trainer_host_without_the_data_adds_an_endpoint_that_is_not_used(start_j
     )
     assert job.wait() == 0, job.output
     assert "endpoint algo-2/0 joined later and is not used" in job.output
-    assert [text for text in decisions(job) if "from 1 to 2" in text] == []
+    assert len(decisions(job)) == 1, "nothing is measured until the ranks use what was added"
 
 
 def test_two_trainer_hosts_run_the_number_that_the_first_decides(start_job: StartJob) -> None:
@@ -90,5 +91,6 @@ def test_two_trainer_hosts_run_the_number_that_the_first_decides(start_job: Star
         args=["--gloo", *STEPS],
     )
     assert job.wait() == 0, job.output
-    assert ": from 0 to 1, because a step of " in decisions(job)[0]
-    assert "trainer endpoints: from 0 to 1, as algo-2 decided" in job.output
+    added = re.search(r": from 0 to ([1-8]), because a step of ", decisions(job)[0])
+    assert added is not None
+    assert f"trainer endpoints: from 0 to {added[1]}, as algo-2 decided" in job.output

@@ -82,7 +82,9 @@ class JobModel:
         self.controller: Controller | None = None
         self.decisions: list[Decision] = []
         self.steps: list[StepTime] = []
-        self._random = random.Random(zlib.crc32(cell.name.encode()) + seed)
+        # A stream for batches and one for steps, so that all placements of a seed see the same batches and steps.
+        self._batch_random = random.Random(zlib.crc32(cell.name.encode()) + seed)
+        self._step_random = random.Random(zlib.crc32(cell.name.encode()) - 1 - seed)
         self._now_s = 0.0
         self._slots = [Slot(False) for _ in range(cell.remote_slots * has_data_hosts)]
         self._slots += [Slot(True) for _ in range(local)]
@@ -169,20 +171,16 @@ class JobModel:
 
     def _batch_s(self, slot: Slot, number: int) -> float:
         while len(self._batch_factors) <= number:
-            self._batch_factors.append(self._factor(self.cell.spread))
+            self._batch_factors.append(_factor(self._batch_random, self.cell.spread))
         batch_s = self.cell.batch_s * self._batch_factors[number]
         return batch_s / self.cell.local_speed * max(1.0, self._load()[1]) if slot.is_local else batch_s
 
     def _compute_s(self, number: int) -> float:
         while len(self._step_factors) <= number:
-            self._step_factors.append(self._factor(self.cell.step_spread))
+            self._step_factors.append(_factor(self._step_random, self.cell.step_spread))
         busy, wanted = self._load()
         slowdown = self.cell.sensitivity * max(0.0, wanted - 1) + self.cell.memory * busy
         return self.cell.compute_s * self._step_factors[number] * (1 + slowdown)
-
-    def _factor(self, spread: float) -> float:
-        sigma = math.sqrt(math.log(1 + spread**2))
-        return self._random.lognormvariate(-(sigma**2) / 2, sigma)
 
     def _report(self, steps: list[StepTime]) -> None:
         if self.controller is None:
@@ -193,12 +191,10 @@ class JobModel:
                 self._slots.remove(slot)
         local = [slot for slot in self._slots if slot.is_local]
         serving = [slot for slot in self._slots if not slot.is_leaving and slot.from_s <= self._now_s]
-        _, wanted = self._load()
         now = Conditions(
             num_used=sum(slot.used_at_s <= self._now_s and not slot.is_leaving for slot in local),
             num_running=len(local),
             num_slots=len(serving),
-            pressure=min(1.0, max(0.0, 3 * (wanted - 0.9))),
         )
         decision = self.controller.observe(steps, now)
         if decision is None:
@@ -211,9 +207,15 @@ class JobModel:
             self._slots.append(Slot(True, from_s=self._now_s + START_S))
 
 
-def run_fixed(cell: Cell, *, local: int, has_data_hosts: bool = True, num_steps: int = 1200) -> JobModel:
+def _factor(draw: random.Random, spread: float) -> float:
+    """Return a factor with the mean 1 and a coefficient of variation."""
+    sigma = math.sqrt(math.log(1 + spread**2))
+    return draw.lognormvariate(-(sigma**2) / 2, sigma)
+
+
+def run_fixed(cell: Cell, *, local: int, has_data_hosts: bool = True, num_steps: int = 1200, seed: int = 0) -> JobModel:
     """Return a job with a fixed number of trainer endpoints, after its last step."""
-    model = JobModel(cell, local=local, has_data_hosts=has_data_hosts)
+    model = JobModel(cell, local=local, has_data_hosts=has_data_hosts, seed=seed)
     model.run(num_steps)
     return model
 

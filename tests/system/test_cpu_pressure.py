@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.system.cpu_pressure import CpuPressure, TaskWaits, pressure_between, read_cpus, stolen_between
+from hetero.system.cpu_pressure import CpuReading, TaskWaits, pressure_between, read_cpus, stolen_between
 
 
 class Proc:
@@ -23,8 +23,10 @@ class Proc:
     def stat(self, busy: int, idle: int, stolen: int = 0) -> None:
         (self.folder / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 {stolen} 0 0\ncpu0 1 2 3\n")
 
-    def pressure(self) -> CpuPressure:
-        return CpuPressure(self.folder, clock=lambda: self.now_s)
+    def read(self) -> CpuReading:
+        found = read_cpus(self.folder, clock=lambda: self.now_s)
+        assert found is not None
+        return found
 
 
 @pytest.fixture
@@ -34,40 +36,25 @@ def proc(tmp_path: Path) -> Proc:
 
 def test_pressure_is_the_share_of_time_in_which_a_process_waited(proc: Proc) -> None:
     proc.psi(10.0)
-    pressure = proc.pressure()
-    assert pressure.share() is None
+    first = proc.read()
     proc.now_s += 2.0
     proc.psi(10.5)
-    assert pressure.share() == pytest.approx(0.25)
-
-
-def test_pressure_forgets_what_is_older_than_its_window(proc: Proc) -> None:
-    proc.psi(0.0)
-    pressure = proc.pressure()
-    for second in range(1, 20):
-        proc.now_s += 1.0
-        proc.psi(min(second, 8))  # waited all the time for eight seconds, then not at all
-        found = pressure.share()
-    assert found == 0.0
+    assert pressure_between(first, proc.read()) == pytest.approx(0.25)
 
 
 def test_pressure_without_the_kernels_figures_comes_from_the_cpu_use(proc: Proc) -> None:
     proc.stat(1000, 1000)
-    pressure = proc.pressure()
-    assert pressure.share() is None
+    first = proc.read()
     proc.now_s += 2.0
     proc.stat(1180, 1020)
-    assert pressure.share() == pytest.approx(0.0, abs=1e-9)
+    assert pressure_between(first, proc.read()) == pytest.approx(0.0, abs=1e-9)
     proc.now_s += 2.0
     proc.stat(1370, 1030)
-    assert pressure.share() == pytest.approx(0.25)  # busy for 92.5 % of four seconds
+    assert pressure_between(first, proc.read()) == pytest.approx(0.25)  # busy for 92.5 % of four seconds
 
 
-def test_pressure_is_unknown_without_any_figures(proc: Proc) -> None:
-    pressure = proc.pressure()
-    assert pressure.share() is None
-    proc.now_s += 9.0
-    assert pressure.share() is None
+def test_host_without_the_kernels_files_has_no_reading(proc: Proc) -> None:
+    assert read_cpus(proc.folder) is None
 
 
 def test_stolen_time_is_a_share_of_the_wanted_time(proc: Proc) -> None:
@@ -104,9 +91,6 @@ def test_waits_of_threads_are_counted_after_they_have_ended(proc: Proc) -> None:
 
 
 def test_pressure_of_this_machine_is_a_share() -> None:
-    now_s = [0.0]
-    pressure = CpuPressure(clock=lambda: now_s[0])
-    pressure.share()
-    now_s[0] = 1e9
-    found = pressure.share()
-    assert found is None or 0.0 <= found <= 1.0
+    first, last = read_cpus(clock=lambda: 0.0), read_cpus(clock=lambda: 1e9)
+    if first is not None and last is not None:
+        assert 0.0 <= pressure_between(first, last) <= 1.0

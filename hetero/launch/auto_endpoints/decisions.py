@@ -48,8 +48,6 @@ class Conditions:
     """Endpoint processes of this host, without removed ones that have answered their requests."""
     num_slots: int
     """Batches that all endpoints of the job, on all hosts, compute at the same time."""
-    pressure: float | None = None
-    """CPU pressure of this host in [0, 1], see `hetero.system.cpu_pressure`. None if it is not known."""
 
 
 class Phase(enum.Enum):
@@ -57,33 +55,17 @@ class Phase(enum.Enum):
 
     Transitions::
 
-        WARMUP    --some steps--> BASELINE
-        BASELINE  --steps do not wait for data--> SETTLED
-        BASELINE  --steps wait--> STARTING, adds an endpoint
-        STARTING  --ranks use the added endpoints--> TRIAL
-        STARTING  --no rank uses them--> SETTLED, removes them
-        TRIAL     --steps are longer--> RECHECK, removes the added endpoints
-        TRIAL     --steps still wait, and more endpoints are possible--> STARTING, adds endpoints
-        TRIAL     --otherwise, or steps are not shorter and CPUs are short--> CHECK
-        RECHECK   --more endpoints are possible--> STARTING, adds endpoints
-        RECHECK   --otherwise--> CHECK, or SETTLED without endpoints
-        CHECK     --steps are shorter than in BASELINE, but still wait--> STARTING, adds endpoints
-        CHECK     --steps are shorter, and more endpoints are not possible or not needed--> SETTLED
-        CHECK     --steps are not surely shorter, and still wait--> SETTLED, which checks again later
-        CHECK     --otherwise--> REVIEW, removes all endpoints
-        STARTING  --this host has no memory for any of the added endpoints--> CHECK, or SETTLED without endpoints
-        REVIEW    --steps are longer without them--> SETTLED, adds them again
-        REVIEW    --otherwise--> SETTLED
-        SETTLED   --the later check finds that steps are not shorter--> SETTLED, removes all endpoints
-        SETTLED   --the step time has changed much--> WARMUP, removes all endpoints
-        any       --steps of another loader are observed--> WARMUP, removes all endpoints
+        STARTING   --ranks use the endpoints, and removed ones have ended--> MEASURING
+        STARTING   --no rank uses the added endpoints--> SETTLED, removes them
+        STARTING   --this host has no memory for any of the added endpoints--> SETTLED
+        MEASURING  --another number may be better--> STARTING, adds or removes endpoints
+        MEASURING  --otherwise--> SETTLED, with the best number
+        SETTLED    --conditions have changed--> STARTING, removes all endpoints
+        any        --steps of another loader are observed--> STARTING, removes all endpoints
+
+    The first measurement of a search is the one without endpoints.
     """
 
-    WARMUP = "warm-up"
-    BASELINE = "baseline"
     STARTING = "starting"
-    TRIAL = "trial"
-    RECHECK = "recheck"
-    CHECK = "check"
-    REVIEW = "review"
+    MEASURING = "measuring"
     SETTLED = "settled"

@@ -56,7 +56,6 @@ class TrainerEndpoints:
         num_ranks: Ranks of each trainer host.
         max_endpoints: Largest number of endpoints of this host.
         slots_per_endpoint: Batches that an endpoint computes at the same time.
-        pressure: Returns the CPU pressure of this host, or None if it is not known.
         publish: Called with a decided number, to send it to the other hosts.
         memory: The memory of this host.
     """
@@ -70,7 +69,6 @@ class TrainerEndpoints:
         num_ranks: int,
         max_endpoints: int,
         slots_per_endpoint: int,
-        pressure: Callable[[], float | None],
         publish: Callable[[int], None],
         memory: HostMemory,
     ) -> None:
@@ -80,7 +78,6 @@ class TrainerEndpoints:
         self._leader = trainer_hosts[0]
         self._is_leader = host == self._leader
         self._max_endpoints = max_endpoints
-        self._pressure = pressure
         self._publish = publish
         self._memory = memory
         self._number = 0
@@ -143,7 +140,6 @@ class TrainerEndpoints:
             num_used=self._pool.num_used,
             num_running=self._pool.num_running,
             num_slots=max(1, num_slots),
-            pressure=self._pressure(),
         )
         steps = self._steps.take(reports)
         decision = self._change_loader(self._steps.loader)

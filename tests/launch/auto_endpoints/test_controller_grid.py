@@ -54,6 +54,24 @@ def test_controller_is_as_good_as_the_better_of_all_local_and_all_remote(cell: C
         assert auto.mean_s(10) <= 1.01 * all_remote.mean_s(10), texts
 
 
+@pytest.mark.long
+def test_few_runs_with_other_seeds_are_behind_or_late() -> None:
+    behind, late = [], []
+    for cell, seed in itertools.product(CELLS, range(1, 15)):
+        fixed = [
+            run_fixed(cell, local=cell.cpus, has_data_hosts=False, num_steps=NUM_STEPS, seed=seed),
+            run_fixed(cell, local=0, num_steps=NUM_STEPS, seed=seed),
+        ]
+        auto = run_auto(cell, num_steps=NUM_STEPS, seed=seed)
+        if auto.mean_s(SETTLED) > 1.01 * min(each.mean_s(SETTLED) for each in fixed):
+            behind.append((cell.name, seed))
+        if any(each.step > SETTLED for each in auto.decisions if each.before != each.endpoints):
+            late.append((cell.name, seed))
+    # One of 672 is both, because its first measurement alone takes 144 steps.
+    assert len(behind) <= 1, behind
+    assert len(late) <= 1, late
+
+
 @pytest.mark.parametrize("cell", SOME_CELLS, ids=lambda cell: cell.name)
 def test_pauses_of_the_loop_do_not_mislead_the_controller(cell: Cell) -> None:
     cell = dataclasses.replace(cell, pause_steps=100, pause_s=20.0)
