@@ -303,6 +303,8 @@ def test_stop_that_process_1_swallows_ends_by_force_and_leaves_whole_checkpoints
     args = {**until(tmp_path), "output": str(checkpoints), "save-every": 7}
     data = start_host("algo-10", args=args)
     trainer = start_host("algo-9", [*container, sys.executable], args=args)
+    # Ranks of this script do not wait for each other, and each has its own checkpoint.
+    trainer.wait_line("rank 0 epoch 1 step 9")
     trainer.wait_line("rank 1 epoch 1 step 9")
     (process_1,) = psutil.Process(trainer.process.pid).children()
     process_1.terminate()
