@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCK", "Timeline", "TimelineHost", "TimelineJob"]
+__all__ = ["Timeline", "TimelineHost", "TimelineJob"]
 
 _LEAST_STEPS = 48
 _LEAST_BATCHES = 800
@@ -37,7 +37,7 @@ _LONG_STEPS = 2000
 """Steps of a long timeline. A window that grew shrinks slowly."""
 _LONG_BATCHES = 16000
 """Limits of the batches of a timeline, and of a long one."""
-BLOCK = 1024
+_BLOCK = 1024
 """Batches after which the relative times repeat, in another order."""
 _LEAST_WINDOW = 3
 _MAX_GROWTH = 8
@@ -229,7 +229,7 @@ class Timeline:
         if self.epoch < self.num_steps:
             # A part of an epoch would count its start, but not all of its steps.
             self.num_steps = round(self.num_steps / self.epoch) * self.epoch
-        self.shape = _blocks(job.relative_s, self.num_steps * self.num_ranks + BLOCK)
+        self.shape = _blocks(job.relative_s, self.num_steps * self.num_ranks + _BLOCK)
         self.events: list[tuple[float, int, int, Any, int]] = []
         self.count = itertools.count()
         self.ends_s = [0.0]
@@ -475,8 +475,8 @@ class Timeline:
 def _blocks(shape: Sequence[float], count: int) -> list[float]:
     """Return relative batch times whose mean is 1 in each block."""
     values = np.asarray(shape)
-    values = values[((np.arange(BLOCK) + 0.5) / BLOCK * len(values)).astype(int)]
-    values = values / values.mean() if values.mean() > 0 else np.ones(BLOCK)
+    values = values[((np.arange(_BLOCK) + 0.5) / _BLOCK * len(values)).astype(int)]
+    values = values / values.mean() if values.mean() > 0 else np.ones(_BLOCK)
     random = np.random.default_rng(0)
-    blocks: list[float] = np.concatenate([random.permutation(values) for _ in range(-(-count // BLOCK))]).tolist()
+    blocks: list[float] = np.concatenate([random.permutation(values) for _ in range(-(-count // _BLOCK))]).tolist()
     return blocks

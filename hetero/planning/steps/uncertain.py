@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from hetero.planning.machines import Machine, family_of
 from hetero.planning.profile import Profile, Spread, SupplyProfile
-from hetero.planning.steps.timeline import BLOCK
 
 __all__ = ["RUN_SPREAD", "SPEED_SPREAD", "Array", "UncertainFigures", "error_of_mean"]
 
@@ -37,6 +36,12 @@ intervals of bench_planner contain the truth."""
 RUN_SPREAD = 0.015
 """Relative error that all values of one run share: the clock speed, neighbours on the machine. The intervals of
 bench_plan_runs pay for it."""
+_BURST_S = 1.5
+"""Seconds of one measurement with several processes. Without the weights that follow from it, at least 3 of 200 jobs of
+bench_planner have a worse plan."""
+_NUM_BATCHES = 4096
+"""Number of random batches that describe how long batches take. With 1,024 of them, at least 5 of 200 jobs of
+bench_planner have a worse plan, because few batches are slow."""
 _NUM_PARTS = 8
 """Parts of the measured steps whose means show how well the mean of all is known."""
 
@@ -114,19 +119,21 @@ class UncertainFigures:
     def _costs_of(self, supply: SupplyProfile) -> _Costs:
         """Return the costs of a measured type.
 
-        Costs that fall as processes are added are noise and are averaged.
+        The cost of a single process is the mean of single samples. The costs of more processes come from bursts, which
+        have many more samples. Costs that fall as processes are added are noise and are averaged.
         """
         samples, wait_s = supply.sample_cpu_s, supply.sample_wait_s.mean
-        points = [(0.0, samples.mean + supply.batch_cpu_s.mean)]
+        points = [(0.0, samples.mean + supply.batch_cpu_s.mean, float(samples.num_measured))]
         for point in supply.concurrency:
             # Processes that wait for storage leave their CPU to others, so only the computing ones contend.
             computing = point.cpu_s_per_sample / max(point.cpu_s_per_sample + wait_s, 1e-12)
-            points.append((point.num_processes * computing / supply.vcpus, point.cpu_s_per_sample))
-        shares, costs = (np.array(column) for column in zip(*points, strict=True))
-        error = math.hypot(samples.variation / math.sqrt(samples.num_measured), RUN_SPREAD)
+            num_samples = max(1.0, _BURST_S * point.samples_per_s)
+            points.append((point.num_processes * computing / supply.vcpus, point.cpu_s_per_sample, num_samples))
+        shares, costs, weights = (np.array(column) for column in zip(*points, strict=True))
+        error = math.hypot(samples.variation / math.sqrt(float(weights.max())), RUN_SPREAD)
         errors = np.concatenate([[1.0], np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)])
         errors = errors * self._supply_error
-        return _Costs(shares, _rising(costs), errors, self._means(supply.sample_wait_s))
+        return _Costs(shares, _rising(costs, weights), errors, self._means(supply.sample_wait_s))
 
     def costs_on(
         self, machine: Machine, num_processes: Array | float = 0.0, *, busy_cpus: float = 0.0
@@ -192,10 +199,10 @@ class UncertainFigures:
         values = values + (waits if len(waits) == len(values) else supply.sample_wait_s.mean)
         num = min(size, 256)
         random = np.random.default_rng(self._seed)
-        means = values[random.integers(len(values), size=(BLOCK, num))].mean(axis=1)
+        means = values[random.integers(len(values), size=(_NUM_BATCHES, num))].mean(axis=1)
         centre = float(means.mean())
         if centre <= 0:
-            return np.ones(BLOCK)
+            return np.ones(_NUM_BATCHES)
         # The mean of `size` samples varies less than that of 256 of them.
         relative = 1.0 + (means / centre - 1.0) * math.sqrt(num / size)
         return np.sort(relative)
@@ -233,13 +240,14 @@ def _extrapolated(share: Array, shares: Array, costs: Array) -> Array:
     return np.asarray(found + np.maximum(0.0, share - shares[-1]) * slope)
 
 
-def _rising(values: Array) -> Array:
+def _rising(values: Array, weights: Array) -> Array:
     """Return the rising sequence that is nearest to the values (pool adjacent violators)."""
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        mean, number = float(value), 1
+    blocks: list[tuple[float, float, int]] = []
+    for value, own_weight in zip(values, weights, strict=True):
+        mean, weight, number = float(value), float(own_weight), 1
         while blocks and blocks[-1][0] > mean:
-            before, num_before = blocks.pop()
-            mean, number = (before * num_before + mean * number) / (num_before + number), num_before + number
-        blocks.append((mean, number))
-    return np.repeat([mean for mean, _ in blocks], [number for _, number in blocks])
+            before, weight_before, num_before = blocks.pop()
+            total = weight_before + weight
+            mean, weight, number = (before * weight_before + mean * weight) / total, total, num_before + number
+        blocks.append((mean, weight, number))
+    return np.repeat([mean for mean, _, _ in blocks], [number for _, _, number in blocks])
