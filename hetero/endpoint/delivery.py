@@ -28,8 +28,9 @@ from hetero.wire.transports.interface import Connection, Transport, Unauthentica
 
 __all__ = ["Delivery"]
 
-# Each has a thread, even while it is idle, but readers keep few idle connections.
 _MAX_CONNECTIONS = 1024
+"""Each has a thread, even while it is idle, so it bounds threads (attack A9, bench_strangers: 500 hang). Readers keep
+few idle connections."""
 # Seconds for a surplus connection to send a request, which is then refused.
 _REJECT_S = 5.0
 # A surplus connection with a longer request is closed. Its reader takes this for a failed connection and tries again.

@@ -25,8 +25,8 @@ IMPURITY_ADVICE = (
 """Advice for a batch that differs when it is computed twice."""
 
 _MAX_DEPTH = 64
-# Levels that one object of unknown type adds to the depth, to limit the walk.
-_OPAQUE_DEPTH = 16
+_OPAQUE_DEPTH = _MAX_DEPTH // 4
+"""Levels that an object of unknown type counts for. So the walk ends after four objects that lie in one another."""
 _BLOCK = 2**16
 """Elements that are converted or copied at a time. A copy of a whole volume or video could exceed the host's memory:
 describing samples of 100 MB took 3.8 GB. Hosts sum the same blocks, so that they round in the same way."""

@@ -26,8 +26,8 @@ __all__ = ["Overlaps"]
 _MAX_INDICES = 2**24
 """Size of the largest subset that is compared. Larger ones would take too much memory."""
 _MAX_KNOWN = 64
-# At each end of a long list, the number of items that are compared.
-_NUM_LOOKED_AT = 16
+_NUM_LOOKED_AT = 64
+"""Items at each end of a list or array that are compared, because a list of files may have millions."""
 _ADVICE = (
     "If one of them is for validation, samples leak into it. Split with the global generators of random, NumPy or "
     "torch, which are seeded alike for every factory, or with a seed of your own"
@@ -134,7 +134,7 @@ def _outline(value: Any, depth: int = 0) -> Iterator[bytes]:
         yield str(value).encode("utf-8", "surrogatepass")
     elif hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "reshape"):
         flat = value.reshape(-1)
-        ends = [np.asarray(end).tobytes() for end in (flat[:64], flat[-64:])]
+        ends = [np.asarray(end).tobytes() for end in (flat[:_NUM_LOOKED_AT], flat[-_NUM_LOOKED_AT:])]
         yield f"{value.dtype} {tuple(value.shape)} ".encode() + b"".join(ends)
     elif isinstance(value, Mapping) and depth < 3:
         yield from _outline(list(value.items()), depth)

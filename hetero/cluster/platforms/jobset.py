@@ -18,6 +18,7 @@ from hetero.cluster.rendering.kubernetes import (
     DATA_RESTARTS,
     DOWNWARD,
     POD_SETTINGS,
+    check_pods,
     head,
     indented,
     pod,
@@ -25,7 +26,6 @@ from hetero.cluster.rendering.kubernetes import (
     time_limit,
 )
 from hetero.cluster.rendering.request import RenderRequest
-from hetero.cluster.rendering.spot import check_data_groups
 from hetero.cluster.spec import Role
 from hetero.documents.diagnosis import Diagnosis
 from hetero.errors import ClusterError
@@ -127,16 +127,14 @@ class JobSet(Platform):
         """Yield what the manifest lacks."""
         yield from examine_pod(self.environ, own_host)
 
-    @staticmethod
-    def render(request: RenderRequest) -> str:
+    @classmethod
+    def render(cls, request: RenderRequest) -> str:
         """Return the manifest.
 
         Raises:
             ConfigError: If there is no image, or a name cannot be that of a pod.
         """
-        request.check_image()
-        request.check_dns_names("a JobSet or of its jobs")
-        check_data_groups(request)
+        check_pods(request, "a JobSet or of its jobs")
         trainers = [group.name for group in request.members(Role.TRAINER)]
         lines = [
             *head(request, "JobSet"),

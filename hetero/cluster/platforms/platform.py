@@ -15,7 +15,7 @@ from hetero.cluster.description import host_names, parse_cluster
 from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.spec import ClusterSpec, Role, slug
 from hetero.documents.diagnosis import Diagnosis
-from hetero.errors import ClusterError
+from hetero.errors import ClusterError, ConfigError
 
 __all__ = [
     "ClusterDescription",
@@ -171,14 +171,14 @@ class Platform(ABC):
         """
         yield from ()
 
-    @staticmethod
-    def render(request: RenderRequest) -> str:
-        """Return the script or manifest that starts a job. Only of platforms with `renders`.
+    @classmethod
+    def render(cls, request: RenderRequest) -> str:
+        """Return the script or manifest that starts a job.
 
         Raises:
-            ConfigError: If the platform cannot run such a job.
+            ConfigError: If the platform cannot run such a job, or hetero writes nothing for it.
         """
-        raise NotImplementedError
+        raise ConfigError(f"hetero writes no script or manifest for {cls.name}; see its guide")
 
     def read_cluster(self, *, host: str | None = None, roles: Sequence[str] = ()) -> ClusterSpec:
         """Return the hosts of the job with the role of each group, and which of them this host is.

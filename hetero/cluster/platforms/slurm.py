@@ -274,8 +274,8 @@ class Slurm(Platform):
                 "add #SBATCH --no-kill to each component, as hetero render slurm does",
             )
 
-    @staticmethod
-    def render(request: RenderRequest) -> str:
+    @classmethod
+    def render(cls, request: RenderRequest) -> str:
         """Return the script for ``sbatch``. With several groups it is a heterogeneous job, with a component per group.
 
         Raises:

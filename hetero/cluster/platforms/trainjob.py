@@ -15,9 +15,8 @@ import re
 from hetero.cluster.groups import group_document, stated_groups
 from hetero.cluster.platforms.jobset import JobSet, replicated_job
 from hetero.cluster.platforms.platform import ClusterDescription
-from hetero.cluster.rendering.kubernetes import DOWNWARD, head, indented, pod, text, time_limit
+from hetero.cluster.rendering.kubernetes import DOWNWARD, check_pods, head, indented, pod, text, time_limit
 from hetero.cluster.rendering.request import RenderRequest
-from hetero.cluster.rendering.spot import check_data_groups
 from hetero.cluster.spec import Role
 from hetero.errors import ConfigError
 
@@ -71,16 +70,14 @@ class TrainJob(JobSet):
         name = self.environ.get("JOBSET_NAME", "")
         return name or self.environ.get("PET_MASTER_ADDR", "").partition(".")[0].removesuffix("-node-0-0")
 
-    @staticmethod
-    def render(request: RenderRequest) -> str:
+    @classmethod
+    def render(cls, request: RenderRequest) -> str:
         """Return the manifest of the runtime and of the job.
 
         Raises:
             ConfigError: If there is no image, a name cannot be that of a pod, or not exactly one group trains.
         """
-        request.check_image()
-        request.check_dns_names("a TrainJob or of its jobs")
-        check_data_groups(request)
+        check_pods(request, "a TrainJob or of its jobs")
         trainers = request.members(Role.TRAINER)
         if len(trainers) != 1 or trainers[0].name != _TRAINER:
             raise ConfigError(

@@ -32,6 +32,7 @@ _JOB_ID = "CLOUD_ML_JOB_ID"
 _POOL = re.compile(r"workerpool([0-9])")
 _MACHINE = re.compile(r"(?P<machine>[a-z0-9-]{3,60})(?:\+(?P<kind>[A-Z0-9_]{3,60}):(?P<count>[1-9][0-9]?))?")
 _MAX_DATA_POOLS = 2
+"""Pools 2 and 3. Source: cloud.google.com/vertex-ai/docs/training/distributed-training"""
 _ACCELERATORS: dict[tuple[str, float | None], str] = {
     ("NVIDIA L4", None): "NVIDIA_L4",
     ("NVIDIA A100", 40): "NVIDIA_TESLA_A100",
@@ -123,8 +124,8 @@ class Vertex(Platform):
             "see whether the ports below are reached; otherwise give the job a VPC network",
         )
 
-    @staticmethod
-    def render(request: RenderRequest) -> str:
+    @classmethod
+    def render(cls, request: RenderRequest) -> str:
         """Return the configuration for ``gcloud ai custom-jobs create --config``.
 
         Raises:

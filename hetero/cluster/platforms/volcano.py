@@ -15,9 +15,17 @@ from hetero.cluster.document import MAX_FILE_BYTES, MAX_HOSTS, listing
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
 from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
 from hetero.cluster.platforms.pods import examine_pod, grace_s, pod_folders
-from hetero.cluster.rendering.kubernetes import DATA_RESTARTS, POD_SETTINGS, head, indented, pod, text, time_limit
+from hetero.cluster.rendering.kubernetes import (
+    DATA_RESTARTS,
+    POD_SETTINGS,
+    check_pods,
+    head,
+    indented,
+    pod,
+    text,
+    time_limit,
+)
 from hetero.cluster.rendering.request import RenderRequest
-from hetero.cluster.rendering.spot import check_data_groups
 from hetero.cluster.spec import Role
 from hetero.documents.diagnosis import Diagnosis
 
@@ -121,16 +129,14 @@ class Volcano(Platform):
         """Yield what the manifest lacks."""
         yield from examine_pod(self.environ, own_host)
 
-    @staticmethod
-    def render(request: RenderRequest) -> str:
+    @classmethod
+    def render(cls, request: RenderRequest) -> str:
         """Return the manifest.
 
         Raises:
             ConfigError: If there is no image, or a name cannot be that of a pod.
         """
-        request.check_image()
-        request.check_dns_names("a Volcano job or of its tasks")
-        check_data_groups(request)
+        check_pods(request, "a Volcano job or of its tasks")
         queue = request.settings.get("queue", {}).get("", "")
         total = sum(group.count for group in request.groups)
         lines = [

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from hetero.cluster.groups import StatedGroup
 from hetero.cluster.rendering.request import GRACE_S, PORT, RenderRequest, machine_of, resources_of
-from hetero.cluster.rendering.spot import node_label, notes, tolerations
+from hetero.cluster.rendering.spot import check_data_groups, node_label, notes, tolerations
 
-__all__ = ["DATA_RESTARTS", "DOWNWARD", "POD_SETTINGS", "head", "indented", "pod", "text", "time_limit"]
+__all__ = ["DATA_RESTARTS", "DOWNWARD", "POD_SETTINGS", "check_pods", "head", "indented", "pod", "text", "time_limit"]
 
 DOWNWARD = {
     "JOBSET_NAME": "jobset.sigs.k8s.io/jobset-name",
@@ -36,6 +36,18 @@ _GPU_CPUS, _GPU_GIB = 2, 8
 GiB), because the node's own programs need a part of the rest."""
 _CPU_GIB = 1
 """Least request in GiB for each CPU: what the machines with the least memory have (n2-highcpu)."""
+
+
+def check_pods(request: RenderRequest, what: str) -> None:
+    """Raise `ConfigError` if a job cannot run in pods.
+
+    Args:
+        request: The job.
+        what: What the names must fit, for example ``a JobSet or of its jobs``.
+    """
+    request.check_image()
+    request.check_dns_names(what)
+    check_data_groups(request)
 
 
 def text(value: object) -> str:
