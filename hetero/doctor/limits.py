@@ -28,7 +28,7 @@ _COMFORTABLE = 4096
 _LEAST_BYTES = 64 * 2**20
 """Below it, logs and reports may not fit. tests/doctor/test_limits.py has a file system of 1 MiB, which is an error."""
 _SCARCE_BYTES = 2**30
-"""Below it, a checkpoint hardly fits: one of ResNet-50 with Adam's state has 0.3 GB, and two exist while one is saved."""
+"""Below it, a checkpoint hardly fits: ResNet-50 with Adam's state has 0.3 GB, and two exist while one is saved."""
 
 
 def examine_cpus(snapshot: Snapshot) -> list[Diagnosis]:
