@@ -36,7 +36,7 @@ from canary_jobs.rendering import render
 from canary_jobs.scoring import Outcome, frugal
 from harness import HERE, RESULTS, environment, save, say
 
-from hetero.canary.model import CanaryReport
+from hetero.decide.canary.model import CanaryReport
 from hetero.documents.records import encode
 from hetero.pricing import cost
 

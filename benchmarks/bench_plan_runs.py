@@ -1,4 +1,4 @@
-"""Does a job take as long per step as `hetero.planning` says, and do its intervals contain the truth?
+"""Does a job take as long per step as `hetero.decide.planning` says, and do its intervals contain the truth?
 
 Question: how far is the predicted step time of a job on a cluster from the step time of the job when it really runs
 there? How many of the stated 90 % intervals contain the real step time?
@@ -38,10 +38,10 @@ from typing import Any
 
 import harness
 
-from hetero.planning.candidates import Candidate, DataGroup
-from hetero.planning.machines import Machine
-from hetero.planning.profile import PROFILE_FILE_NAME, Profile, load_profile
-from hetero.planning.steps.model import StepModel
+from hetero.decide.planning.candidates import Candidate, DataGroup
+from hetero.decide.planning.machines import Machine
+from hetero.decide.planning.steps.model import StepModel
+from hetero.metrics.profile.profile import PROFILE_FILE_NAME, Profile, load_profile
 from hetero.pricing import Catalogue
 from hetero.report import load_report
 from hetero.simulate.simulate import parse_group

@@ -1,7 +1,7 @@
 """Does the planner choose the cheapest cluster, and does it know when to add nothing?
 
-Question: how much more does a step cost on the cluster that `hetero.planning` chooses than on the best cluster? Does it
-say "don't" where that is right, and for the right reason? How do the rules of others do on the same jobs?
+Question: how much more does a step cost on the cluster that `hetero.decide.planning` chooses than on the best cluster?
+Does it say "don't" where that is right, and for the right reason? How do the rules of others do on the same jobs?
 
 Method: 200 random jobs and 72 constructed ones, each with a menu of machines and prices (`planning/scenarios.py`). The
 truth is a discrete-event simulation of each job on each cluster, which shares nothing with the planner

@@ -24,9 +24,9 @@ LABELS = {
     "sagemaker/study_executor.py: time.gmtime",  # part of a training job's name
     "sagemaker/study_executor.py: time.strftime",  # likewise
     "simulate/simulate.py: time.strftime",  # part of a job's name
-    "studies/executors.py: datetime.datetime.now",  # when a run began
-    "studies/child_job.py: time.time",  # when a line with a metric arrived
-    "studies/ledger.py: datetime.datetime.now",  # when a run was recorded
+    "decide/studies/executors.py: datetime.datetime.now",  # when a run began
+    "decide/studies/child_job.py: time.time",  # when a line with a metric arrived
+    "decide/studies/ledger.py: datetime.datetime.now",  # when a run was recorded
     "tf/measured.py: time.time",  # TensorFlow's graphs have no other clock; cut to the time that passed
 }
 

@@ -10,12 +10,12 @@ import pytest
 
 from hetero import cli, config
 from hetero.cluster import Role, find_platform
+from hetero.decide import profile
+from hetero.decide.planning import enumeration, ranking, reasons
+from hetero.decide.planning.steps import endpoints, model, timelines, uncertain
 from hetero.errors import ConfigError, ExitCode
 from hetero.loaders import phases
-from hetero.planning import enumeration, ranking, reasons
-from hetero.planning.steps import endpoints, model, timelines, uncertain
 from hetero.reader import reader
-from hetero.report import profile
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

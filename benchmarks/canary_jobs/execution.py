@@ -15,25 +15,25 @@ from harness import HERE, say
 
 from canary_jobs import data as makers
 from canary_jobs.jobs import SCRIPTS, Job
-from hetero.canary.conducting import run_canaries
-from hetero.canary.design import CanaryRequest, Cluster
-from hetero.canary.files import data_files, evict
-from hetero.canary.forecast import ForecastOptions
-from hetero.canary.model import CanaryReport
-from hetero.canary.observations import point_of, read_observed
-from hetero.canary.points import CanaryPoint
+from hetero.decide.canary.conducting import run_canaries
+from hetero.decide.canary.design import CanaryRequest, Cluster
+from hetero.decide.canary.files import data_files, evict
+from hetero.decide.canary.forecast import ForecastOptions
+from hetero.decide.canary.model import CanaryReport
+from hetero.decide.canary.observations import point_of, read_observed
+from hetero.decide.canary.points import CanaryPoint
+from hetero.decide.studies.conduct import Progress
+from hetero.decide.studies.executors import SimulateExecutor
+from hetero.decide.studies.runs import PlannedRun
 from hetero.documents.records import decode, encode
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
-from hetero.studies.conduct import Progress
-from hetero.studies.executors import SimulateExecutor
-from hetero.studies.runs import PlannedRun
 
 __all__ = ["canaries", "data_of", "folder_of", "kept_whole", "order_of", "stamp_of"]
 
 _TYPE = "ml.m5.large"
 _ANALYSIS = ("comparison", "forecast", "line", "model", "page", "plots", "refusals", "square", "suggestions", "text")
-"""Modules of `hetero.canary` that compute from runs. A call with other ones uses the kept runs."""
+"""Modules of `hetero.decide.canary` that compute from runs. A call with other ones uses the kept runs."""
 _OPTIONS = {"usage_interval_s": 0.1, "warmup_steps": 3, "purity_checks": 0, "log_level": "warning"}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from harness import target
 
 from canary_jobs.scoring import ENOUGH, LIMITS, LimitJudgement, Outcome, facts_of, frugal, judged_limits, score, summary
-from hetero.canary.comparison import CERTAIN
-from hetero.canary.refusals import ran_out_of_memory
+from hetero.decide.canary.comparison import CERTAIN
+from hetero.decide.canary.refusals import ran_out_of_memory
 from hetero.pricing import cost
 
 __all__ = ["render"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from canary_jobs.jobs import Job
-from hetero.canary.conducting import FINAL_RULES
-from hetero.canary.forecast import Candidate, ForecastOptions, forecast
-from hetero.canary.model import CandidateForecast
-from hetero.canary.points import CanaryPoint
-from hetero.canary.refusals import ran_out_of_memory
+from hetero.decide.canary.conducting import FINAL_RULES
+from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.decide.canary.model import CandidateForecast
+from hetero.decide.canary.points import CanaryPoint
+from hetero.decide.canary.refusals import ran_out_of_memory
 
 __all__ = [
     "ENOUGH",
@@ -141,7 +141,7 @@ def frugal(shown: CandidateForecast, order: Sequence[str]) -> tuple[CandidateFor
         if any(refusal.rule in FINAL_RULES for refusal in found.refusals):
             return found, number
         is_enough = time is not None and not found.refused("time") and time.half_width <= ENOUGH
-        if is_enough and was_enough:  # one more run confirms it, as in `hetero.canary.conducting.run_canaries`
+        if is_enough and was_enough:  # one more run confirms it, as in `hetero.decide.canary.conducting.run_canaries`
             return found, number
         was_enough = is_enough
     return shown, len(points)

@@ -34,14 +34,14 @@ from tasks.figures import (
 )
 from tasks.prescription import LINEAR
 
+from hetero.decide.studies.conduct import read_results
+from hetero.decide.studies.ledger import LEDGER_FILE_NAME
+from hetero.decide.studies.runs import FINISHED, Level, RunResult
+from hetero.decide.studies.statistics import interval_of
+from hetero.decide.studies.study import default_folder, prepare_study
+from hetero.decide.studies.study_file import read_study
 from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric
-from hetero.studies.conduct import read_results
-from hetero.studies.ledger import LEDGER_FILE_NAME
-from hetero.studies.runs import FINISHED, Level, RunResult
-from hetero.studies.statistics import interval_of
-from hetero.studies.study import default_folder, prepare_study
-from hetero.studies.study_file import read_study
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the harness
 from harness import environment, save

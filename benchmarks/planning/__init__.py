@@ -19,5 +19,5 @@ rules.py        the rules of others
 profiles.py     what the planner may see of a scenario
 planner.py      the planner under test, behind one function
 
-Only the last two import hetero. The first six share nothing with `hetero.planning`, not even a formula.
+Only the last two import hetero. The first six share nothing with `hetero.decide.planning`, not even a formula.
 """

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from hetero.planning import Plan, PlanOptions, Profile, make_plan
+from hetero.decide.planning.options import PlanOptions
+from hetero.decide.planning.plan import make_plan
+from hetero.metrics.profile.profile import Profile
 from hetero.pricing import Catalogue, InstanceTypeInfo, Price
+from hetero.report.plan import Plan
 from planning.choices import NOTHING, Choice
 from planning.machines import MachineType
 from planning.scenarios import Reason, Scenario

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.metrics.figures import Figure
-from hetero.planning.profile import (
+from hetero.metrics.profile.profile import (
     SCHEMA_VERSION,
     ConcurrencyPoint,
     LeafProfile,

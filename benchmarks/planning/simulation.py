@@ -1,6 +1,6 @@
 """A discrete-event simulation of a training job with data hosts: how long does a step take?
 
-The planner is compared with it. It shares no code and no formula with `hetero.planning`, and imports
+The planner is compared with it. It shares no code and no formula with `hetero.decide.planning`, and imports
 nothing of hetero. Its parts follow the data plane as it is:
 
 - A rank's window holds two batches per endpoint, of all ranks together, within its bytes. It delivers in order, grows

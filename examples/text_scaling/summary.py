@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hetero.studies.statistics import interval_of
+from hetero.decide.studies.statistics import interval_of
 
 Row = Mapping[str, str]
 Setting = tuple[int, int, float, int]

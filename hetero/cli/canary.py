@@ -19,7 +19,7 @@ from hetero.errors import ConfigError, ExitCode
 from hetero.system.scripts import find_script, script_label
 
 if TYPE_CHECKING:
-    from hetero.canary.design import Cluster
+    from hetero.decide.canary.design import Cluster
 
 __all__ = ["add"]
 
@@ -141,15 +141,15 @@ def _run(namespace: argparse.Namespace) -> int:
 def _execute(namespace: argparse.Namespace) -> int:
     import logging
 
-    from hetero.canary.conducting import run_canaries
-    from hetero.canary.design import CanaryRequest, parse_fractions
-    from hetero.canary.forecast import ForecastOptions
-    from hetero.canary.model import RULES
-    from hetero.canary.text import canary_text
-    from hetero.studies.executors import SimulateExecutor
-    from hetero.studies.plan import catalogue_of
-    from hetero.studies.study import progress_text
-    from hetero.studies.study_file import Budget
+    from hetero.decide.canary.conducting import run_canaries
+    from hetero.decide.canary.design import CanaryRequest, parse_fractions
+    from hetero.decide.canary.forecast import ForecastOptions
+    from hetero.decide.canary.model import RULES
+    from hetero.decide.canary.text import canary_text
+    from hetero.decide.studies.executors import SimulateExecutor
+    from hetero.decide.studies.plan import catalogue_of
+    from hetero.decide.studies.study import progress_text
+    from hetero.decide.studies.study_file import Budget
     from hetero.system import logs
 
     # Check the command line before the first run.
@@ -201,7 +201,7 @@ def _execute(namespace: argparse.Namespace) -> int:
 
 
 def _clusters(namespace: argparse.Namespace) -> tuple[Cluster, ...]:
-    from hetero.canary.design import Cluster
+    from hetero.decide.canary.design import Cluster
     from hetero.simulate.simulate import parse_group
 
     if namespace.group and namespace.candidate:
@@ -233,8 +233,8 @@ def _gib(namespace: argparse.Namespace) -> dict[str, float]:
 
 
 def _enough(text: str) -> float:
-    from hetero.canary.design import parse_fractions
-    from hetero.canary.refusals import MAX_HALF_WIDTH
+    from hetero.decide.canary.design import parse_fractions
+    from hetero.decide.canary.refusals import MAX_HALF_WIDTH
 
     (found,) = parse_fractions([text], "--enough")
     if not 0 < found <= MAX_HALF_WIDTH:

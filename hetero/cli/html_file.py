@@ -21,7 +21,7 @@ def check_page(html: Path | None, inputs: Sequence[Path]) -> None:
     Raises:
         ConfigError: If the file is one of them.
     """
-    from hetero.planning.profile import PROFILE_FILE_NAME
+    from hetero.metrics.profile.profile import PROFILE_FILE_NAME
     from hetero.report.model import REPORT_FILE_NAME
 
     files = [path / name for path in inputs for name in ("", PROFILE_FILE_NAME, REPORT_FILE_NAME)]

@@ -17,7 +17,7 @@ from hetero.cli.output import say
 from hetero.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from hetero.planning import PlanOptions
+    from hetero.decide.planning.options import PlanOptions
 
 __all__ = ["add"]
 
@@ -80,11 +80,11 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    from hetero.planning import make_plan
-    from hetero.planning.plan_page import plan_page
-    from hetero.planning.plan_text import plan_text
+    from hetero.decide.planning.plan import make_plan
+    from hetero.decide.planning.plan_page import plan_page
+    from hetero.decide.planning.plan_text import plan_text
+    from hetero.decide.profile import load_any_profile
     from hetero.pricing import Catalogue
-    from hetero.report.profile import load_any_profile
 
     check_page(namespace.html, (namespace.profile,))
     options = _options(namespace)
@@ -107,7 +107,7 @@ def _options(namespace: argparse.Namespace) -> PlanOptions:
     Raises:
         ConfigError: If an option is malformed, out of range, or has no effect.
     """
-    from hetero.planning.options import MAX_VCPU_SPEED, MIN_VCPU_SPEED, PlanOptions, WrongOption
+    from hetero.decide.planning.options import MAX_VCPU_SPEED, MIN_VCPU_SPEED, PlanOptions, WrongOption
     from hetero.pricing.catalog import MAX_HOURLY_USD
 
     if namespace.max_hours is not None and namespace.steps is None:

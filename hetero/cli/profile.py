@@ -118,7 +118,7 @@ def _version(folder: Path) -> tuple[int, int] | None:
 def shown_page(folder: Path) -> Iterator[None]:
     """Print the page that a profile run writes into a folder. If it writes none, name the profile of an earlier run."""
     from hetero.launch.profiling import TEXT_FILE_NAME
-    from hetero.planning.profile import PROFILE_FILE_NAME
+    from hetero.metrics.profile.profile import PROFILE_FILE_NAME
 
     earlier = _version(folder)
     yield

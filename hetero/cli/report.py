@@ -25,6 +25,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    from hetero.decide.pages.run_page import page_of_files
     from hetero.report import commands
 
     check_page(namespace.html, [path for path in (namespace.baseline, namespace.candidate) if path is not None])
@@ -33,6 +34,6 @@ def _run(namespace: argparse.Namespace) -> int:
     else:
         text = commands.compare_files(namespace.baseline, namespace.candidate)
     if namespace.html is not None:
-        write_page(namespace.html, commands.page_of_files(namespace.baseline, namespace.candidate))
+        write_page(namespace.html, page_of_files(namespace.baseline, namespace.candidate))
     say(text.rstrip("\n") + "\n")
     return int(ExitCode.OK)

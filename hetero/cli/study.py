@@ -55,8 +55,8 @@ def _run(namespace: argparse.Namespace) -> int:
 def _execute(namespace: argparse.Namespace) -> int:
     import logging
 
-    from hetero.studies import study as studies
-    from hetero.studies.runs import Executor
+    from hetero.decide.studies import study as studies
+    from hetero.decide.studies.runs import Executor
     from hetero.system import extensions, logs
 
     logs.setup_logging(group="study", host="", role="")

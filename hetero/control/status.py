@@ -161,7 +161,7 @@ class RankReport:
     step_times: Annotated[StepTimes | None, Wire(check=_check_step_times)] = None
     """None if the launcher does not want them. They are not sent to other hosts."""
     profile_json: Annotated[bytes, at_most(_MAX_JSON_BYTES, "bytes of a rank's profile")] = b""
-    """In a profile run, a `hetero.planning.parts.RankPart`."""
+    """In a profile run, a `hetero.metrics.profile.parts.RankPart`."""
     metrics: Annotated[tuple[LoggedMetric, ...] | None, SERIES] = None
     """Values that the script has logged. None if they are those of the report before."""
 
@@ -202,7 +202,7 @@ class HostStatus:
     trainer_endpoints: int = 0
     """Number of endpoints that each trainer host should run, if the first trainer host decides on it and this is it."""
     profile_json: Annotated[bytes, at_most(_MAX_JSON_BYTES, "bytes of a host's profile")] = b""
-    """In a profile run, a `hetero.planning.parts.HostPart` after the host has measured it."""
+    """In a profile run, a `hetero.metrics.profile.parts.HostPart` after the host has measured it."""
     joined: Annotated[tuple[JoinedHost, ...], at_most(MAX_JOINED, "joined hosts")] = ()
     """Data hosts that this host has added to the running job."""
 

@@ -68,7 +68,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
         make_output_folder(options.output_dir)
     if options.plan is not None:  # as above
         # It imports NumPy, which the launchers of jobs without a plan do not need.
-        from hetero.planning.plan import load_plan
+        from hetero.report.plan import load_plan
 
         load_plan(options.plan)
     logs.setup_logging(

@@ -28,10 +28,10 @@ from hetero.documents.files import write_text
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode, HeteroError, first_line
 from hetero.launch.summary import run_facts, simulated_parts
-from hetero.planning.assembly import JobFacts, assemble_profile, check_ranks
-from hetero.planning.parts import PHASES, HostPart, RankPart
-from hetero.planning.profile import PROFILE_FILE_NAME, write_profile
-from hetero.planning.profile_text import first_sentence, render_profile
+from hetero.metrics.profile.assembly import JobFacts, assemble_profile, check_ranks
+from hetero.metrics.profile.parts import PHASES, HostPart, RankPart
+from hetero.metrics.profile.profile import PROFILE_FILE_NAME, write_profile
+from hetero.metrics.profile.text import first_sentence, render_profile
 from hetero.pool.spawn import PoolOptions, child_environment
 from hetero.pricing import Catalogue
 from hetero.report.build import build_report

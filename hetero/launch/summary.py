@@ -195,7 +195,7 @@ def _expectation(options: LaunchOptions, cluster: ClusterSpec, ranks: Sequence[R
     """Return what the plan predicted for this cluster. Log a warning if it has no such cluster."""
     if options.plan is None:
         return None
-    from hetero.planning.plan import PlannedGroup, load_plan
+    from hetero.report.plan import PlannedGroup, load_plan
 
     groups = [
         PlannedGroup(name=group.name, role=group.role.value, instance_type=group.instance_type, count=len(group.hosts))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import math
 
-from hetero.planning.parts import MIN_STEPS, PHASES
+from hetero.metrics.profile.parts import MIN_STEPS, PHASES
 
 __all__ = ["ENOUGH_S", "ENOUGH_STEPS", "EXCLUDED_STEPS", "Phase", "Phases"]
 

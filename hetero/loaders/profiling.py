@@ -25,8 +25,8 @@ from hetero.loaders.ahead import Batches
 from hetero.loaders.phases import Phase, Phases
 from hetero.loaders.pipeline import LoaderPipeline
 from hetero.metrics.hosts import Gpus
-from hetero.planning.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, MIN_STEPS, Contents, RankPart, SampledWork
-from hetero.planning.profile import Spread, SupplyProfile
+from hetero.metrics.profile.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, MIN_STEPS, Contents, RankPart, SampledWork
+from hetero.metrics.profile.profile import Spread, SupplyProfile
 from hetero.spec import DatasetSpec
 
 __all__ = ["Kept", "LoaderProfiler", "ProfiledBatches", "measure_here"]

@@ -11,6 +11,7 @@ figures.py  a number with its unit and origin
 headspace.py     how many vCPUs, hosts or slots suffice for steps without waits
 logged.py   values that the script logs, such as its accuracy
 lines.py    log lines with figures, which the platform reads
+profile/    what the steps and samples of a job cost (`Profile`)
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hetero.report.compare import compare
 from hetero.report.markdown import render_comparison, render_report
 from hetero.report.model import REPORT_FILE_NAME, Report, load_report
 
-__all__ = ["MARKDOWN_FILE_NAME", "compare_files", "page_of_files", "show_file", "write_report"]
+__all__ = ["MARKDOWN_FILE_NAME", "compare_files", "show_file", "write_report"]
 
 MARKDOWN_FILE_NAME = "report.md"
 
@@ -56,19 +56,3 @@ def compare_files(baseline: str | Path, candidate: str | Path) -> str:
         ConfigError: If a report is missing, malformed or has no measured step.
     """
     return render_comparison(compare(load_report(baseline), load_report(candidate)))
-
-
-def page_of_files(path: str | Path, candidate: str | Path | None = None) -> str:
-    """Return the HTML page of one report, or of the comparison of two.
-
-    Args:
-        path: ``report.json``, or the directory that contains it.
-        candidate: The same for the run to compare with it. None: the page shows the first run alone.
-
-    Raises:
-        ConfigError: If a report is missing or malformed, or a compared report has no measured step.
-    """
-    from hetero.report.page import comparison_page, run_page
-
-    report = load_report(path)
-    return run_page(report) if candidate is None else comparison_page(compare(report, load_report(candidate)))

@@ -12,10 +12,13 @@ from typing import Any
 from hetero.cluster import Role
 from hetero.cluster.roles import assign_roles
 from hetero.config import check_hyperparameters
+from hetero.decide.planning.options import PlanOptions
+from hetero.decide.planning.plan import make_plan
+from hetero.decide.profile import load_any_profile
 from hetero.errors import ConfigError
-from hetero.planning import Plan, PlanOptions, Profile, make_plan
+from hetero.metrics.profile.profile import Profile
 from hetero.pricing import Catalogue
-from hetero.report.profile import load_any_profile
+from hetero.report.plan import Plan
 from hetero.sagemaker.preparation.adapters import Adapter, adapter_of
 from hetero.sagemaker.request import ONLY_GROUP, RequestGroup
 
@@ -54,7 +57,7 @@ def plan(
         price_profile: Name of a price list that is part of hetero.
         price_file: YAML or JSON file with prices. They replace those of the price list.
         prices: Texts ``TYPE=USD``. They replace the prices of the file.
-        options: Other options of the plan, by the names of `hetero.planning.PlanOptions`.
+        options: Other options of the plan, by the names of `hetero.decide.planning.PlanOptions`.
 
     Returns:
         Groups of the SDK's class ``InstanceGroup``, with the trainer hosts first.

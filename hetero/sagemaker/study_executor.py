@@ -25,6 +25,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from hetero.cluster import slug
+from hetero.decide.studies.ledger import JOB_FILE_NAME, digest_of, report_in
+from hetero.decide.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
+from hetero.decide.studies.study_file import Metric, Study
 from hetero.documents.files import read_bounded, write_text
 from hetero.documents.text import one_line
 from hetero.errors import CapacityError, ConfigError, ExitCode, HeteroError, first_line
@@ -35,9 +38,6 @@ from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.preparation.metric_definitions import logged_metric
 from hetero.sagemaker.submission.shortages import is_shortage
 from hetero.sagemaker.submission.submit import failure_code, follow, submit
-from hetero.studies.ledger import JOB_FILE_NAME, digest_of, report_in
-from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
-from hetero.studies.study_file import Metric, Study
 
 __all__ = ["EstimatorExecutor", "from_study"]
 

@@ -13,8 +13,8 @@ from hetero.batches.imported import imported
 from hetero.batches.structure.conversion import flatten
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
-from hetero.planning.parts import Contents
-from hetero.planning.profile import CodecProfile, LeafProfile
+from hetero.metrics.profile.parts import Contents
+from hetero.metrics.profile.profile import CodecProfile, LeafProfile
 from hetero.wire.compression import COMPRESSIONS, compress_leaf, is_installed, load_codec, raw_block_sizes
 from hetero.wire.framing import EncodedBatch
 

@@ -25,8 +25,8 @@ from hetero.endpoint.endpoint import configure_process, exit_process
 from hetero.endpoint.script import load_script
 from hetero.errors import ChildFailedError, ExitCode, HeteroError, first_line
 from hetero.metrics.figures import Figure
-from hetero.planning.parts import Contents, HostPart
-from hetero.planning.profile import ConcurrencyPoint, Spread, SupplyProfile
+from hetero.metrics.profile.parts import Contents, HostPart
+from hetero.metrics.profile.profile import ConcurrencyPoint, Spread, SupplyProfile
 from hetero.pool.processes import why_not_fork
 from hetero.sample_costs.fetcher import Fetcher
 from hetero.sample_costs.options import Channel, SupplyOptions

@@ -9,7 +9,7 @@ from typing import Any
 
 from hetero.documents.records import decode, encode, limits
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroError
-from hetero.planning.parts import SampledWork
+from hetero.metrics.profile.parts import SampledWork
 
 __all__ = ["Channel", "SupplyOptions"]
 

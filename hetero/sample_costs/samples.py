@@ -19,8 +19,8 @@ from hetero.batches.fetch import fetch
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError, DatasetError
-from hetero.planning.parts import SampledWork
-from hetero.planning.profile import Spread, SupplyProfile
+from hetero.metrics.profile.parts import SampledWork
+from hetero.metrics.profile.profile import Spread, SupplyProfile
 from hetero.spec import DatasetSpec
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.framing import EncodedBatch

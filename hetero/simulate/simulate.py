@@ -28,7 +28,7 @@ from hetero.errors import ClusterError, ConfigError, PortError
 from hetero.launch.host import WORK_DIR_VARIABLE
 from hetero.launch.profiling import TEXT_FILE_NAME
 from hetero.launch.progress import INTERVAL_VARIABLE, StatusLine
-from hetero.planning.profile import PROFILE_FILE_NAME
+from hetero.metrics.profile.profile import PROFILE_FILE_NAME
 from hetero.pricing import Catalogue
 from hetero.simulate.launchers import HostCommand, Launchers, SimulatedHost
 from hetero.simulate.opt_ml import CHANNEL_NAME, InputChannel, earlier_hosts, write_opt_ml

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from canary_points import FRACTIONS, memory, point, work
 
-from hetero.canary.forecast import Candidate, forecast
-from hetero.canary.points import CanaryPoint
+from hetero.decide.canary.forecast import Candidate, forecast
+from hetero.decide.canary.points import CanaryPoint
 
 Load = Callable[[str], ModuleType]
 FACTS = {"date": "2026-01-01", "commit": "abc"}
@@ -185,7 +185,7 @@ def test_failed_whole_is_kept_only_of_a_job_with_a_limit(
 
 
 def test_rules_that_jobs_name_exist(load: Load) -> None:
-    model = load("hetero.canary.model")
+    model = load("hetero.decide.canary.model")
     named = {rule for job in load("canary_jobs.jobs").JOBS for rule in job.refused_by}
     assert named <= set(model.RULES)
     assert sum(bool(job.refused_by) for job in load("canary_jobs.jobs").JOBS) == 4

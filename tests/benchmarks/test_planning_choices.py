@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hetero.planning.profile import Profile
+from hetero.metrics.profile.profile import Profile
 
 Load = Callable[[str], ModuleType]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.canary.points import CanaryPoint, LoaderWork, Part, Resources
+from hetero.decide.canary.points import CanaryPoint, LoaderWork, Part, Resources
 
 FRACTIONS = (0.01, 0.02, 0.03)
 

@@ -76,7 +76,7 @@ def test_signal_ends_the_study_with_its_code_and_a_sentence(
             was_stopped.set()
             raise
 
-    monkeypatch.setattr("hetero.canary.conducting.run_canaries", interrupted)
+    monkeypatch.setattr("hetero.decide.canary.conducting.run_canaries", interrupted)
     before = signal.getsignal(number)
     command = ["canary", "--group", "t=ml.m5.large:1", "--samples", "--output-dir", str(tmp_path / "out"), str(script)]
     assert main(command) == 128 + number

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from canary_points import job, memory
 
-from hetero.canary.comparison import decide
-from hetero.canary.forecast import Candidate, Forecast, forecast
+from hetero.decide.canary.comparison import decide
+from hetero.decide.canary.forecast import Candidate, Forecast, forecast
 from hetero.pricing import cost
 
 

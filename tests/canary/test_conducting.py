@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from hetero.canary import conducting, forecast
-from hetero.canary.conducting import execute_canaries, run_canaries
-from hetero.canary.design import MIN_FRACTIONS, MIN_RUNS, CanaryRequest, Cluster
-from hetero.canary.forecast import ForecastOptions
-from hetero.canary.identity import digest_of_modules
-from hetero.canary.model import load_canary
+from hetero.decide.canary import conducting, forecast
+from hetero.decide.canary.conducting import execute_canaries, run_canaries
+from hetero.decide.canary.design import MIN_FRACTIONS, MIN_RUNS, CanaryRequest, Cluster
+from hetero.decide.canary.forecast import ForecastOptions
+from hetero.decide.canary.identity import digest_of_modules
+from hetero.decide.canary.model import load_canary
+from hetero.decide.studies.conduct import Progress
+from hetero.decide.studies.ledger import Ledger
+from hetero.decide.studies.runs import FAILED, FINISHED, Billing, PlannedRun, RunResult
+from hetero.decide.studies.study_file import Budget
 from hetero.errors import BudgetError, ConfigError
 from hetero.pricing import Catalogue
-from hetero.studies.conduct import Progress
-from hetero.studies.ledger import Ledger
-from hetero.studies.runs import FAILED, FINISHED, Billing, PlannedRun, RunResult
-from hetero.studies.study_file import Budget
 
 SMALL, LARGE = (Cluster(groups=(f"trainer=ml.m5.{size}:1",)) for size in ("large", "24xlarge"))
 
@@ -192,7 +192,7 @@ def test_narrow_interval_is_confirmed_by_one_more_run(data: Path, tmp_path: Path
 def test_share_of_samples_is_the_real_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from canary_points import point, work
 
-    from hetero.canary.design import PlannedCanary
+    from hetero.decide.canary.design import PlannedCanary
 
     loaders = (
         work(0.01, dataset_samples=50, pass_samples=1),

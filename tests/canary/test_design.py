@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetero.canary.design import CanaryRequest, Cluster, cluster_name, how_text, parse_fractions, plan_canaries
+from hetero.decide.canary.design import CanaryRequest, Cluster, cluster_name, how_text, parse_fractions, plan_canaries
 from hetero.errors import ConfigError
 
 CLUSTER = Cluster(groups=("trainer=ml.m5.large:1",))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hetero.canary.comparison import CERTAIN
-from hetero.canary.design import MAX_FRACTION, MAX_RUNS, MIN_FRACTIONS, MIN_RUNS
-from hetero.canary.model import RULES
-from hetero.canary.refusals import MAX_HALF_WIDTH
-from hetero.canary.suggestions import BUDGET_S
+from hetero.decide.canary.comparison import CERTAIN
+from hetero.decide.canary.design import MAX_FRACTION, MAX_RUNS, MIN_FRACTIONS, MIN_RUNS
+from hetero.decide.canary.model import RULES
+from hetero.decide.canary.refusals import MAX_HALF_WIDTH
+from hetero.decide.canary.suggestions import BUDGET_S
 from hetero.errors import ExitCode
 from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.canary.files import DataFile, LinkedFolder, choose_files, data_files, evict, link_files
+from hetero.decide.canary.files import DataFile, LinkedFolder, choose_files, data_files, evict, link_files
 from hetero.errors import ConfigError
 
 

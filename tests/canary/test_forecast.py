@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from canary_points import job, memory, point, work
 
-from hetero.canary.forecast import Candidate, ForecastOptions, forecast
-from hetero.canary.model import CandidateForecast
+from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.decide.canary.model import CandidateForecast
 from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
 

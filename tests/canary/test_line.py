@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetero.canary.forecast import _MEMORY
-from hetero.canary.line import Form, Noise, _f_tail, constant_draws, fit_line, fit_ratio, interval
+from hetero.decide.canary.forecast import _MEMORY
+from hetero.decide.canary.line import Form, Noise, _f_tail, constant_draws, fit_line, fit_ratio, interval
 
 NOISE = Noise(relative=0.02, absolute=0.02)
 X = [fraction for fraction in (0.01, 0.02, 0.03) for _ in range(3)]

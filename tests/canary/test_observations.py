@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hetero.canary.observations import Observed, point_of, read_observed
+from hetero.decide.canary.observations import Observed, point_of, read_observed
+from hetero.decide.studies.runs import RunResult
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.usage_series import UsageSeries
 from hetero.report.model import Report
-from hetero.studies.runs import RunResult
 
 BEGAN_S = 1_000_000.0
 

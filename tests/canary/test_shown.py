@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from canary_points import job, memory
 
-from hetero.canary.comparison import decide
-from hetero.canary.conducting import write_report
-from hetero.canary.forecast import Candidate, Forecast, forecast
-from hetero.canary.model import SCHEMA_VERSION, CanaryReport, load_canary
-from hetero.canary.page import canary_page
-from hetero.canary.plots import draws_of
-from hetero.canary.text import canary_text, headline_of
+from hetero.decide.canary.comparison import decide
+from hetero.decide.canary.conducting import write_report
+from hetero.decide.canary.forecast import Candidate, Forecast, forecast
+from hetero.decide.canary.model import SCHEMA_VERSION, CanaryReport, load_canary
+from hetero.decide.canary.page import canary_page
+from hetero.decide.canary.plots import draws_of
+from hetero.decide.canary.text import canary_text, headline_of
+from hetero.decide.pages.drawing import Plot
 from hetero.errors import ConfigError
-from hetero.pages.drawing import Plot
 
 
 def made(name: str, whole_s: float, hourly_usd: float, noise: float = 0.02) -> Forecast:

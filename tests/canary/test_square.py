@@ -7,9 +7,9 @@ import re
 import pytest
 from canary_points import job, work
 
-from hetero.canary.forecast import Candidate, forecast
-from hetero.canary.model import CandidateForecast
-from hetero.canary.points import CanaryPoint
+from hetero.decide.canary.forecast import Candidate, forecast
+from hetero.decide.canary.model import CandidateForecast
+from hetero.decide.canary.points import CanaryPoint
 
 
 def shown(points: tuple[CanaryPoint, ...]) -> CandidateForecast:

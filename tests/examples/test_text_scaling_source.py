@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from hetero.studies.runs import Level
-from hetero.studies.study import prepare_study
+from hetero.decide.studies.runs import Level
+from hetero.decide.studies.study import prepare_study
 
 Script = Callable[[str], ModuleType]
 Quantities = list[dict[str, Level]]

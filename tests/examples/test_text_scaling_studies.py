@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from hetero.decide.studies.study import prepare_study
+from hetero.decide.studies.study_file import read_study
 from hetero.documents.findings import ERROR
-from hetero.studies.study import prepare_study
-from hetero.studies.study_file import read_study
 
 pytest.importorskip("transformers")
 

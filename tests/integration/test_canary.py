@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import Start
 
-from hetero.canary.model import load_canary
+from hetero.decide.canary.model import load_canary
 
 SCRIPT = """
 import os, pathlib, time

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import Start
 
-from hetero.planning.plan import load_plan
+from hetero.report.plan import load_plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 

@@ -11,10 +11,11 @@ from typing import Protocol
 import pytest
 from harness import Job, Start, StartJob, StartLauncher
 
+from hetero.decide.planning.options import PlanOptions
+from hetero.decide.planning.plan import make_plan
 from hetero.errors import ConfigError
-from hetero.planning import PlanOptions, make_plan
-from hetero.planning.profile import Profile, load_profile
-from hetero.planning.profile_text import first_sentence
+from hetero.metrics.profile.profile import Profile, load_profile
+from hetero.metrics.profile.text import first_sentence
 from hetero.pricing import Catalogue
 from hetero.sample_costs.measuring import burst_sizes
 from hetero.system.cgroups import usable_cpus

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import DNN, Start, StartJob
 
-from hetero.planning.profile import load_profile
+from hetero.metrics.profile.profile import load_profile
 
 SCRIPT = Path(__file__).parent / "scripts" / "tf_profiled.py"
 

@@ -6,7 +6,7 @@ import pytest
 
 from hetero.control.status import RankReport
 from hetero.launch.profiling import ProgressLines, progress_text
-from hetero.planning.parts import RankPart
+from hetero.metrics.profile.parts import RankPart
 
 
 def report(rank: int, phase: str, num_steps: int, num_planned: int = 50) -> RankReport:

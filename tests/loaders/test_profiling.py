@@ -16,8 +16,8 @@ from hetero.errors import DatasetError
 from hetero.loaders import profiling
 from hetero.loaders.phases import ENOUGH_STEPS, EXCLUDED_STEPS, Phase
 from hetero.loaders.profiling import LoaderProfiler, ProfiledBatches
+from hetero.metrics.profile.parts import RankPart
 from hetero.metrics.steps import StepTimer
-from hetero.planning.parts import RankPart
 from hetero.spec import DatasetSpec
 
 SPEC = DatasetSpec("photos", '{"split":"train"}')

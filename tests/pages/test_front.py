@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.pages.front import pareto_front
+from hetero.decide.pages.front import pareto_front
 
 
 def test_front_has_the_items_that_no_other_beats() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from hetero.decide.pages.drawing import Plot, bar_axes, has_matplotlib, new_axes, svg_of
+from hetero.decide.pages.page import html_page, plots_html
 from hetero.errors import ConfigError
-from hetero.pages.drawing import Plot, bar_axes, has_matplotlib, new_axes, svg_of
-from hetero.pages.page import html_page, plots_html
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hetero.metrics.figures import Figure
-from hetero.planning.profile import LeafProfile, Profile, Spread, SupplyProfile, TrainingProfile
+from hetero.metrics.profile.profile import LeafProfile, Profile, Spread, SupplyProfile, TrainingProfile
 
 
 def spread(mean: float, unit: str = "s", variation: float = 0.05) -> Spread:

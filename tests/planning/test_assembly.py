@@ -12,10 +12,10 @@ import pytest
 from planning_profiles import make_profile, measured, spread
 
 from hetero.errors import ConfigError
-from hetero.planning.assembly import JobFacts, assemble_profile
-from hetero.planning.parts import Contents, HostPart, RankPart, SampledWork
-from hetero.planning.profile import ConcurrencyPoint, LeafProfile, Profile, Spread, SupplyProfile
-from hetero.planning.profile_text import first_sentence, render_profile
+from hetero.metrics.profile.assembly import JobFacts, assemble_profile
+from hetero.metrics.profile.parts import Contents, HostPart, RankPart, SampledWork
+from hetero.metrics.profile.profile import ConcurrencyPoint, LeafProfile, Profile, Spread, SupplyProfile
+from hetero.metrics.profile.text import first_sentence, render_profile
 
 FACTS = JobFacts(
     command="train.py --epochs 2",
@@ -193,7 +193,7 @@ def test_part_that_is_malformed_is_rejected(content: bytes) -> None:
 
 
 def test_profile_json_satisfies_the_schema_and_survives() -> None:
-    text = resources.files("hetero.planning").joinpath("data/profile.schema.json").read_text(encoding="utf-8")
+    text = resources.files("hetero.metrics.profile").joinpath("data/profile.schema.json").read_text(encoding="utf-8")
     schema = json.loads(text)
     profile = assemble_profile({0: rank_part()}, [host_part()], FACTS)
     jsonschema.validate(profile.to_json(), schema)

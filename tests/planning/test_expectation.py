@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from planning_profiles import make_profile
 
+from hetero.decide.planning.options import PlanOptions
+from hetero.decide.planning.plan import make_plan
 from hetero.metrics import StepSummary, StepTimer
 from hetero.metrics.figures import Figure
-from hetero.planning.plan import PlannedGroup, PlanOptions, make_plan
 from hetero.pricing.catalog import Catalogue
 from hetero.report import GroupFacts, Report, RunFacts, build_report, render_report
 from hetero.report.model import Expectation, RankFacts
+from hetero.report.plan import PlannedGroup
 
 
 def summary(step_s: float) -> StepSummary:

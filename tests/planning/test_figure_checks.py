@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from planning_profiles import make_profile, measured, spread
 
+from hetero.decide.planning.plan import make_plan
 from hetero.errors import ConfigError
-from hetero.planning.plan import make_plan
-from hetero.planning.profile import CodecProfile, ConcurrencyPoint, LeafProfile, Profile, check_figures
+from hetero.metrics.profile.profile import CodecProfile, ConcurrencyPoint, LeafProfile, Profile, check_figures
 from hetero.pricing.catalog import Catalogue
 
 JOB = make_profile(headspace_s=0.18, cpu_s=0.15)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from planning_profiles import make_profile
 
+from hetero.decide.planning.candidates import Candidate, DataGroup
+from hetero.decide.planning.finals import Finals
+from hetero.decide.planning.machines import Machine
+from hetero.decide.planning.ranking import Constraints, Entry, Ranking, simplest
+from hetero.decide.planning.steps.model import StepModel
 from hetero.errors import ConfigError
-from hetero.planning.candidates import Candidate, DataGroup
-from hetero.planning.finals import Finals
-from hetero.planning.machines import Machine
-from hetero.planning.profile import ConcurrencyPoint, Profile, Spread
-from hetero.planning.ranking import Constraints, Entry, Ranking, simplest
-from hetero.planning.steps.model import StepModel
+from hetero.metrics.profile.profile import ConcurrencyPoint, Profile, Spread
 
 TRAINER = Machine(
     instance_type="ml.p3.2xlarge", vcpus=8, network_bytes_per_s=1.25e9, memory_bytes=64e9, hourly_usd=3.825

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hetero.decide.planning.machines import Machine, menu_of
 from hetero.errors import ConfigError
-from hetero.planning.machines import Machine, menu_of
 from hetero.pricing import Catalogue
 
 

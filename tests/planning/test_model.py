@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from planning_profiles import make_profile, measured
 
-from hetero.planning.candidates import UINT8, Candidate, DataGroup
-from hetero.planning.machines import Machine
-from hetero.planning.profile import CodecProfile, ConcurrencyPoint, Profile, Spread
-from hetero.planning.steps.model import Prediction, StepModel
+from hetero.decide.planning.candidates import Candidate, DataGroup
+from hetero.decide.planning.machines import Machine
+from hetero.decide.planning.steps.model import Prediction, StepModel
+from hetero.metrics.profile.profile import CodecProfile, ConcurrencyPoint, Profile, Spread
+from hetero.report.plan import UINT8
 
 TRAINER = Machine(instance_type="ml.p3.2xlarge", vcpus=8, network_bytes_per_s=1.25e9, memory_bytes=64e9)
 DATA = Machine(instance_type="ml.c5.4xlarge", vcpus=16, network_bytes_per_s=0.6e9, memory_bytes=32e9)

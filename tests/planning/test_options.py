@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hetero.decide.planning.options import PlanOptions, WrongOption
 from hetero.errors import ConfigError
-from hetero.planning.options import PlanOptions, WrongOption
 
 
 def test_options_within_their_bounds_are_accepted() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from planning_profiles import make_profile
 
+from hetero.decide.planning.machines import Machine, bigger_machines, menu_of
+from hetero.decide.planning.options import PlanOptions
+from hetero.decide.planning.plan import make_plan
 from hetero.errors import ConfigError
-from hetero.planning.machines import Machine, bigger_machines, menu_of
-from hetero.planning.options import PlanOptions
-from hetero.planning.plan import make_plan
 from hetero.pricing import Catalogue
 
 

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from planning_profiles import make_profile, measured
 
+from hetero.decide.planning.options import PlanOptions
+from hetero.decide.planning.plan import make_plan
+from hetero.decide.planning.plan_page import plan_page
+from hetero.decide.planning.plan_text import plan_text
+from hetero.decide.planning.reasons import seconds_text, usd_text
 from hetero.errors import ConfigError
-from hetero.planning.plan import Plan, PlanOptions, load_plan, make_plan
-from hetero.planning.plan_page import plan_page
-from hetero.planning.plan_text import plan_text
-from hetero.planning.profile import CodecProfile, ConcurrencyPoint, Profile, Spread
-from hetero.planning.reasons import seconds_text, usd_text
+from hetero.metrics.profile.profile import CodecProfile, ConcurrencyPoint, Profile, Spread
 from hetero.pricing.catalog import Catalogue
+from hetero.report.plan import Plan, load_plan
 
 
 def plan_of(catalogue: Catalogue, *, menu: tuple[str, ...] = ("ml.c5.9xlarge",), **profile: Any) -> Plan:

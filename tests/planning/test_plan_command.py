@@ -11,7 +11,7 @@ from hetero.cli import main
 from hetero.config import LaunchOptions
 from hetero.documents.files import write_text
 from hetero.errors import ExitCode
-from hetero.planning.profile import write_profile
+from hetero.metrics.profile.profile import write_profile
 
 
 @pytest.fixture

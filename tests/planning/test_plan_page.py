@@ -13,14 +13,16 @@ import pytest
 from planning_profiles import make_profile
 
 from hetero.cli import main
+from hetero.decide.planning import plan_plot as plot_module
+from hetero.decide.planning.options import PlanOptions
+from hetero.decide.planning.plan import make_plan
+from hetero.decide.planning.plan_page import plan_page
+from hetero.decide.planning.plan_plot import plan_plot, unbeaten
+from hetero.decide.planning.plan_text import cluster_text
 from hetero.metrics.figures import Figure
-from hetero.planning import plan_plot as plot_module
-from hetero.planning.plan import Plan, PlannedCluster, PlanOptions, make_plan
-from hetero.planning.plan_page import plan_page
-from hetero.planning.plan_plot import plan_plot, unbeaten
-from hetero.planning.plan_text import cluster_text
-from hetero.planning.profile import write_profile
+from hetero.metrics.profile.profile import write_profile
 from hetero.pricing.catalog import Catalogue
+from hetero.report.plan import Plan, PlannedCluster
 
 pytest.importorskip("matplotlib")
 

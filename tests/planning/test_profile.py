@@ -7,7 +7,7 @@ import pytest
 from planning_profiles import make_profile
 
 from hetero.errors import ConfigError
-from hetero.planning.profile import MAX_VALUES, Spread, load_profile, write_profile
+from hetero.metrics.profile.profile import MAX_VALUES, Spread, load_profile, write_profile
 
 
 def test_profile_written_and_read_is_the_same(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from planning_profiles import make_profile
 
-from hetero.planning.candidates import Candidate, DataGroup
-from hetero.planning.machines import Machine
-from hetero.planning.plan import PlanOptions, make_plan
-from hetero.planning.steps.model import StepModel
+from hetero.decide.planning.candidates import Candidate, DataGroup
+from hetero.decide.planning.machines import Machine
+from hetero.decide.planning.options import PlanOptions
+from hetero.decide.planning.plan import make_plan
+from hetero.decide.planning.steps.model import StepModel
 from hetero.pricing.catalog import Catalogue
 
 VCPU_SPEED = 1.55

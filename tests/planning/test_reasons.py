@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from planning_profiles import make_profile
 
-from hetero.planning.candidates import Candidate, DataGroup
-from hetero.planning.machines import Machine
-from hetero.planning.ranking import Constraints
-from hetero.planning.reasons import answer_of, rejection_of
-from hetero.planning.search import Alternative, Search
-from hetero.planning.steps.model import Prediction
+from hetero.decide.planning.candidates import Candidate, DataGroup
+from hetero.decide.planning.machines import Machine
+from hetero.decide.planning.ranking import Constraints
+from hetero.decide.planning.reasons import answer_of, rejection_of
+from hetero.decide.planning.search import Alternative, Search
+from hetero.decide.planning.steps.model import Prediction
 
 TRAINER = Machine(instance_type="ml.p3.2xlarge", vcpus=8, hourly_usd=3.6)
 DATA = Machine(instance_type="ml.c5.9xlarge", vcpus=36, hourly_usd=3.6)

@@ -14,14 +14,14 @@ from typing import Any
 
 import hetero
 from hetero.documents.records import limits
-from hetero.planning.profile import SCHEMA_VERSION as PROFILE_VERSION
-from hetero.planning.profile import Profile
+from hetero.metrics.profile.profile import SCHEMA_VERSION as PROFILE_VERSION
+from hetero.metrics.profile.profile import Profile
 from hetero.report.model import SCHEMA_VERSION as REPORT_VERSION
 from hetero.report.model import Report
 
 PACKAGE = Path(hetero.__file__).parent
 SCHEMAS = {
-    "planning/data/profile.schema.json": (Profile, f"hetero profile, version {PROFILE_VERSION}"),
+    "metrics/profile/data/profile.schema.json": (Profile, f"hetero profile, version {PROFILE_VERSION}"),
     "report/data/report.schema.json": (Report, f"hetero report, version {REPORT_VERSION}"),
 }
 

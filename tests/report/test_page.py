@@ -14,15 +14,15 @@ import pytest
 from browser import needs_chromium, open_page
 
 from hetero.cli import main
+from hetero.decide.pages.run_page import comparison_page, run_page
+from hetero.decide.pages.run_plots import step_parts_s
 from hetero.errors import ConfigError, ExitCode
 from hetero.metrics import HostUsage, StepSummary
 from hetero.metrics.step_series import StepSeries
 from hetero.metrics.usage_series import UsageSeries
 from hetero.pricing import Catalogue
 from hetero.report import RankFacts, Report, RunFacts, build_report, compare
-from hetero.report.charts import step_parts_s
 from hetero.report.model import TimedEvent
-from hetero.report.page import comparison_page, run_page
 
 pytest.importorskip("matplotlib")
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from hetero.decide.planning.candidates import Candidate
+from hetero.decide.planning.machines import Machine
+from hetero.decide.planning.steps.model import StepModel
+from hetero.decide.profile import load_any_profile, profile_of_report
 from hetero.errors import ConfigError
 from hetero.metrics import StepSummary
-from hetero.planning.candidates import Candidate
-from hetero.planning.machines import Machine
-from hetero.planning.profile import Profile, write_profile
-from hetero.planning.steps.model import StepModel
+from hetero.metrics.profile.profile import Profile, write_profile
 from hetero.pricing.catalog import Catalogue
 from hetero.report import GroupFacts, RankFacts, RunFacts, build_report, write_report
-from hetero.report.profile import load_any_profile, profile_of_report
 
 FactsMaker = Callable[..., RunFacts]
 

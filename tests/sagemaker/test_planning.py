@@ -11,7 +11,7 @@ from estimators import pytorch
 from planning_profiles import make_profile
 
 from hetero.errors import ClusterError, ConfigError
-from hetero.planning import Profile, write_profile
+from hetero.metrics.profile.profile import Profile, write_profile
 from hetero.sagemaker import plan, prepare
 
 pytest.importorskip("sagemaker.estimator", reason="needs the SageMaker SDK 2")

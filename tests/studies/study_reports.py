@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hetero.decide.studies.plan import StudyPlan, plan_study
+from hetero.decide.studies.runs import PlannedRun, RunResult
+from hetero.decide.studies.study_file import Study, parse_study
 from hetero.metrics.logged import LoggedMetric
 from hetero.pricing import Catalogue
 from hetero.report import GroupFacts, Report, RunFacts, build_report
-from hetero.studies.plan import StudyPlan, plan_study
-from hetero.studies.runs import PlannedRun, RunResult
-from hetero.studies.study_file import Study, parse_study
 
 PRICED = Catalogue.load(profile="seed-2022")
 CLUSTERS = {

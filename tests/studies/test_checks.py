@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from study_reports import CLUSTERS, PRICED, SOURCE, plan_of, report_document
 
-from hetero.studies.checks import CHECKS, check_study
-from hetero.studies.plan import plan_study
-from hetero.studies.study_file import parse_study
+from hetero.decide.studies.checks import CHECKS, check_study
+from hetero.decide.studies.plan import plan_study
+from hetero.decide.studies.study_file import parse_study
 
 ONE = {"1 GPU": CLUSTERS["1 GPU"]}
 KEPT: dict[str, Any] = {"samples": 96_000, "epochs": 3, "batch_per_device": 32}

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from study_reports import PretendExecutor, report_of, result_of, small_runs
 
+from hetero.decide.studies.conduct import Progress, conduct, read_results
+from hetero.decide.studies.runs import PlannedRun, RunResult
+from hetero.decide.studies.study_file import Budget
 from hetero.errors import BudgetError, ConfigError, ExitCode
 from hetero.metrics.logged import LoggedMetric
-from hetero.studies.conduct import Progress, conduct, read_results
-from hetero.studies.runs import PlannedRun, RunResult
-from hetero.studies.study_file import Budget
 
 
 def fails(run: PlannedRun) -> RunResult | None:
@@ -76,7 +76,7 @@ def test_line_that_was_not_written_completely_is_ignored(tmp_path: Path) -> None
 
 
 def test_interrupted_run_counts_with_what_it_cost_until_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.studies.conduct._LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr("hetero.decide.studies.conduct._LONGEST_WAIT_S", 0.01)
     runs = small_runs(1)
     alive = tmp_path / "runs" / runs[0].run_id / "alive"
 
@@ -289,7 +289,7 @@ def test_folder_that_cannot_be_written_to_is_an_error_with_what_to_do(tmp_path: 
 
 
 def test_ledger_keeps_the_last_value_of_a_long_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.studies.ledger.MAX_METRICS", 10)
+    monkeypatch.setattr("hetero.decide.studies.ledger.MAX_METRICS", 10)
     metrics = tuple(LoggedMetric(name="loss", value=float(at), at_s=at) for at in range(100))
     executor = PretendExecutor(before=lambda run: result_of(run, metrics=metrics))
     (result,) = conduct(small_runs(1), executor, tmp_path)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from study_reports import CLUSTERS, PRICED, plan_of, study_of
 
+from hetero.decide.studies.constraints import derive
+from hetero.decide.studies.runs import Level
 from hetero.errors import ConfigError
-from hetero.studies.constraints import derive
-from hetero.studies.runs import Level
 
 
 def quantities(changes: dict[str, Any], name: str) -> list[Level | None]:

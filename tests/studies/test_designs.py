@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from hetero.decide.studies.designs import correlations, rows_of
+from hetero.decide.studies.study_file import Design, Factor
 from hetero.errors import ConfigError
-from hetero.studies.designs import correlations, rows_of
-from hetero.studies.study_file import Design, Factor
 
 RANKS = Factor(name="ranks", levels=(1, 16, 32))
 SAMPLES = Factor(name="samples", levels=(100_000, 600_000, 1_000_000))

@@ -16,13 +16,13 @@ import pytest
 from study_reports import PRICED, report_of, small_runs
 
 from hetero import cli, config
+from hetero.decide.studies.executors import LaunchExecutor, SimulateExecutor, phases_of
+from hetero.decide.studies.runs import PlannedRun
 from hetero.errors import ConfigError
 from hetero.metrics.logged import MetricPattern
 from hetero.metrics.steps import StepTimer
 from hetero.pricing import Catalogue
 from hetero.report.model import RankFacts
-from hetero.studies.executors import LaunchExecutor, SimulateExecutor, phases_of
-from hetero.studies.runs import PlannedRun
 
 LOSS = MetricPattern(name="loss", regex=r"loss: ([0-9.]+)")
 
@@ -140,7 +140,7 @@ def test_variable_that_no_process_can_have_is_rejected(run: PlannedRun, tmp_path
 def test_first_and_last_value_of_a_long_series_are_kept(
     run: PlannedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.studies.executors.MAX_METRICS", 10)
+    monkeypatch.setattr("hetero.decide.studies.executors.MAX_METRICS", 10)
     code = "for number in range(100): print(f'loss: {number}'); print(f'hetero.log_metric f1={number}')"
     result = ScriptExecutor(code, patterns=[LOSS]).execute(run, tmp_path)
     for name in ("f1", "loss"):
@@ -210,7 +210,7 @@ def test_paths_in_options_are_relative_to_the_study(tmp_path: Path) -> None:
 
 
 def test_run_whose_output_another_process_holds_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.studies.child_job._OUTPUT_S", 0.5)
+    monkeypatch.setattr("hetero.decide.studies.child_job._OUTPUT_S", 0.5)
     code = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid)"
     (planned,) = small_runs(1)
     result = ScriptExecutor(code).execute(planned, tmp_path)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from study_reports import CLUSTERS, plan_of, report_of, result_of
 
+from hetero.decide.studies import page, plots
+from hetero.decide.studies.page import study_page
+from hetero.decide.studies.plan import StudyPlan
+from hetero.decide.studies.plots import Results
+from hetero.decide.studies.runs import PlannedRun, RunResult
+from hetero.decide.studies.study_file import Metric
+from hetero.decide.studies.table import rows
 from hetero.documents.findings import Finding
 from hetero.documents.text import html_text
 from hetero.metrics.logged import LoggedMetric
-from hetero.studies import page, plots
-from hetero.studies.page import study_page
-from hetero.studies.plan import StudyPlan
-from hetero.studies.plots import Results
-from hetero.studies.runs import PlannedRun, RunResult
-from hetero.studies.study_file import Metric
-from hetero.studies.table import rows
 
 pytest.importorskip("matplotlib")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from study_reports import CLUSTERS, PRICED, plan_of
 
+from hetero.decide.studies.checks import check_study
+from hetero.decide.studies.plan import only
 from hetero.errors import ConfigError
-from hetero.studies.checks import check_study
-from hetero.studies.plan import only
 
 
 def test_run_has_the_arguments_of_its_cell() -> None:

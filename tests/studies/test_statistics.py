@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from hetero.errors import ConfigError
-from hetero.metrics.logged import LoggedMetric
-from hetero.studies.statistics import (
+from hetero.decide.studies.statistics import (
     best_value,
     interval_of,
     quality_after,
     t_quantile,
     time_to_quality,
 )
-from hetero.studies.study_file import Metric
+from hetero.decide.studies.study_file import Metric
+from hetero.errors import ConfigError
+from hetero.metrics.logged import LoggedMetric
 
 ACCURACY = Metric(name="accuracy", target=0.8)
 LOSS = Metric(name="loss", goal="min", target=0.3)

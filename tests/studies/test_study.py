@@ -10,12 +10,12 @@ import pytest
 from study_reports import PretendExecutor
 
 from hetero import cli, config
+from hetero.decide.studies.conduct import Progress
+from hetero.decide.studies.executors import SimulateExecutor
+from hetero.decide.studies.ledger import LEDGER_FILE_NAME
+from hetero.decide.studies.runs import STOPPED, PlannedRun, RunResult
+from hetero.decide.studies.study import make_executor, prepare_study, preview_text, progress_text, run_study
 from hetero.errors import BudgetError, ConfigError, ExitCode
-from hetero.studies.conduct import Progress
-from hetero.studies.executors import SimulateExecutor
-from hetero.studies.ledger import LEDGER_FILE_NAME
-from hetero.studies.runs import STOPPED, PlannedRun, RunResult
-from hetero.studies.study import make_executor, prepare_study, preview_text, progress_text, run_study
 
 FILE = """
 name: small

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from study_reports import SOURCE, plan_of, report_of, result_of, small_runs, study_of
 
+from hetero.decide.studies.study_file import RESERVED, read_study
+from hetero.decide.studies.table import rows
 from hetero.errors import ConfigError
-from hetero.studies.study_file import RESERVED, read_study
-from hetero.studies.table import rows
 
 
 def test_file_is_read_with_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_reserved_names_are_the_columns_of_a_run() -> None:
 
 @pytest.mark.parametrize("name", ["name", "script", "factors"])
 def test_missing_value_is_named(name: str) -> None:
-    from hetero.studies.study_file import parse_study
+    from hetero.decide.studies.study_file import parse_study
 
     with pytest.raises(ConfigError, match=f"{name}: missing"):
         parse_study({key: value for key, value in SOURCE.items() if key != name}, Path("STUDY.yaml"))

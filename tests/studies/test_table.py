@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from study_reports import report_of, result_of, small_runs
 
+from hetero.decide.studies.runs import RunResult
+from hetero.decide.studies.study_file import Metric
+from hetero.decide.studies.table import _column, communication_ratio, csv_text, rows, write_parquet
 from hetero.metrics.logged import LoggedMetric
-from hetero.studies.runs import RunResult
-from hetero.studies.study_file import Metric
-from hetero.studies.table import _column, communication_ratio, csv_text, rows, write_parquet
 
 
 def results() -> list[RunResult]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.canary.conducting import level_2_bytes
+from hetero.decide.canary.conducting import level_2_bytes
 
 
 def cache(folder: Path, cpu: int, index: int, level: str, size: str, shared: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from plain_feed import PlainFeed, epochs
 
 from hetero.loaders import phases, profiling
-from hetero.planning.parts import RankPart
+from hetero.metrics.profile.parts import RankPart
 
 
 class Kept(list[Any]):

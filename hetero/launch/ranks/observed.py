@@ -2,7 +2,7 @@
 
 A canary trains on a few percent of the data, and `hetero canary` forecasts the whole job from it. The time of imports
 does not grow with the data, and varies from run to run by more than the data adds. Therefore a rank of a canary run
-times the outermost imports of its script. `hetero.canary` reads the file of a rank.
+times the outermost imports of its script. `hetero.decide.canary` reads the file of a rank.
 """
 
 from __future__ import annotations

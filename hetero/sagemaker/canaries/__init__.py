@@ -5,5 +5,5 @@ identity.py    what determines the work of a job, so that results of another job
 manifests.py   lists the objects of a channel, writes manifests, and makes the inputs that name them
 watching.py    a finished job as a point: its phases, and CPU, memory and GPU from CloudWatch
 
-The forecast itself is `hetero.canary`. The jobs are runs of `hetero.studies`, so a killed study goes on.
+The forecast itself is `hetero.decide.canary`. The jobs are runs of `hetero.decide.studies`, so a killed study goes on.
 """

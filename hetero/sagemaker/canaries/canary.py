@@ -12,15 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetero.canary.comparison import decide
-from hetero.canary.conducting import execute_canaries, raise_over_budget, write_report
-from hetero.canary.design import Cluster, check_fractions, check_real, check_repeats, run_name
-from hetero.canary.files import DataFile, choose_files
-from hetero.canary.forecast import Candidate, ForecastOptions, forecast
-from hetero.canary.model import SCHEMA_VERSION, CanaryReport
-from hetero.canary.points import CanaryPoint, Resources
-from hetero.canary.refusals import percent
 from hetero.cluster import Role, slug
+from hetero.decide.canary.comparison import decide
+from hetero.decide.canary.conducting import execute_canaries, raise_over_budget, write_report
+from hetero.decide.canary.design import Cluster, check_fractions, check_real, check_repeats, run_name
+from hetero.decide.canary.files import DataFile, choose_files
+from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.decide.canary.model import SCHEMA_VERSION, CanaryReport
+from hetero.decide.canary.points import CanaryPoint, Resources
+from hetero.decide.canary.refusals import percent
+from hetero.decide.studies.ledger import JOB_FILE_NAME, RUNS_FOLDER
+from hetero.decide.studies.runs import PlannedRun, RunResult
+from hetero.decide.studies.study_file import Budget
 from hetero.documents.files import read_bounded
 from hetero.documents.text import counted
 from hetero.errors import ConfigError
@@ -47,9 +50,6 @@ from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.recording import ACCOUNT, copy_of, record, sdk_version
 from hetero.sagemaker.request import RequestGroup
 from hetero.sagemaker.study_executor import EstimatorExecutor
-from hetero.studies.ledger import JOB_FILE_NAME, RUNS_FOLDER
-from hetero.studies.runs import PlannedRun, RunResult
-from hetero.studies.study_file import Budget
 
 __all__ = ["canary"]
 

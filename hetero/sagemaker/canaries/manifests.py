@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetero.canary.files import MAX_FILES, DataFile
+from hetero.decide.canary.files import MAX_FILES, DataFile
 from hetero.errors import ConfigError
 from hetero.sagemaker.request import TrainingRequest
 

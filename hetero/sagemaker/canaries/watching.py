@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hetero.canary.points import CanaryPoint, Part, Resources
+from hetero.decide.canary.points import CanaryPoint, Part, Resources
+from hetero.decide.studies.runs import FINISHED, RunResult
 from hetero.documents.files import read_bounded, write_text
 from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
 from hetero.report.model import Report
 from hetero.sagemaker.request import RequestGroup
-from hetero.studies.runs import FINISHED, RunResult
 
 __all__ = ["keep_resources", "names_of_trainers", "point_of_job", "read_resources", "resources_of_job"]
 

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
+from hetero.decide.studies.conduct import conduct
+from hetero.decide.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
+from hetero.decide.studies.study import prepare_study
 from hetero.metrics.logged import LoggedMetric
-from hetero.studies.conduct import conduct
-from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
-from hetero.studies.study import prepare_study
 
 Load = Callable[[str], ModuleType]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hetero.planning.parts import HostPart, SampledWork
+from hetero.metrics.profile.parts import HostPart, SampledWork
 from hetero.sample_costs.options import Channel, SupplyOptions
 
 SCRIPT = """

@@ -11,8 +11,8 @@ import pytest
 from hetero.batches.build import BuiltDataset
 from hetero.batches.collation import collate_arrays
 from hetero.errors import ConfigError, DatasetError
-from hetero.planning.parts import SampledWork
-from hetero.planning.profile import Spread, SupplyProfile
+from hetero.metrics.profile.parts import SampledWork
+from hetero.metrics.profile.profile import Spread, SupplyProfile
 from hetero.sample_costs.contents import measure_contents
 from hetero.sample_costs.measuring import burst_sizes, emulated_supply, most_processes
 from hetero.sample_costs.options import SupplyOptions

@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from hetero.planning.steps.sharing import fair_share, pace
-from hetero.planning.steps.timeline import Timeline, TimelineHost, TimelineJob
+from hetero.decide.planning.steps.sharing import fair_share, pace
+from hetero.decide.planning.steps.timeline import Timeline, TimelineHost, TimelineJob
 
 EVEN = (1.0,)
 

@@ -17,8 +17,8 @@ from canary_account import CATALOGUE, START, Account
 from guards import state_of
 from study_reports import report_of
 
-from hetero.canary.files import DataFile
-from hetero.canary.model import load_canary
+from hetero.decide.canary.files import DataFile
+from hetero.decide.canary.model import load_canary
 from hetero.errors import BudgetError, ConfigError
 from hetero.report.model import RankFacts
 from hetero.sagemaker.canaries.canary import _target_uri
@@ -55,7 +55,7 @@ def forecast_of(account: Account, folder: Path, **more: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write pages without plots: tests/canary looks at those, and drawing takes a third of the time of these tests."""
-    monkeypatch.setattr("hetero.pages.page.has_matplotlib", lambda: False)
+    monkeypatch.setattr("hetero.decide.pages.page.has_matplotlib", lambda: False)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from estimators import pytorch
 from hetero import cli
 from hetero.cluster import Role
 from hetero.errors import ClusterError, ConfigError, ExitCode
-from hetero.planning import load_profile
+from hetero.metrics.profile.profile import load_profile
 from hetero.sagemaker import TrainingRequest, offline_session, prepare, rehearse
 from hetero.sagemaker.rehearsal import local_job
 from hetero.sagemaker.rehearsal.containers import Container

@@ -1,0 +1,58 @@
+"""Compares the candidates: which is the cheapest, with its probability. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetero.decide.canary.forecast import Forecast
+from hetero.decide.canary.model import Decision
+
+__all__ = ["CERTAIN", "decide"]
+
+CERTAIN = 0.9
+"""Probability from which a candidate counts as the cheapest."""
+
+
+def decide(forecasts: Sequence[Forecast]) -> Decision | None:
+    """Return which candidate is the cheapest. None for fewer than two candidates.
+
+    Candidates that most probably run out of memory are left out. If the cost of another was refused, nothing is
+    decided.
+    """
+    if len(forecasts) < 2:
+        return None
+    # A cluster that most probably fails is no choice. With it, one such candidate made every comparison undecided.
+    able = [each for each in forecasts if (each.shown.out_of_memory or 0.0) <= 0.5]
+    refused = [each.shown.name for each in able if not _has_cost(each)]
+    if refused or not able:
+        why = f"the cost of {refused[0]} has no forecast" if refused else "none has enough memory"
+        return Decision(cheapest="", probability=0.0, sentence=f"Which cluster is the cheapest is not known: {why}.")
+    # Each draw is one future in which the candidates are compared, so a share of draws is a probability.
+    usd = np.stack([each.usd for each in able])
+    shares = np.bincount(np.argmin(usd, axis=0), minlength=len(able)) / usd.shape[1]
+    best = int(np.argmax(shares))
+    name, probability = able[best].shown.name, float(shares[best])
+    excluded = [each.shown.name for each in forecasts if (each.shown.out_of_memory or 0.0) > 0.5]
+    rest = f" {', '.join(excluded)} would most probably run out of memory." if excluded else ""
+    unknown = [each.shown.name for each in able if each.shown.out_of_memory is None]
+    if unknown:
+        rest += f" Whether the memory of {', '.join(unknown)} is enough was not forecast."
+    if probability < CERTAIN:
+        # The two with the largest shares compete. Two others may be closer to each other and cost ten times as much.
+        second = int(np.argsort(shares)[-2])
+        sentence = (
+            f"Which cluster is the cheapest is not decided: {name} with a probability of {probability:.0%}. "
+            f"The intervals of {name} and {able[second].shown.name} overlap.{rest}"
+        )
+        return Decision(cheapest="", probability=probability, sentence=sentence)
+    return Decision(
+        cheapest=name,
+        probability=probability,
+        sentence=f"{name} is the cheapest with a probability of {min(probability, 0.999):.1%}.{rest}",
+    )
+
+
+def _has_cost(each: Forecast) -> bool:
+    return len(each.usd) > 0 and not each.shown.refused("time") and not each.shown.refused("cost")

@@ -1,0 +1,434 @@
+"""Executes the runs of a canary study through `hetero.decide.studies`, and forecasts the whole from them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hetero.cluster import Role
+from hetero.cluster.roles import assign_roles
+from hetero.decide.canary.comparison import decide
+from hetero.decide.canary.design import (
+    MIN_RUNS,
+    CanaryRequest,
+    Cluster,
+    PlannedCanary,
+    how_text,
+    plan_canaries,
+)
+from hetero.decide.canary.files import evict
+from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.decide.canary.identity import identity_of
+from hetero.decide.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport, CandidateForecast
+from hetero.decide.canary.observations import point_of, read_observed
+from hetero.decide.canary.page import PAGE_FILE_NAME, canary_page
+from hetero.decide.canary.points import CanaryPoint
+from hetero.decide.canary.text import canary_text
+from hetero.decide.studies.conduct import Progress, conduct, read_results
+from hetero.decide.studies.runs import FAILED, STOPPED, Billing, Executor, PlannedRun, RunResult
+from hetero.decide.studies.study_file import PRICE_OPTIONS, Budget
+from hetero.documents.files import write_text
+from hetero.errors import BudgetError, ConfigError
+from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
+from hetero.pricing import Catalogue
+from hetero.report.verdict import upper_bounds_note
+
+__all__ = [
+    "FINAL_RULES",
+    "TEXT_FILE_NAME",
+    "execute_canaries",
+    "level_2_bytes",
+    "memory_limit_of",
+    "raise_over_budget",
+    "report_of",
+    "run_canaries",
+    "write_report",
+]
+
+logger = logging.getLogger(__name__)
+
+TEXT_FILE_NAME = "canary.md"
+_GIB = 2**30
+FINAL_RULES = ("fixed-steps", "passes", "failed")
+"""Rules that refuse whatever further runs of the same fractions show."""
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+class _PreparingExecutor:
+    """Links the files of a run before it starts, and drops them from the page cache. Otherwise it is another executor.
+
+    Args:
+        inner: Executes the runs.
+        planned: The runs.
+        request: What was asked for.
+        folder: Folder of the study.
+        is_cold: Whether to drop the files from the page cache.
+    """
+
+    def __init__(
+        self,
+        inner: Executor,
+        planned: Sequence[PlannedCanary],
+        request: CanaryRequest,
+        folder: Path,
+        *,
+        is_cold: bool,
+    ) -> None:
+        self._inner = inner
+        self._planned = {each.run.run_id: each for each in planned}
+        self._prices = {name: value for name, value in request.options.items() if name in PRICE_OPTIONS}
+        self._folder = folder
+        self._is_cold = is_cold
+        self.max_parallel = inner.max_parallel
+        if isinstance(inner, Billing):
+            self.billed_s = inner.billed_s
+
+    def hourly_usd(self, run: PlannedRun) -> float | None:
+        """Return the price of all hosts of the run per hour, or None if a price is unknown."""
+        return self._inner.hourly_usd(run)
+
+    def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+        """Run the job, see `hetero.decide.studies.runs.Executor.execute`."""
+        planned = self._planned[run.run_id]
+        # Linked only now, so that a second start of the study touches no data of runs that are being executed.
+        planned.link(self._folder)
+        if self._is_cold:
+            evict(path for linked in planned.links for path in linked.paths)
+            linked_folders = {str(linked.target.resolve()) for linked in planned.links}
+            # The channels that every run gets whole are not among the links.
+            for folder_of_channel in sorted(set(run.channels.values()) - linked_folders):
+                evict(Path(root, name) for root, _, names in os.walk(folder_of_channel) for name in names)
+        observations = Path(run.environment[CANARY_DIR_VARIABLE])
+        observations.mkdir(parents=True, exist_ok=True)
+        # A run that was repeated must not have the observations of its first attempt.
+        for old in observations.glob("rank-*.json"):
+            old.unlink()
+        return self._inner.execute(replace(run, options={**run.options, **self._prices}), folder)
+
+    def stop(self) -> None:
+        """Ask the runs that are being executed to stop."""
+        self._inner.stop()
+
+
+def execute_canaries(
+    runs: Sequence[PlannedRun],
+    executor: Executor,
+    folder: Path,
+    *,
+    budget: Budget,
+    on_progress: Callable[[Progress], object] | None,
+    identity: Mapping[str, object],
+    accepts_failures: bool,
+    retry_failed: bool = True,
+    fresh: bool = False,
+) -> tuple[list[RunResult], BudgetError | None]:
+    """Execute the runs that the ledger in ``folder`` does not have yet.
+
+    After a run that fails, no more runs of its cluster begin, because they could not change that the forecast is
+    refused.
+
+    Args:
+        runs: The runs.
+        executor: Executes the runs.
+        folder: Folder of the study.
+        budget: Limits of all runs together.
+        on_progress: Called when a run begins and when it ends.
+        identity: What the study is.
+        accepts_failures: Whether runs go on after one that failed.
+        retry_failed: Whether runs that failed at an earlier start run again, unless failures are accepted.
+        fresh: Whether to forget the runs of earlier starts.
+
+    Returns:
+        The results, and the error if the budget does not allow all runs.
+    """
+    over_budget = None
+    try:
+        conduct(
+            runs,
+            executor,
+            folder,
+            budget=budget,
+            on_progress=on_progress,
+            identity=identity,
+            retry_failed=retry_failed and not accepts_failures,
+            fresh=fresh,
+            skips_failed_groups=not accepts_failures,
+        )
+    except BudgetError as error:
+        over_budget = error
+    return read_results(runs, folder), over_budget
+
+
+def run_canaries(
+    request: CanaryRequest,
+    folder: Path,
+    *,
+    executor: Executor,
+    catalogue: Catalogue,
+    memory_gib: Mapping[str, float] | None = None,
+    options: ForecastOptions | None = None,
+    enough: float | None = None,
+    budget: Budget | None = None,
+    is_cold: bool = True,
+    fresh: bool = False,
+    on_progress: Callable[[Progress], object] | None = None,
+) -> CanaryReport:
+    """Execute the canary runs that the ledger in ``folder`` does not have yet, and write the forecast.
+
+    Args:
+        request: What to run.
+        folder: Folder of the study. It gets ``canary.json``, ``canary.md`` and ``canary.html``.
+        executor: Executes the runs.
+        catalogue: Prices and memory of instance types.
+        memory_gib: Memory of a host by instance type. It replaces that of the catalogue.
+        options: Options of the forecast.
+        enough: Half-width of the interval of the time, as a share of its value, at which no more runs begin. None
+            executes all runs.
+        budget: Limits of all runs together. None: no limit.
+        is_cold: Whether to drop the files of a run from the page cache before it.
+        fresh: Whether to forget the runs of earlier starts.
+        on_progress: Called when a run begins and when it ends.
+
+    Raises:
+        BudgetError: If the budget does not allow a run. The forecast from the runs that ended is written.
+        ConfigError: If the data cannot be divided, the ledger is of other runs, or another study writes to the folder.
+        KeyboardInterrupt: After the runs were stopped, and the forecast from those that ended was written.
+    """
+    options = options or ForecastOptions()
+    _check_types(request, memory_gib or {})
+    # Plan the runs. With `enough`, begin with as many as a first forecast needs.
+    planned, data_bytes = plan_canaries(request, folder)
+    preparing = _PreparingExecutor(executor, planned, request, folder, is_cold=is_cold)
+    identity = identity_of(request, data_bytes, is_cold=is_cold)
+    num_runs = len(planned) if enough is None else min(len(planned), MIN_RUNS * len(request.clusters))
+    accepts_failures = "failed" in options.accept
+
+    def forecast_of(results: Sequence[RunResult]) -> CanaryReport:
+        return report_of(
+            request,
+            planned,
+            results,
+            executor=executor,
+            catalogue=catalogue,
+            memory_gib=memory_gib or {},
+            data_bytes=data_bytes,
+            options=options,
+        )
+
+    results: list[RunResult] = []
+    is_first = True
+    # Runs that agree by chance have a narrow interval, so one more run of each must confirm it. Without it, 77 to 80 %
+    # of the intervals contained the time, at 8 to 12 % noise.
+    was_enough = False
+    while True:
+        # Execute the runs. The ledger has those that ended already.
+        runs = _to_execute(planned[:num_runs], results, accepts_failures=accepts_failures)
+        try:
+            results, over_budget = execute_canaries(
+                runs,
+                preparing,
+                folder,
+                budget=budget or Budget(),
+                on_progress=on_progress,
+                identity=identity,
+                accepts_failures=accepts_failures,
+                retry_failed=is_first,
+                fresh=fresh and is_first,
+            )
+        except KeyboardInterrupt:
+            # Ctrl-C once lost the forecast of the runs that had ended.
+            ended = [result for result in read_results(runs, folder) if result.state != STOPPED]
+            write_report(forecast_of(ended), folder)
+            raise
+        is_first = False
+        report = forecast_of(results)
+        # Forecast, and decide whether one more run of each cluster is needed.
+        is_confirmed = was_enough or all(_is_final(each) for each in report.candidates)
+        was_enough = all(_is_enough(each, enough) for each in report.candidates)
+        if over_budget is not None or num_runs >= len(planned) or (was_enough and is_confirmed):
+            break
+        num_runs = min(len(planned), num_runs + len(request.clusters))
+    write_report(report, folder)
+    raise_over_budget(over_budget, folder, "--budget-hours")
+    return report
+
+
+def _to_execute(
+    planned: Sequence[PlannedCanary], results: Sequence[RunResult], *, accepts_failures: bool
+) -> list[PlannedRun]:
+    """Return the runs without those of a cluster that failed before they began."""
+    ended = {result.run_id for result in results}
+    failed = {result.run_id for result in results if result.state == FAILED and not accepts_failures}
+    clusters = {each.run.groups for each in planned if each.run.run_id in failed}
+    return [each.run for each in planned if each.run.run_id in ended or each.run.groups not in clusters]
+
+
+def raise_over_budget(error: BudgetError | None, folder: Path, option: str) -> None:
+    """Raise an error that names the forecast in a folder and the option, if the budget ended the study."""
+    if error is not None:
+        reason = str(error).partition("\n  to do")[0]
+        raise BudgetError(
+            f"{reason}\n  {folder / TEXT_FILE_NAME} has the forecast from the runs that ended\n"
+            f"  to do: raise {option} and start again, which keeps these runs"
+        ) from error
+
+
+def _check_types(request: CanaryRequest, memory_gib: Mapping[str, float]) -> None:
+    """Raise `ConfigError` if an option names an instance type that no candidate has."""
+    types = sorted({kind for cluster in request.clusters for kind in _types_of(cluster)})
+    for flag, names in (("--memory", memory_gib), ("--as-fast-as", sorted(request.as_fast_as))):
+        unknown = next((name for name in names if name not in types), None)
+        if unknown is not None:
+            raise ConfigError(f"{flag} {unknown}: no candidate has such hosts; expected one of {', '.join(types)}")
+
+
+def _types_of(cluster: Cluster) -> list[str]:
+    """Return the instance types of a cluster."""
+    return list(dict.fromkeys(text.partition("=")[2].rpartition(":")[0] for text in cluster.groups))
+
+
+def _is_enough(candidate: CandidateForecast, enough: float | None) -> bool:
+    """Return whether the interval of a candidate is narrow enough, or no run can change the forecast."""
+    time = candidate.figure("time")
+    is_narrow = enough is not None and time is not None and time.half_width <= enough
+    return _is_final(candidate) or (is_narrow and not candidate.refused("time"))
+
+
+def _is_final(candidate: CandidateForecast) -> bool:
+    """Return whether a rule refuses whatever further runs show."""
+    return any(refusal.rule in FINAL_RULES for refusal in candidate.refusals)
+
+
+def report_of(
+    request: CanaryRequest,
+    planned: Sequence[PlannedCanary],
+    results: Sequence[RunResult],
+    *,
+    executor: Executor,
+    catalogue: Catalogue,
+    memory_gib: Mapping[str, float],
+    data_bytes: float | None,
+    options: ForecastOptions,
+) -> CanaryReport:
+    """Return the forecast from the results of the runs."""
+    by_id = {result.run_id: result for result in results}
+    forecasts = []
+    for cluster in request.clusters:
+        own = [each for each in planned if each.cluster == cluster and each.run.run_id in by_id]
+        points = tuple(_point(each, by_id[each.run.run_id], by_samples=request.by_samples) for each in own)
+        named = {each.run.run_id: report for each in own if (report := by_id[each.run.run_id].report) is not None}
+        reports = list(named.values())
+        objections = dict.fromkeys(report.cost.objection for report in reports if report.cost.objection)
+        # Simulated hosts work with this machine. A forecast of their costs would hold only if the machine is as fast as
+        # they are.
+        missing = [kind for kind in _types_of(cluster) if kind not in request.as_fast_as]
+        has_cost = own and (not missing or not objections)
+        candidate = Candidate(
+            name=cluster.name,
+            groups=cluster.groups,
+            points=points,
+            hourly_usd=executor.hourly_usd(own[0].run) if has_cost else None,
+            memory_limit_bytes=memory_limit_of(cluster, catalogue, memory_gib),
+            data_bytes=data_bytes,
+            cache_bytes=level_2_bytes(),
+            notes=(
+                *filter(None, [upper_bounds_note(named)]),
+                *(() if has_cost else (_note(text, missing) for text in objections)),
+            ),
+        )
+        basis = "simulated" if any(report.run.simulated for report in reports) else options.basis
+        forecasts.append(forecast(candidate, replace(options, basis=basis)))
+    return CanaryReport(
+        schema_version=SCHEMA_VERSION,
+        command=shlex.join([request.script, *request.script_args]),
+        how=how_text(request),
+        candidates=tuple(each.shown for each in forecasts),
+        decision=decide(forecasts),
+    )
+
+
+def _note(objection: str, missing: Sequence[str]) -> str:
+    types = " and ".join(missing)
+    return (
+        f"{objection} The forecast is therefore of this machine. If it is as fast as a host of {types}, give "
+        f"--as-fast-as TYPE for {types}."
+    )
+
+
+def _point(planned: PlannedCanary, result: RunResult, *, by_samples: bool) -> CanaryPoint:
+    observed = read_observed(Path(planned.run.environment[CANARY_DIR_VARIABLE]))
+    point = point_of(result, fraction=planned.fraction, observed=observed)
+    if not by_samples:
+        return point
+    known = [
+        (loader.dataset_samples, loader.pass_samples)
+        for loader in point.loaders
+        if loader.dataset_samples and loader.pass_samples
+    ]
+    # The largest loader has most of the work, and its samples round least.
+    whole, part = max(known, default=(1, planned.fraction))
+    return replace(point, fraction=min(1.0, part / whole))
+
+
+def memory_limit_of(cluster: Cluster, catalogue: Catalogue, memory_gib: Mapping[str, float]) -> float | None:
+    """Return the memory of the smallest trainer host in bytes, or None if it is not known.
+
+    Args:
+        cluster: The cluster.
+        catalogue: Facts of the instance types.
+        memory_gib: Memory by instance type, which replaces that of the catalogue.
+    """
+    parts = [text.partition("=")[::2] for text in cluster.groups]
+    types = [(name, rest.rpartition(":")[0]) for name, rest in parts]
+    roles = assign_roles(types, (), "the candidate's groups")
+    trainers = [kind for (_, kind), role in zip(types, roles, strict=True) if role is Role.TRAINER]
+    found = []
+    for kind in trainers:
+        info = catalogue.find(kind)
+        gib = memory_gib.get(kind, info.memory_gib if info is not None else None)
+        # The smallest host decides, so one unknown type leaves the limit unknown.
+        if gib is None:
+            return None
+        found.append(gib * _GIB)
+    return min(found, default=None)
+
+
+def write_report(report: CanaryReport, folder: Path) -> None:
+    """Write ``canary.json``, ``canary.md`` and ``canary.html``.
+
+    Raises:
+        ConfigError: If a file cannot be written.
+    """
+    try:
+        write_text(folder / CANARY_FILE_NAME, json.dumps(report.to_json(), indent=2) + "\n")
+        write_text(folder / TEXT_FILE_NAME, canary_text(report))
+        write_text(folder / PAGE_FILE_NAME, canary_page(report))
+    except OSError as error:
+        raise ConfigError(f"cannot write the forecast to {folder}: {error.strerror or error}") from error
+
+
+def level_2_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> float | None:
+    """Return the size of the level 2 caches of all CPUs together, or None if the system does not say.
+
+    Level 3 caches do not count, because a virtual machine often sees that of its host.
+
+    Args:
+        folder: The folder in which the kernel describes the CPUs.
+    """
+    sizes: dict[str, int] = {}
+    try:
+        for path in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
+            if (path / "level").read_text(encoding="ascii").strip() != "2":
+                continue
+            text = (path / "size").read_text(encoding="ascii").strip()
+            # CPUs that share a cache name the same CPUs.
+            shared = (path / "shared_cpu_list").read_text(encoding="ascii").strip()
+            sizes[shared] = int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1)
+    except (OSError, ValueError):
+        return None
+    return float(sum(sizes.values())) or None

@@ -1,0 +1,390 @@
+"""The runs of a canary study: which fraction of which data each gets. Files are linked, nothing is executed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetero.decide.canary.files import LinkedFolder, choose_files, data_files, link_files, matches
+from hetero.decide.canary.line import num_distinct
+from hetero.decide.canary.refusals import percent
+from hetero.decide.studies.runs import PlannedRun
+from hetero.decide.studies.study_file import PRICE_OPTIONS
+from hetero.documents.text import counted
+from hetero.errors import ConfigError
+from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
+from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
+from hetero.simulate.opt_ml import CHANNEL_NAME
+
+__all__ = [
+    "MAX_FRACTION",
+    "MAX_RUNS",
+    "MIN_FRACTIONS",
+    "MIN_RUNS",
+    "CanaryRequest",
+    "Cluster",
+    "PlannedCanary",
+    "check_fractions",
+    "check_real",
+    "check_repeats",
+    "cluster_name",
+    "data_folder",
+    "how_text",
+    "parse_fractions",
+    "plan_canaries",
+    "run_name",
+]
+
+_PLACEHOLDER = re.compile(r"\{(fraction|samples)\}")
+_FRACTION = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+MAX_FRACTION = 0.5
+MAX_RUNS = 200
+MIN_RUNS = 4
+"""Runs of each cluster that a forecast needs."""
+MIN_FRACTIONS = 3
+"""Different fractions that a forecast needs, because two points are always on a line."""
+_MIN_SPREAD = 2.0
+"""Largest fraction / smallest fraction, at least."""
+_ROUNDING = 0.9
+"""Part of `_MIN_SPREAD` that suffices for real fractions, because files are whole."""
+_MORE_PARTS = "divide the data into more files, give larger --fractions, or reduce samples with --samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A candidate: the hosts of the job."""
+
+    groups: tuple[str, ...]
+    """Instance groups as ``NAME=TYPE:COUNT``."""
+
+    @property
+    def name(self) -> str:
+        """For example ``6 x ml.m5.4xlarge``."""
+        return cluster_name(self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryRequest:
+    """What `hetero canary` was asked for.
+
+    Raises:
+        ConfigError: If values contradict each other or are out of their bounds.
+    """
+
+    script: str
+    script_path: Path | None = None
+    """File of the script. None if it is not known. Runs of a script that has changed since are rejected."""
+    script_args: tuple[str, ...] = ()
+    clusters: tuple[Cluster, ...]
+    fractions: tuple[float, ...] = (0.01, 0.02, 0.03)
+    """Fractions of the data, each in (0, 0.5]."""
+    repeats: int = 3
+    """Runs of each fraction, 1 to 50."""
+    channels: Mapping[str, Path] = field(default_factory=dict)
+    """Folder of each input channel by its name."""
+    whole_channels: frozenset[str] = frozenset()
+    """Channels that every run gets as they are, for example a validation set."""
+    keep: tuple[str, ...] = ()
+    """Patterns of files that every run gets, see `hetero.decide.canary.files.data_files`."""
+    by_samples: bool = False
+    """Whether hetero's loaders use a fraction of their samples, instead of a fraction of the files."""
+    whole_samples: int | None = None
+    """Samples of the whole job, for ``{samples}`` in the script's arguments."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Launch options by name."""
+    as_fast_as: frozenset[str] = frozenset()
+    """Instance types that are as fast as this machine. Simulated hosts of other types have no costs, unless vCPUs and
+    accelerators are emulated."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.clusters:
+            raise ConfigError("no cluster is given; expected for example --group trainer=ml.m5.xlarge:1")
+        twice = next((each for each in self.clusters if self.clusters.count(each) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"--candidate {','.join(twice.groups)} is given twice; expected different clusters")
+        check_fractions(self.fractions)
+        check_repeats(self.repeats, len(self.fractions), len(self.clusters))
+        for name in self.channels:
+            if not CHANNEL_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"--channel {name!r:.80}: expected a name of 1 to 64 letters, digits and . _ - that starts with a "
+                    "letter, a digit or _"
+                )
+        self._check_way()
+
+    def _check_way(self) -> None:
+        """Raise unless exactly one way to reduce the data is given."""
+        unknown = sorted(self.whole_channels - set(self.channels))
+        if unknown:
+            raise ConfigError(f"--whole {unknown[0]}: unknown channel; give --channel {unknown[0]}=DIR too")
+        placeholders = self.placeholders
+        ways = {
+            "--channel NAME=DIR": bool(set(self.channels) - self.whole_channels),
+            "--samples": self.by_samples,
+            "{fraction} or {samples} in the script's arguments": bool(placeholders),
+        }
+        given = [name for name, is_given in ways.items() if is_given]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ConfigError(
+                f"one way to reduce the data is needed, found {found}\n"
+                f"  to do: give one of {'; '.join(ways)}\n"
+                "  A channel that every run gets whole: --whole NAME"
+            )
+        if "samples" in placeholders and not self.whole_samples:
+            raise ConfigError("{samples} needs the number of samples of the whole job; give --whole-samples N")
+        if self.whole_samples is not None and "samples" not in placeholders:
+            raise ConfigError("--whole-samples needs {samples} in the script's arguments; add that, or leave it out")
+        if self.keep and not set(self.channels) - self.whole_channels:
+            raise ConfigError("--keep needs a channel that is reduced; give --channel NAME=DIR, or leave it out")
+
+    @property
+    def placeholders(self) -> set[str]:
+        """The placeholders in the script's arguments."""
+        return {match[1] for text in self.script_args for match in _PLACEHOLDER.finditer(text)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCanary:
+    """One canary run."""
+
+    run: PlannedRun
+    cluster: Cluster
+    fraction: float
+    """Share of the data that the run really gets."""
+    links: tuple[LinkedFolder, ...] = ()
+    """Folders with the files that it gets, if it gets a part of the files."""
+
+    def link(self, folder: Path) -> None:
+        """Make the folders. Another study that writes to the same folder must not run.
+
+        Args:
+            folder: Folder of the study.
+
+        Raises:
+            ConfigError: If a folder cannot be made, see `hetero.decide.canary.files.link_files`.
+        """
+        for linked in self.links:
+            link_files(linked, within=data_folder(folder))
+
+
+def data_folder(folder: Path) -> Path:
+    """Return the folder of a study's links."""
+    return folder / "data"
+
+
+def check_fractions(fractions: Sequence[float], name: str = "--fractions") -> None:
+    """Raise `ConfigError` unless a forecast can be made from these fractions. Messages call them ``name``."""
+    shown = ", ".join(percent(fraction) for fraction in fractions) or "none"
+    if not fractions or not all(0 < fraction <= MAX_FRACTION for fraction in fractions):
+        raise ConfigError(f"{name} are {shown}; expected each above 0 % and at most {percent(MAX_FRACTION)}")
+    if len(set(fractions)) != len(fractions):
+        raise ConfigError(f"{name} are {shown}; expected different ones")
+    _check_spread(fractions, f"{name} are {shown}", _MIN_SPREAD)
+
+
+def check_repeats(repeats: int, num_fractions: int, num_clusters: int, name: str = "--repeats") -> None:
+    """Raise `ConfigError` unless the number of runs is in its bounds. Messages call the repeats ``name``."""
+    if not 1 <= repeats <= 50 or repeats * num_fractions * num_clusters > MAX_RUNS:
+        raise ConfigError(f"{name} is {repeats}; expected 1 to 50, and at most {MAX_RUNS} runs in all")
+    if repeats * num_fractions < MIN_RUNS:
+        raise ConfigError(
+            f"{name} is {repeats}, which gives each cluster {repeats * num_fractions} runs; a forecast needs at "
+            f"least {MIN_RUNS}"
+        )
+
+
+def check_real(fractions: Sequence[float], what: str, to_do: str = _MORE_PARTS) -> None:
+    """Raise `ConfigError` unless a forecast can be made from the fractions that the runs really get.
+
+    Args:
+        fractions: Real fraction of each run of a cluster.
+        what: What is divided, for example ``the channels have 3 files``.
+        to_do: What to do about it.
+    """
+    shown = ", ".join(dict.fromkeys(percent(fraction) for fraction in sorted(fractions)))
+    _check_spread(
+        fractions,
+        f"{what}, of which whole ones give the runs {shown} of the data",
+        _MIN_SPREAD * _ROUNDING,
+        f"\n  to do: {to_do}",
+    )
+
+
+def _check_spread(fractions: Sequence[float], found: str, min_spread: float, to_do: str = "") -> None:
+    if num_distinct(fractions) < MIN_FRACTIONS:
+        raise ConfigError(
+            f"{found}; expected at least {MIN_FRACTIONS} that differ by a tenth or more\n"
+            f"  Two points cannot show whether growth is a line.{to_do}"
+        )
+    if max(fractions) < min_spread * min(fractions):
+        raise ConfigError(f"{found}; expected the largest to be at least {_MIN_SPREAD:g} times the smallest{to_do}")
+
+
+def parse_fractions(texts: Sequence[str], flag: str = "--fractions") -> tuple[float, ...]:
+    """Return the fractions in texts such as ``1%`` or ``0.5%``.
+
+    Raises:
+        ConfigError: If a text has another form.
+    """
+    found = []
+    for text in texts:
+        match = _FRACTION.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{flag} {text!r:.40}: expected a number with a percent sign, for example 2%")
+        found.append(float(match[1]) / 100)
+    return tuple(found)
+
+
+def cluster_name(groups: Sequence[str]) -> str:
+    """Return a name for groups ``NAME=TYPE:COUNT``, for example ``6 x ml.m5.4xlarge``."""
+    parts = [text.partition("=")[2].rpartition(":") for text in groups]
+    return " + ".join(f"{count} x {instance_type}" for instance_type, _, count in parts)
+
+
+def run_name(number: int, fraction: float, replicate: int) -> str:
+    """Return the name of a run. It begins with its number, because names of SageMaker jobs are made from that."""
+    return f"{number:03d}-fraction={100 * fraction:g}pc-r{replicate}"
+
+
+def how_text(request: CanaryRequest) -> str:
+    """Return how the data is reduced, in one sentence."""
+    if request.by_samples:
+        return "hetero's loaders use a fraction of their samples, chosen at random."
+    if request.placeholders:
+        names = " and ".join(f"{{{name}}}" for name in sorted(request.placeholders))
+        return f"The script's arguments {names} say how much data it uses."
+    names = ", ".join(sorted(set(request.channels) - request.whole_channels))
+    return f"Each run gets a fraction of the files of {names}. Fractions are shares of the bytes."
+
+
+def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCanary], float | None]:
+    """Plan the runs. Nothing is written: `PlannedCanary.link` makes the links of a run.
+
+    Args:
+        request: The request.
+        folder: Folder of the study.
+
+    Returns:
+        The runs in the order of their execution, and the bytes of the whole data if they are known. The order is
+        random, so that a machine that becomes slower does not look like growth.
+
+    Raises:
+        ConfigError: If a channel has no files, or too few for different fractions.
+    """
+    for name, path in request.channels.items():
+        if not path.is_dir():
+            raise ConfigError(f"--channel {name}={path}: the folder does not exist; expected the files of the channel")
+    source = _Files(request) if set(request.channels) - request.whole_channels else None
+    # By replicate, so that more replicates leave the names of the other runs unchanged.
+    cells = itertools.product(range(1, request.repeats + 1), request.clusters, request.fractions)
+    found = [
+        _planned(request, cluster, run_name(number, fraction, replicate), fraction, replicate, folder, source)
+        for number, (replicate, cluster, fraction) in enumerate(cells, start=1)
+    ]
+    for cluster in request.clusters:
+        own = [each.fraction for each in found if each.cluster == cluster]
+        if source is not None:
+            check_real(own, f"the channels have {counted(source.num_files, 'file')}")
+        elif request.whole_samples is not None:
+            check_real(own, f"the job has {counted(request.whole_samples, 'sample')}")
+    return _ordered(found, request), None if source is None else source.num_bytes
+
+
+def _ordered(found: Sequence[PlannedCanary], request: CanaryRequest) -> list[PlannedCanary]:
+    """Return the runs in the order of their execution.
+
+    The first runs of each cluster have all fractions, and the smallest one again. They suffice for a first forecast,
+    see `hetero.decide.canary.conducting.run_canaries`. The order is random within these and within the rest.
+    """
+    smallest = min(request.fractions)
+    draw = random.Random(request.seed)
+    first = [
+        each
+        for each in found
+        if each.run.replicate == 1 or (each.run.replicate == 2 and each.run.levels["fraction"] == smallest)
+    ]
+    rest = [each for each in found if each not in first]
+    draw.shuffle(first)
+    draw.shuffle(rest)
+    return [*first, *rest]
+
+
+class _Files:
+    """The files of the channels that are reduced."""
+
+    def __init__(self, request: CanaryRequest) -> None:
+        names = sorted(set(request.channels) - request.whole_channels)
+        self._found = {name: data_files(request.channels[name], keep=request.keep) for name in names}
+        unused = next((pattern for pattern in request.keep if not self._keeps(pattern)), None)
+        if unused is not None:
+            raise ConfigError(f"--keep {unused!r:.80}: no file of {', '.join(names)} has such a name")
+        self._request = request
+        self.num_files = sum(len(files) for files, _ in self._found.values())
+        self.num_bytes = float(sum(file.num_bytes for files, _ in self._found.values() for file in files))
+
+    def _keeps(self, pattern: str) -> bool:
+        return any(matches(file.name, [pattern]) for _, kept in self._found.values() for file in kept)
+
+    def part(
+        self, fraction: float, replicate: int, min_files: int, target: Path
+    ) -> tuple[float, dict[str, LinkedFolder]]:
+        """Choose a part of the files. Return its real share of the bytes, and the folder of each channel."""
+        chosen_bytes = 0
+        folders = {}
+        for name, (files, kept) in self._found.items():
+            chosen = choose_files(
+                files, fraction, seed=self._request.seed, replicate=replicate - 1, min_files=min_files
+            )
+            chosen_bytes += sum(file.num_bytes for file in chosen)
+            folders[name] = LinkedFolder(
+                source=self._request.channels[name], target=target / name, files=(*chosen, *kept)
+            )
+        return chosen_bytes / max(1.0, self.num_bytes), folders
+
+
+def _planned(
+    request: CanaryRequest,
+    cluster: Cluster,
+    run_id: str,
+    fraction: float,
+    replicate: int,
+    folder: Path,
+    source: _Files | None,
+) -> PlannedCanary:
+    """Return one run."""
+    observations = folder / "observed" / run_id
+    environment = {CANARY_DIR_VARIABLE: str(observations.resolve())}
+    channels = {name: str(path.resolve()) for name, path in request.channels.items()}
+    # Files and samples are whole, so a run may get another fraction than it was planned for.
+    real = fraction
+    folders: dict[str, LinkedFolder] = {}
+    if source is not None:
+        # Each host of the job needs a file of its own.
+        num_hosts = sum(int(text.rpartition(":")[2]) for text in cluster.groups)
+        real, folders = source.part(fraction, replicate, num_hosts, data_folder(folder) / run_id)
+        channels |= {name: str(linked.target.resolve()) for name, linked in folders.items()}
+    elif request.by_samples:
+        environment |= {FRACTION_VARIABLE: repr(fraction), PART_SEED_VARIABLE: str(request.seed * 1000 + replicate)}
+    samples = None if request.whole_samples is None else max(1, round(fraction * request.whole_samples))
+    if samples is not None and request.whole_samples and "samples" in request.placeholders:
+        real = samples / request.whole_samples
+    values = {"fraction": f"{fraction:g}", "samples": str(samples)}
+    run = PlannedRun(
+        run_id=run_id,
+        levels={"cluster": cluster.name, "fraction": fraction},
+        replicate=replicate,
+        script=request.script,
+        script_args=tuple(_PLACEHOLDER.sub(lambda match: values[match[1]], text) for text in request.script_args),
+        groups=cluster.groups,
+        channels=channels,
+        # Prices change no run, so runs with other prices can be used again.
+        options={name: value for name, value in request.options.items() if name not in PRICE_OPTIONS},
+        environment=environment,
+    )
+    return PlannedCanary(run=run, cluster=cluster, fraction=real, links=tuple(folders.values()))

@@ -1,0 +1,499 @@
+"""Forecasts a whole job from its canary runs. Pure.
+
+Time is a sum of parts, because each part grows differently:
+
+    fixed parts      start-up, imports, end: their mean, as one run tells as much as another. If they grow: a line
+    steps            seconds of the measured steps of each loader, in proportion to its steps. The intercept is known
+                     to be zero, so the slope has the error of a mean and not that of an extrapolated line
+    the rest         of the script: building the data set, warm-up steps, work between epochs. A line with a fixed part
+
+Memory is a line through the peaks. Utilisation is the CPU or GPU time of the growing part over its seconds, because a
+short run is mostly start-up and a long one is not.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.decide.canary.line import (
+    NUM_DRAWS,
+    Form,
+    Line,
+    Noise,
+    constant_draws,
+    fit_line,
+    fit_ratio,
+    interval,
+    num_distinct,
+)
+from hetero.decide.canary.model import CandidateForecast, ForecastFigure, Refusal
+from hetero.decide.canary.points import CanaryPoint, LoaderWork, mean_excess
+from hetero.decide.canary.refusals import (
+    MIN_GROWTH,
+    check_busy,
+    check_cache,
+    check_cpu_cache,
+    check_figure,
+    check_line,
+    check_script,
+    cpu_cache_fraction,
+    is_fixed_loader,
+    ran_out_of_memory,
+)
+from hetero.decide.canary.square import square_bound, square_notes
+from hetero.decide.canary.suggestions import suggestion
+from hetero.errors import ConfigError
+from hetero.pricing import cost
+
+__all__ = ["Candidate", "Forecast", "ForecastOptions", "forecast"]
+
+Array = npt.NDArray[np.float64]
+
+_TIME = Noise(relative=0.02, absolute=0.03, degrees=1.0)
+_STEPS = Noise(relative=0.02, absolute=0.01)
+_MEMORY = Noise(relative=0.002, absolute=1e6, degrees=1.0)
+_CPU = Noise(relative=0.02, absolute=0.03)
+_LACK = Noise(relative=0.1, absolute=0.05)
+_MIN_RUNS = 4
+_MIN_FRACTIONS = 3
+"""Fractions that show whether growth is a line. Two points are always on a line."""
+_MIN_STEPS = 3
+_CPU_DRIFT = 0.05
+"""Standard deviation of the use of CPUs between the canaries, which are mostly first steps, and the whole job."""
+_MATTERS = 0.05
+"""The time outside of the loaders must be on a line if it is a larger share of the growing time than this."""
+_MACHINE_DRIFT = 0.015
+"""Standard deviation of a machine's speed between the canaries and the whole job, which no canary can show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastOptions:
+    """Options of a forecast.
+
+    Raises:
+        ConfigError: If a rule is accepted that cannot be.
+    """
+
+    curvature: float = 0.015
+    """Standard deviation of the exponent of growth around 1, before the canaries are seen."""
+    step_curvature: float = 0.008
+    """The same for the time of steps, which do not change with the amount of data unless caches do."""
+    accept: tuple[str, ...] = ()
+    """Rules that must not refuse."""
+    basis: str = "measured"
+    """Basis of the canaries' measurements, ``measured`` or ``simulated``."""
+    seed: int = 0
+    """Seed of the draws. A forecast of the same runs is always the same."""
+
+    def __post_init__(self) -> None:
+        if "too-few" in self.accept:
+            raise ConfigError("--accept too-few: fewer runs give no forecast that could be accepted; leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A cluster and its canary runs."""
+
+    name: str
+    groups: tuple[str, ...]
+    points: tuple[CanaryPoint, ...]
+    hourly_usd: float | None = None
+    memory_limit_bytes: float | None = None
+    """Memory of one host. None if it is unknown."""
+    data_bytes: float | None = None
+    """Bytes of the whole data. None if they are unknown."""
+    cache_bytes: float | None = None
+    """Level 2 caches of all CPUs of the machine that ran the canaries. None if they are unknown."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A forecast with its draws, which comparisons of candidates need."""
+
+    shown: CandidateForecast
+    time_s: Array
+    """Draws of the time. Empty if there is no forecast."""
+    usd: Array
+    """Draws of the cost. Empty if there is no forecast or no price."""
+
+
+def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Forecast:
+    """Forecast the whole job on one cluster.
+
+    Args:
+        candidate: The cluster and its runs.
+        options: Options. None for the defaults.
+
+    Raises:
+        ConfigError: If a run has a fraction of 0.
+    """
+    options = options or ForecastOptions()
+    if any(point.fraction <= 0 for point in candidate.points):
+        raise ConfigError("a canary run has a fraction of 0; expected more than 0")
+    finished = [point for point in candidate.points if not point.failure]
+    # Refuse what no line can forecast, whatever the figures are.
+    refusals = [refusal for refusal in check_script(candidate.points) if refusal.rule not in options.accept]
+    canary_s = sum(point.wall_s for point in candidate.points)
+    empty = np.empty(0)
+    is_too_large = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
+    num_fractions = num_distinct([point.fraction for point in finished])
+    if len(finished) < _MIN_RUNS or num_fractions < _MIN_FRACTIONS:
+        reason = (
+            f"{len(finished)} canary runs finished, with {num_fractions} different amounts of data; a forecast needs "
+            f"at least {_MIN_RUNS}, with {_MIN_FRACTIONS}, because two points are always on a line"
+        )
+        refusals.append(Refusal(rule="too-few", figure="", reason=reason))
+        shown = _shown(candidate, [], refusals, 1.0 if is_too_large else None, canary_s, None, "")
+        return Forecast(shown, empty, empty)
+    model = _Model(candidate, finished, options)
+    time_s = model.time()
+    figures = [model.figure("time", "s", time_s, fixed=model.fixed_s)]
+    usd = empty
+    if candidate.hourly_usd is not None:
+        usd = np.asarray(cost.job_cost_usd(candidate.hourly_usd, 1.0) * time_s)
+        figures.append(model.figure("cost", "USD", usd))
+    figures += model.utilisation("CPU", "cpu_percent_mean", "cpu_percents")
+    figures += model.utilisation("GPU", "gpu_percent_mean", "gpu_percents")
+    figures += model.memory()
+    # Then other reasons against the time would be about the machine, not about the job.
+    busy = check_busy(finished)
+    refusals += [*busy, *(refusal for refusal in model.refusals if not busy or refusal.figure != "time")]
+    # A step works on one batch, which is as large in the canaries as in the whole.
+    if not model.has_steps:
+        refusals += check_cpu_cache(
+            finished,
+            held_bytes=model.held_bytes,
+            least_held_bytes=model.least_held_bytes,
+            cache_bytes=candidate.cache_bytes,
+        )
+    refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
+    refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
+    if "noise" not in options.accept:
+        # A figure without a line has no interval to judge.
+        named = {refusal.figure for refusal in refusals}
+        refusals += [
+            refusal
+            for figure in figures
+            if figure.name not in named and figure.name != "cost"
+            for refusal in check_figure(figure)
+        ]
+    out_of_memory = 1.0 if is_too_large else model.out_of_memory(candidate.memory_limit_bytes)
+    if any(refusal.figure in ("", "memory peak") for refusal in refusals):
+        out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
+
+    # Say what more runs would tell. The same forecast computes it, because a simpler rule promised wider intervals.
+    def width_with(more: Sequence[CanaryPoint]) -> float:
+        _, low, high = interval(draws := _Model(candidate, [*finished, *more], options).time())
+        return (high - low) / 2 / float(np.median(draws))
+
+    about_time = [refusal for refusal in refusals if refusal.figure in ("", "time")]
+    cache_fraction = None
+    if candidate.cache_bytes is not None and any(refusal.rule == "cpu-cache" for refusal in about_time):
+        cache_fraction = cpu_cache_fraction(model.held_bytes, candidate.cache_bytes)
+    advice = suggestion(finished, figures[0].half_width, about_time, width_with, cache_fraction=cache_fraction)
+    notes = [] if about_time else square_notes(model.longest_s(), figures[0].high, max(model.fractions))
+    shown = _shown(candidate, figures, refusals, out_of_memory, canary_s, time_s, advice, notes)
+    return Forecast(shown, time_s, usd)
+
+
+def _shown(
+    candidate: Candidate,
+    figures: Sequence[ForecastFigure],
+    refusals: Sequence[Refusal],
+    out_of_memory: float | None,
+    canary_s: float,
+    time_s: Array | None,
+    advice: str,
+    notes: Sequence[str] = (),
+) -> CandidateForecast:
+    has_time = time_s is not None and not any(refusal.figure in ("", "time") for refusal in refusals)
+    return CandidateForecast(
+        name=candidate.name,
+        groups=candidate.groups,
+        hourly_usd=candidate.hourly_usd,
+        points=candidate.points,
+        figures=tuple(figures),
+        refusals=tuple(dict.fromkeys(refusals)),
+        notes=(*candidate.notes, *notes),
+        memory_limit_bytes=candidate.memory_limit_bytes,
+        data_bytes=candidate.data_bytes,
+        cache_bytes=candidate.cache_bytes,
+        out_of_memory=out_of_memory,
+        canary_s=canary_s,
+        canary_share=canary_s / float(np.median(time_s)) if has_time and time_s is not None else None,
+        more_canaries=advice,
+    )
+
+
+class _Model:
+    """The fitted parts of one candidate."""
+
+    def __init__(self, candidate: Candidate, points: Sequence[CanaryPoint], options: ForecastOptions) -> None:
+        self._points = points
+        self._options = options
+        self.fractions = [point.fraction for point in points]
+        # Candidates are compared draw by draw, so each has draws of its own, also if the runs are equal.
+        own = zlib.crc32("\n".join((candidate.name, *candidate.groups)).encode())
+        self._random = np.random.default_rng((options.seed, len(points), own))
+        self.refusals: list[Refusal] = []
+        self.fixed_s = 0.0
+        """Time of the whole that does not grow with the data: the median of its draws, after `time`."""
+        self._outside_fixed_s = np.zeros(0)
+        self._line_s: list[float] = []
+        """Time of each run that is on a line: the script without the steps of its loaders."""
+        self._growing_s = np.zeros(0)
+        self._memory_peak = np.zeros(0)
+        self.time_s = np.zeros(0)
+        """Draws of the time, after `time`."""
+        self.has_steps = False
+        """Whether steps of hetero's loaders were measured, after `time`."""
+        self.held_bytes = 0.0
+        """Growth of the memory from no data to the whole, after `memory`."""
+        self.least_held_bytes = 0.0
+        """What this growth exceeds with a probability of 90 %."""
+
+    def figure(
+        self, name: str, unit: str, draws: Array, *, fixed: float | None = None, points: Sequence[float] = ()
+    ) -> ForecastFigure:
+        middle, low, high = interval(draws)
+        if name == "time":
+            points = [point.wall_s for point in self._points]
+        return ForecastFigure(
+            name=name,
+            unit=unit,
+            basis=self._options.basis,
+            value=middle,
+            low=low,
+            high=high,
+            fixed=fixed,
+            points=tuple(points),
+        )
+
+    # Time
+
+    def time(self) -> Array:
+        """Return draws of the time of the whole."""
+        growing_s = [point.growing_s for point in self._points]
+        whole_line = self._line(growing_s, _TIME, self._options.curvature)
+        loaders = self._step_loaders()
+        self.has_steps = bool(loaders)
+        works = {name: [_work_of(point, name) for point in self._points] for name in loaders}
+        grows = any(not is_fixed_loader(each, self.fractions) for each in works.values())
+        self.refusals += check_line("time", whole_line, self._points, must_grow=not grows)
+        outside_s = self._outside()
+        self._growing_s, fixed_s = whole_line.single, whole_line.fixed
+        self._line_s = growing_s
+        if loaders:
+            rest_s = list(growing_s)
+            steps_s, fixed_s = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
+            for name, own in works.items():
+                rest_s = [rest - work.measured_s for rest, work in zip(rest_s, own, strict=True)]
+                own_s = self._steps(name, own)
+                steps_s = steps_s + own_s
+                fixed_s = fixed_s + (own_s if is_fixed_loader(own, self.fractions) else 0.0)
+            self._line_s = [max(0.0, value) for value in rest_s]
+            rest = self._line(self._line_s, _TIME, self._options.curvature)
+            self._growing_s, fixed_s = steps_s + rest.single, fixed_s + rest.fixed
+            if np.median(rest.expected - rest.fixed) > _MATTERS * np.median(self._growing_s):
+                what = "time of the script outside of its loaders"
+                self.refusals += check_line("time", rest, self._points, must_grow=False, what=what)
+        drift = np.exp(_MACHINE_DRIFT * self._random.standard_normal(NUM_DRAWS))
+        self._growing_s = self._growing_s * drift
+        time_s = outside_s + self._growing_s
+        if excess := mean_excess(self._points):
+            time_s = time_s * (1 - excess * self._random.random(NUM_DRAWS))
+        self.fixed_s = min(float(np.median(self._outside_fixed_s + fixed_s)), float(np.median(time_s)))
+        self.time_s = np.asarray(time_s)
+        return self.time_s
+
+    def longest_s(self) -> float | None:
+        """Return the longest time that the runs do not exclude, after `time`, or None if no parabola fits.
+
+        A step works on one batch, so only the rest of the script may grow with the square of the data.
+        """
+        longest_s = square_bound(self.fractions, self._line_s, self._random, noise=_TIME)
+        if longest_s is None:
+            return None
+        expected_s = float(np.median(self._line(self._line_s, _TIME, 0.0).expected))
+        return max(0.0, longest_s - expected_s) + float(np.median(self.time_s))
+
+    def _outside(self) -> Array:
+        """Return draws of the time of start-up, imports and end: a constant, or a line if the runs show it.
+
+        A line is for example a module that reads the data when it is imported.
+        """
+        values = [point.fixed_s for point in self._points]
+        line = self._line(values, _TIME, self._options.curvature, Form.MOSTLY_CONSTANT)
+        if line.growth >= MIN_GROWTH:
+            # With even odds for this line, a forecast of bench_canary, whose start-up does not grow, had an error of 31
+            # %.
+            what = "time of start-up, imports and end"
+            self.refusals += check_line("time", line, self._points, must_grow=False, what=what)
+        self._outside_fixed_s = line.fixed
+        return line.single
+
+    def _line(self, values: Sequence[float], noise: Noise, curvature: float, form: Form = Form.BOTH) -> Line:
+        return fit_line(self.fractions, values, self._random, noise=noise, curvature=curvature, form=form)
+
+    def _step_loaders(self) -> list[str]:
+        """Return the loaders whose steps were measured in every run. Others are in the rest.
+
+        A loader whose passes have fewer than three batches never has a full batch to speak of.
+        """
+        names = dict.fromkeys(loader.name for point in self._points for loader in point.loaders)
+        return [
+            name
+            for name in names
+            if all(
+                any(loader.name == name and _is_measured(loader) for loader in point.loaders) for point in self._points
+            )
+        ]
+
+    def _steps(self, name: str, works: Sequence[LoaderWork]) -> Array:
+        """Return draws of the time of a loader's measured steps in the whole."""
+        if is_fixed_loader(works, self.fractions):
+            return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS, num_draws=NUM_DRAWS)
+        steps, samples = self._shares(works)
+        # The last batch of a pass may be small. Does its step cost as much as others, or in proportion to its samples?
+        # The middle of both is right within half of their difference, which the spread of the exponent allows for.
+        shares = [math.sqrt(a * b) for a, b in zip(steps, samples, strict=True)]
+        doubt = max(abs(math.log(a / b)) for a, b in zip(steps, samples, strict=True)) / 2
+        reach = math.log(1 / statistics.fmean(shares)) if max(shares) < 0.9 else 1.0
+        passes = max(work.num_passes for work in works)
+        line = fit_line(
+            shares,
+            [work.measured_s for work in works],
+            self._random,
+            noise=_STEPS,
+            curvature=math.hypot(self._options.step_curvature, doubt / reach),
+            # Each pass begins with a wait, so many short passes have a part that does not grow.
+            form=Form.THROUGH_ORIGIN if passes == 1 else Form.MAYBE_ORIGIN,
+        )
+        what = f"time of the steps of loader {name}"
+        self.refusals += check_line("time", line, self._points, must_grow=False, what=what)
+        return line.single
+
+    def _shares(self, works: Sequence[LoaderWork]) -> tuple[list[float], list[float]]:
+        """Return the measured steps of each run as a share of those of the whole, and the same for samples."""
+        size = max(work.batch_samples for work in works)
+        samples = statistics.fmean(
+            work.num_samples / fraction for work, fraction in zip(works, self.fractions, strict=True)
+        )
+        num_excluded = statistics.median(work.num_steps - work.num_steps_measured for work in works)
+        num_steps = max(1.0, samples / max(1, size) - num_excluded)
+        num_samples = max(1.0, samples - num_excluded * size)
+        return (
+            [min(1.0, work.num_steps_measured / num_steps) for work in works],
+            [min(1.0, max(1, work.num_samples_measured) / num_samples) for work in works],
+        )
+
+    # Resources
+
+    def utilisation(self, what: str, mean_name: str, values_name: str) -> list[ForecastFigure]:
+        """Return mean and p99 of the use of CPUs or GPUs."""
+        means = [getattr(point.resources, mean_name) for point in self._points]
+        if any(mean is None for mean in means):
+            return []
+        growing_s = [max(1e-3, point.growing_s) for point in self._points]
+        used_s = [mean / 100 * seconds for mean, seconds in zip(means, growing_s, strict=True)]
+        whole_s = np.maximum(self._growing_s, 1e-3)
+        total = fit_ratio(growing_s, used_s, whole_s, self._random, noise=_CPU)
+        total = total * np.exp(_CPU_DRIFT * self._random.standard_normal(len(total)))
+        figures = [self.figure(f"{what} mean", "%", 100 * total / whole_s, points=means)]
+        values = [getattr(point.resources, values_name) for point in self._points]
+        if all(len(each) >= 1 for each in values) and sum(len(each) for each in values) >= 20:
+            figures.append(self.figure(f"{what} p99", "%", self._percentile(values)))
+        return figures
+
+    def _percentile(self, values: Sequence[Sequence[float]]) -> Array:
+        """Return draws of the 99th percentile over all runs, which are drawn with replacement."""
+        arrays = [np.asarray(each) for each in values]
+        draws = [
+            np.quantile(np.concatenate([arrays[i] for i in self._random.integers(len(arrays), size=len(arrays))]), 0.99)
+            for _ in range(400)
+        ]
+        spread = np.exp(0.02 * self._random.standard_normal(len(self._growing_s)))
+        return np.asarray(self._random.choice(np.asarray(draws), len(self._growing_s)) * spread)
+
+    def memory(self) -> list[ForecastFigure]:
+        """Return mean, p99 and peak of the memory of a host, and of its GPUs."""
+        figures = []
+        for what, prefix, base_name in (("memory", "memory", "memory_base_bytes"), ("GPU memory", "gpu_memory", "")):
+            values = {name: _known(self._points, f"{prefix}_{name}_bytes") for name in ("mean", "p99", "peak")}
+            bases = _known(self._points, base_name) if base_name else [0.0] * len(self._points)
+            mean, p99, peak = values["mean"], values["p99"], values["peak"]
+            if mean is None or p99 is None or peak is None or bases is None:
+                continue
+            # Without a constant as the other form, 6 % of the jobs with constant memory were refused.
+            line = self._peak(f"{what} peak", peak)
+            draws, fixed = line.single, float(np.median(line.fixed))
+            if what == "memory":
+                self._memory_peak, self.held_bytes = draws, float(np.median(draws)) - fixed
+                self.least_held_bytes = float(np.quantile(line.expected - line.fixed, 0.1))
+            base = statistics.fmean(bases)
+            figures += [
+                self.figure(f"{what} {name}", "bytes", self._filled(draws, base, part, peak, bases), points=part)
+                for name, part in (("mean", mean), ("p99", p99))
+            ]
+            figures.append(self.figure(f"{what} peak", "bytes", draws, fixed=fixed, points=peak))
+        return figures
+
+    def _filled(
+        self, peak_draws: Array, base: float, values: Sequence[float], peaks: Sequence[float], bases: Sequence[float]
+    ) -> Array:
+        """Return draws of a mean or percentile, from the share of the way to the peak that it has.
+
+        A short run is often on its way to its peak, and a long one mostly at it. The seconds that a run lacks, (1 -
+        share) x time, therefore have a fixed part. Their growing part is that of a job whose memory really grows.
+        """
+        shares = [
+            (value - low) / (high - low) if high > low else 1.0
+            for value, high, low in zip(values, peaks, bases, strict=True)
+        ]
+        growing_s = [max(1e-3, point.growing_s) for point in self._points]
+        lacking_s = [(1 - min(1.0, share)) * seconds for share, seconds in zip(shares, growing_s, strict=True)]
+        whole_s = np.maximum(self._growing_s, 1e-3)
+        share = 1 - np.clip(fit_ratio(growing_s, lacking_s, whole_s, self._random, noise=_LACK) / whole_s, 0.0, 1.0)
+        return np.asarray(base + (peak_draws - base) * share)
+
+    def _peak(self, figure: str, values: Sequence[float]) -> Line:
+        """Return the line through the peaks."""
+        line = fit_line(
+            self.fractions,
+            values,
+            self._random,
+            noise=_MEMORY,
+            curvature=self._options.curvature,
+            form=Form.MAYBE_CONSTANT,
+        )
+        self.refusals += check_line(figure, line, self._points, must_grow=False)
+        return line
+
+    def out_of_memory(self, limit_bytes: float | None) -> float | None:
+        """Return the probability that the peak exceeds a limit, or None if either is unknown."""
+        if limit_bytes is None or not len(self._memory_peak):
+            return None
+        return float(np.mean(self._memory_peak > limit_bytes))
+
+
+def _work_of(point: CanaryPoint, name: str) -> LoaderWork:
+    return next(loader for loader in point.loaders if loader.name == name)
+
+
+def _is_measured(work: LoaderWork) -> bool:
+    is_long = work.num_steps >= _MIN_STEPS * max(1, work.num_passes)
+    return is_long and work.num_steps_measured >= _MIN_STEPS
+
+
+def _known(points: Sequence[CanaryPoint], name: str) -> list[float] | None:
+    """Return a figure of all runs, or None if a run lacks it."""
+    found = [getattr(point.resources, name) for point in points]
+    return None if any(value is None or not math.isfinite(value) for value in found) else found

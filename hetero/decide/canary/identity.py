@@ -1,0 +1,105 @@
+"""The identity of a canary study. Runs of an earlier start are used again only if it is the same."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hetero.decide.canary.design import CanaryRequest
+from hetero.decide.canary.files import files_of, matches
+from hetero.decide.studies.ledger import digest_of_script
+
+__all__ = ["digest_of_modules", "identity_of"]
+
+_MAX_MODULES = 500
+
+
+def identity_of(request: CanaryRequest, data_bytes: float | None, *, is_cold: bool) -> dict[str, object]:
+    """Return what must be the same if a killed study goes on.
+
+    Args:
+        request: What was asked for.
+        data_bytes: Bytes of the files that are divided, if they are known.
+        is_cold: Whether files are dropped from the page cache before a run.
+
+    Raises:
+        ConfigError: If a file of a channel cannot be read.
+    """
+    script = request.script_path
+    return {
+        "script": request.script,
+        "content of the script": None if script is None else digest_of_script(script),
+        # Runs with other modules were once used again.
+        "content of its modules": None if script is None else digest_of_modules(script),
+        "bytes of the channels": data_bytes,
+        "bytes of files that every run gets": _constant_files(request),
+        "cache": "cold" if is_cold else "warm",
+        "args": list(request.script_args),
+        "clusters": [list(cluster.groups) for cluster in request.clusters],
+        "fractions": list(request.fractions),
+        "channels": {name: str(path.resolve()) for name, path in sorted(request.channels.items())},
+        "seed": request.seed,
+    }
+
+
+def digest_of_modules(script: Path) -> str:
+    """Return a digest of the modules in the script's folder that it imports, directly or through each other."""
+    digest = hashlib.sha256()
+    for path in sorted(_modules(script)):
+        digest.update(f"{path.relative_to(script.parent).as_posix()}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _modules(script: Path) -> set[Path]:
+    found: set[Path] = set()
+    pending = [script]
+    while pending and len(found) < _MAX_MODULES:
+        source = pending.pop()
+        for name in _imported(source, script.parent):
+            for path in _files_of(script.parent.joinpath(*name.split("."))):
+                if path not in found and path != script:
+                    found.add(path)
+                    pending.append(path)
+    return found
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """Yield the file of a module, or the first file of a package."""
+    for each in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
+        if each.is_file():
+            yield each
+
+
+def _imported(source: Path, root: Path) -> Iterator[str]:
+    """Yield the full names that a file may import, and those of the packages around them."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    package = source.relative_to(root).parent.parts
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*above, *((node.module,) if node.module else ())))
+            names = [base, *(f"{base}.{each.name}" if base else each.name for each in node.names)]
+        for name in names:
+            parts = [part for part in name.split(".") if part.isidentifier()]
+            yield from (".".join(parts[: count + 1]) for count in range(len(parts)))
+
+
+def _constant_files(request: CanaryRequest) -> dict[str, list[int]]:
+    """Return number and bytes of the files of each channel that every run gets."""
+    found = {}
+    for name, path in sorted(request.channels.items()):
+        is_whole = name in request.whole_channels
+        if not is_whole and not request.keep:
+            continue
+        sizes = [file.num_bytes for file in files_of(path) if is_whole or matches(file.name, request.keep)]
+        found[name] = [len(sizes), sum(sizes)]
+    return found

@@ -1,0 +1,199 @@
+"""Turns the result of a run of hetero into a canary's point: its report, and what its ranks observed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetero.decide.canary.points import CanaryPoint, LoaderWork, Part, Resources
+from hetero.decide.studies.runs import FINISHED, RunResult
+from hetero.documents.files import read_bounded
+from hetero.documents.records import decode
+from hetero.errors import ConfigError
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.usage_series import UsageSeries
+from hetero.report.model import RankFacts, Report
+from hetero.report.overruns import excess_share
+
+__all__ = ["Observed", "point_of", "read_observed"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 1 << 20
+_MAX_RANKS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What one rank observed of its script, see `hetero.launch.ranks.observed`."""
+
+    began_monotonic_s: float
+    ended_monotonic_s: float
+    import_s: float
+
+    @property
+    def work_s(self) -> float:
+        """Time of the script without its imports."""
+        return max(0.0, self.ended_monotonic_s - self.began_monotonic_s - self.import_s)
+
+
+def read_observed(folder: Path) -> list[Observed]:
+    """Return what the ranks of a run wrote into a folder. A malformed file is logged and left out."""
+    found = []
+    for path in sorted(folder.glob("rank-*.json"))[:_MAX_RANKS]:
+        try:
+            content = read_bounded(path, str(path), max_bytes=_MAX_BYTES)
+            found.append(decode(Observed, json.loads(content)))
+        except (ConfigError, ValueError, RecursionError) as error:
+            logger.warning("the observations %s of a canary run cannot be used: %s", path, error)
+    return found
+
+
+def point_of(result: RunResult, *, fraction: float, observed: Sequence[Observed]) -> CanaryPoint:
+    """Return the point of a run.
+
+    Args:
+        result: The run's result.
+        fraction: Share of the data that it had.
+        observed: What its ranks observed. Without it, start-up and imports count as parts that may grow.
+    """
+    longest = max(observed, key=lambda each: each.work_s, default=None)
+    if longest is None:
+        parts = [Part(name="run", seconds=result.wall_s, grows=True)]
+    else:
+        work_s = min(longest.work_s, result.wall_s)
+        parts = [
+            Part(name="start-up and end", seconds=max(0.0, result.wall_s - work_s - longest.import_s), grows=False),
+            Part(name="imports", seconds=longest.import_s, grows=False),
+            Part(name="script", seconds=work_s, grows=True),
+        ]
+    report = result.report
+    return CanaryPoint(
+        run_id=result.run_id,
+        fraction=fraction,
+        replicate=result.replicate,
+        wall_s=result.wall_s,
+        parts=tuple(parts),
+        loaders=() if report is None else _loaders(report.run.ranks),
+        resources=Resources() if report is None else _resources(report, longest),
+        excess_share=0.0 if report is None else excess_share(report),
+        failure="" if result.state == FINISHED else result.cause or result.state,
+    )
+
+
+def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
+    """Return the loaders of the rank whose steps took the longest."""
+    if not ranks:
+        return ()
+    # The others wait for this rank in each step.
+    longest = max(ranks, key=lambda rank: sum(loader.total_s for loader in rank.loaders))
+    return tuple(
+        LoaderWork(
+            name=label,
+            num_steps=summary.num_steps,
+            num_samples=summary.num_samples,
+            batch_samples=summary.batch_samples,
+            num_steps_measured=summary.num_steps_measured,
+            num_samples_measured=summary.num_samples_measured,
+            measured_s=summary.total_s,
+            dataset_samples=summary.dataset_samples,
+            pass_samples=summary.pass_samples,
+            num_passes=summary.num_passes,
+            num_complete_passes=summary.num_complete_passes,
+            max_in_flight=summary.max_in_flight,
+        )
+        for label, summary in longest.labelled
+    )
+
+
+def _resources(report: Report, observed: Observed | None) -> Resources:
+    """Return the resources of the trainer host that used the most memory, and the CPU use of a mean trainer host."""
+    trainers = {rank.host for rank in report.run.ranks}
+    usages = [usage for usage in report.run.hosts if not trainers or usage.host in trainers]
+    found = [_of_host(usage, observed) for usage in usages]
+    if not found:
+        return Resources()
+    most = max(found, key=lambda each: each.memory_peak_bytes or 0.0)
+    means = [each.cpu_percent_mean for each in found if each.cpu_percent_mean is not None]
+    return replace(most, cpu_percent_mean=sum(means) / len(means)) if means else most
+
+
+def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
+    series = usage.series
+    if not series.begin_s:
+        return Resources(
+            cpu_percent_mean=usage.cpu_percent_mean,
+            memory_mean_bytes=usage.memory_mean_bytes,
+            memory_peak_bytes=usage.memory_peak_bytes,
+            memory_p99_bytes=usage.memory_p99_bytes,
+        )
+    # The script's own work begins after its imports, as far as these are at its beginning.
+    begin_s, end_s = 0.0, series.end_s[-1]
+    if observed is not None and usage.began_monotonic_s is not None:
+        begin_s = observed.began_monotonic_s + observed.import_s - usage.began_monotonic_s
+        end_s = observed.ended_monotonic_s - usage.began_monotonic_s
+    # Take the part of the run that grows, and the memory just before it.
+    chosen = _within(series, begin_s, end_s)
+    before = [i for i in range(len(series.begin_s)) if series.end_s[i] <= series.begin_s[chosen[0]]]
+    durations = [series.end_s[i] - series.begin_s[i] for i in chosen]
+    seconds = _seconds(chosen, durations)
+    total_s = sum(durations)
+    has_gpu = bool(series.gpu_memory_bytes)
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values[i] * seconds for i, seconds in zip(chosen, durations, strict=True)) / total_s
+
+    def means(values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(
+            sum(values[i] * duration for i, duration in part) / sum(duration for _, duration in part)
+            for part in seconds
+        )
+
+    # Percentiles are those of seconds, because a long run is read less often than a short one.
+    peaks = sorted(float(series.memory_peak_bytes[i]) for i in chosen)
+    second_peaks = sorted(max(float(series.memory_peak_bytes[i]) for i, _ in part) for part in seconds)
+    gpu_peaks = sorted(float(series.gpu_memory_bytes[i]) for i in chosen) if has_gpu else []
+    base = float(series.memory_mean_bytes[before[-1]]) if before else 0.0
+    return Resources(
+        cpu_percent_mean=mean(series.cpu_percent),
+        cpu_percents=means(series.cpu_percent),
+        memory_base_bytes=min(base, peaks[0]),
+        memory_mean_bytes=mean(series.memory_mean_bytes),
+        memory_p99_bytes=_p99(second_peaks),
+        memory_peak_bytes=peaks[-1],
+        gpu_percent_mean=mean(series.gpu_percent) if series.gpu_percent else None,
+        gpu_percents=means(series.gpu_percent) if series.gpu_percent else (),
+        gpu_memory_mean_bytes=mean(series.gpu_memory_bytes) if has_gpu else None,
+        gpu_memory_p99_bytes=_p99(gpu_peaks) if has_gpu else None,
+        gpu_memory_peak_bytes=gpu_peaks[-1] if has_gpu else None,
+    )
+
+
+def _seconds(chosen: Sequence[int], durations: Sequence[float]) -> list[list[tuple[int, float]]]:
+    """Return the intervals with their durations, in parts of at least a second, except for a run that is shorter.
+
+    Percentiles are those of such parts, because the reading intervals of short and long runs differ.
+    """
+    parts: list[list[tuple[int, float]]] = [[]]
+    for i, duration in zip(chosen, durations, strict=True):
+        if sum(each for _, each in parts[-1]) >= 0.999:
+            parts.append([])
+        parts[-1].append((i, duration))
+    if len(parts) > 1 and sum(each for _, each in parts[-1]) < 0.5:
+        last = parts.pop()
+        parts[-1] += last
+    return parts
+
+
+def _within(series: UsageSeries, begin_s: float, end_s: float) -> list[int]:
+    """Return the intervals in a part of the run, or the one that is nearest to its end if it is shorter than one."""
+    middles = [(a + b) / 2 for a, b in zip(series.begin_s, series.end_s, strict=True)]
+    chosen = [i for i, middle in enumerate(middles) if begin_s <= middle <= end_s]
+    return chosen or [min(range(len(middles)), key=lambda i: abs(middles[i] - end_s))]
+
+
+def _p99(ordered: Sequence[float]) -> float:
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

@@ -1,0 +1,313 @@
+"""The reasons to refuse a forecast. Each rule is a function of the canary runs. Pure.
+
+A refusal is an answer: it names what the canaries showed, and the number that shows it.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+
+from hetero.decide.canary.line import Line
+from hetero.decide.canary.model import ForecastFigure, Refusal
+from hetero.decide.canary.points import CanaryPoint, LoaderWork, mean_excess
+from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, excess_text
+
+__all__ = [
+    "MAX_HALF_WIDTH",
+    "MIN_GROWTH",
+    "check_busy",
+    "check_cache",
+    "check_cpu_cache",
+    "check_figure",
+    "check_line",
+    "check_script",
+    "cpu_cache_fraction",
+    "is_fixed_loader",
+    "ran_out_of_memory",
+]
+
+MAX_HALF_WIDTH = 0.35
+"""Widest interval that is still an answer, as half of its width over the value."""
+MIN_GROWTH = 3.0
+"""Growth over its standard error below which a figure does not grow measurably: one of a hundred constant figures has
+more. With 5, a report of 4.9 said so of a growth that is certain. `MAX_HALF_WIDTH` rejects what is too uncertain."""
+MAX_P_VALUE = 0.003
+_BENT = 0.12
+"""Distance of the exponent's whole 98 % interval from 1 that bends the forecast more than its interval allows for."""
+_FAST_TO = 2.0
+"""Memory that grows with the data / level 2 caches, up to which memory is fast. Not all of it is used by inner loops,
+because it includes copies and temporary arrays."""
+_SLOW_FROM = 32.0
+"""The same, from which on memory hardly becomes slower. Random reads of rows of 400 bytes took 36 ns in 2 MB, 50 ns in
+10 MB, 98 ns in 48 MB and 131 ns in 240 MB, on a machine with 4 MB of level 2 caches."""
+_CACHE_RATIO = 2.0
+"""Memory of the whole / memory of the largest canary within this span, above which the forecast is refused."""
+_MOSTLY_WAITING_PERCENT = 20.0
+"""Use of one CPU below which a run mostly waits. Arithmetic that takes 2.7 times as long adds a third to it."""
+_EQUAL = 0.02
+_OUT_OF_MEMORY = ("out of memory", "memoryerror")
+"""Words in the cause of a run that failed: Python's exception, and the messages of PyTorch, CUDA and SageMaker."""
+_STATED_PEAK = re.compile(r"\(peak of [^:)]*: ([\d.]+) GiB")
+_NEAR_LIMIT = 0.8
+"""Peak / limit from which on a run that was killed ran out of memory."""
+_FLIGHTS = 1.5
+"""Batches of a pass / batches in flight from which on the pass shows how fast batches follow each other. A loader of n
+processes has 2 n batches in flight, so each process then makes three."""
+
+
+def check_script(points: Sequence[CanaryPoint]) -> list[Refusal]:
+    """Return what the script did that a longer run would do otherwise."""
+    found = ((name, rule(points)) for name, rule in _SCRIPT_RULES)
+    return [Refusal(rule=name, figure="", reason=reason) for name, reason in found if reason]
+
+
+def check_line(
+    figure: str, line: Line, points: Sequence[CanaryPoint], *, must_grow: bool, what: str = ""
+) -> list[Refusal]:
+    """Return why a straight line through a figure's points does not hold.
+
+    Args:
+        figure: Name of the figure.
+        line: Its fitted line.
+        points: The finished runs.
+        must_grow: Whether the figure must grow measurably.
+        what: Name of the part of the figure that the line is about. Empty for all of it.
+    """
+    what = what or figure
+    fractions = [point.fraction for point in points]
+    span = f"between {percent(min(fractions))} and {percent(max(fractions))} of the data"
+    exponent = line.exponent
+    if must_grow and line.growth < MIN_GROWTH:
+        reason = (
+            f"the {what} does not grow measurably {span}: its growth is {max(0.0, line.growth):.1f} times its "
+            "standard error. The work is either less than the noise, or does not depend on the data"
+        )
+        return [Refusal(rule="no-growth", figure=figure, reason=reason)]
+    if exponent is not None and (exponent.low > 1 + _BENT or exponent.high < 1 - _BENT):
+        reason = (
+            f"the {what} does not grow in proportion to the data: {span} it grows with the power "
+            f"{exponent.best:.1f} of it ({exponent.low:.1f} to {exponent.high:.1f})"
+        )
+        return [Refusal(rule="curved", figure=figure, reason=reason)]
+    # Replicates that agree by chance are no sign of a curve, unless the bend is large too.
+    if line.lack_of_fit is not None and line.lack_of_fit < MAX_P_VALUE and _bends_much(line, points):
+        reason = (
+            f"the {what} is not on a line {span}: replicates that agree this much better than the line have a "
+            f"probability of {line.lack_of_fit:.1g}"
+        )
+        return [Refusal(rule="curved", figure=figure, reason=reason)]
+    return []
+
+
+def check_figure(figure: ForecastFigure) -> list[Refusal]:
+    """Return whether the interval of a figure is wider than an answer may be."""
+    if figure.half_width <= MAX_HALF_WIDTH:
+        return []
+    reason = (
+        f"the runs vary too much to forecast the {figure.name}: the 90 % interval is {figure.half_width:.0%} of the "
+        f"value to each side, more than {MAX_HALF_WIDTH:.0%}"
+    )
+    return [Refusal(rule="noise", figure=figure.name, reason=reason)]
+
+
+def check_busy(points: Sequence[CanaryPoint]) -> list[Refusal]:
+    """Return whether too much of the runs' time may be due to other work of the machine."""
+    share = mean_excess(points)
+    if share <= MAX_EXCESS:
+        return []
+    reason = f"{excess_text(share)}. Run the canaries again, with --fresh and {RUN_AGAIN}"
+    return [Refusal(rule="busy", figure="time", reason=reason)]
+
+
+def check_cache(
+    points: Sequence[CanaryPoint], *, data_bytes: float | None, memory_bytes: float | None
+) -> list[Refusal]:
+    """Return whether later passes of the canaries read from memory what the whole job must read from storage."""
+    passes = max((loader.num_passes for point in points for loader in point.loaders), default=0)
+    if data_bytes is None or memory_bytes is None or passes < 2 or data_bytes < memory_bytes:
+        return []
+    largest = max(point.fraction for point in points) * data_bytes
+    if largest > memory_bytes:
+        return []
+    reason = (
+        f"the script passes over the data {passes} times. The whole data ({data_bytes / 1e9:.1f} GB) does not fit into "
+        f"the memory of a host ({memory_bytes / 1e9:.1f} GB), but that of the canaries does, so only the whole job "
+        "reads from storage in each pass"
+    )
+    return [Refusal(rule="cache", figure="", reason=reason)]
+
+
+def check_cpu_cache(
+    points: Sequence[CanaryPoint], *, held_bytes: float, least_held_bytes: float, cache_bytes: float | None
+) -> list[Refusal]:
+    """Return whether the whole reads memory more slowly than the canaries, because it holds much more of it.
+
+    The time of an access grows gradually while the data grows from the size of the CPUs' level 2 caches to many times
+    that size. The rule compares the part of this span that lies between the largest canary and the whole. Runs that
+    mostly sleep or wait are not affected.
+
+    Args:
+        points: The finished runs.
+        held_bytes: Growth of the memory from no data to the whole.
+        least_held_bytes: What this growth most probably exceeds. If it is small, the runs do not show a growth.
+        cache_bytes: Level 2 caches of all CPUs together. None if unknown.
+    """
+    # Memory that varies by 3 MB between the runs was extended to 107 MB, and refused a right forecast. So the growth
+    # must be certain.
+    if cache_bytes is None or least_held_bytes <= _CACHE_RATIO * _FAST_TO * cache_bytes:
+        return []
+    cpu_percents = [point.resources.cpu_percent_mean for point in points]
+    if statistics.median(100.0 if value is None else value for value in cpu_percents) < _MOSTLY_WAITING_PERCENT:
+        return []
+    largest = max(point.fraction for point in points)
+    # Compare the whole with the largest canary within the span where memory becomes slower.
+    slowest_bytes = min(held_bytes, _SLOW_FROM * cache_bytes)
+    canary_bytes = max(largest * held_bytes, _FAST_TO * cache_bytes)
+    if slowest_bytes <= _CACHE_RATIO * canary_bytes:
+        return []
+    reason = (
+        f"the script holds {held_bytes / 1e6:,.0f} MB of data in memory in the whole job and "
+        f"{largest * held_bytes / 1e6:,.1f} MB in the largest canary. Between {_FAST_TO * cache_bytes / 1e6:,.0f} and "
+        f"{_SLOW_FROM * cache_bytes / 1e6:,.0f} MB, reading memory becomes slower on this machine (its level 2 caches "
+        f"have {cache_bytes / 1e6:,.0f} MB), so the whole may take up to 2.7 times as long per byte. Runs on "
+        f"{percent(cpu_cache_fraction(held_bytes, cache_bytes))} of the data would show it"
+    )
+    return [Refusal(rule="cpu-cache", figure="time", reason=reason)]
+
+
+def cpu_cache_fraction(held_bytes: float, cache_bytes: float) -> float:
+    """Return the fraction of the data from which on `check_cpu_cache` does not refuse. It is at most one half."""
+    return min(held_bytes, _SLOW_FROM * cache_bytes) / _CACHE_RATIO / held_bytes
+
+
+def ran_out_of_memory(point: CanaryPoint, limit_bytes: float | None = None) -> bool:
+    """Return whether a run failed because of a lack of memory.
+
+    If SIGKILL ended the run and the launcher does not exclude a lack of memory, this counts only if the run's peak was
+    near the limit. Others send SIGKILL too, and this machine may have less memory than the candidate.
+
+    Args:
+        point: The run.
+        limit_bytes: Memory of the candidate's host. None if it is unknown.
+    """
+    cause = point.failure.lower()
+    # An operator's kill -9 of a run with 0.8 GiB, on a host of 384 GiB, once gave a probability of 100 %.
+    if "killed by sigkill" not in cause or "out of memory" not in cause:
+        return any(words in cause for words in _OUT_OF_MEMORY)
+    if limit_bytes is None:
+        return False
+    stated = _STATED_PEAK.search(point.failure)
+    peaks = (0.0 if stated is None else float(stated[1]) * 2**30, point.resources.memory_peak_bytes or 0.0)
+    return max(peaks) >= _NEAR_LIMIT * limit_bytes
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction in percent, for a sentence."""
+    return f"{100 * fraction:.3g} %"
+
+
+def is_fixed_loader(works: Sequence[LoaderWork], fractions: Sequence[float]) -> bool:
+    """Return whether a loader delivers the same samples whatever the fraction, as a validation set that stays whole."""
+    samples = [work.num_samples for work in works]
+    grows = max(fractions) > 1.2 * min(fractions)
+    return grows and max(samples) - min(samples) <= _EQUAL * max(samples)
+
+
+def _bends_much(line: Line, points: Sequence[CanaryPoint]) -> bool:
+    """Return whether the bend is large compared with the noise that the forecast allows for."""
+    exponent = line.exponent
+    return exponent is not None and (not exponent.low <= 1 <= exponent.high or len(points) < 6)
+
+
+def _failed(points: Sequence[CanaryPoint]) -> str:
+    failed = [point for point in points if point.failure]
+    if not failed:
+        return ""
+    return f"{len(failed)} of {len(points)} canary runs failed, the first with: {failed[0].failure}"
+
+
+def _passes(points: Sequence[CanaryPoint]) -> str:
+    for name in _names(points):
+        counts = {
+            loader.num_passes: point.fraction
+            for point in points
+            for loader in point.loaders
+            if loader.name == name and loader.num_passes
+        }
+        if len(counts) > 1:
+            texts = " and ".join(f"{count} at {percent(fraction)}" for count, fraction in sorted(counts.items()))
+            return (
+                f"the number of passes over loader {name} differs between runs ({texts}), so the script decides by its "
+                "values when it ends"
+            )
+    return ""
+
+
+def _fixed_steps(points: Sequence[CanaryPoint]) -> str:
+    for name in _names(points):
+        fractions, works = _works(points, name)
+        is_left = any(work.num_passes > work.num_complete_passes for work in works)
+        if is_left and is_fixed_loader(works, fractions):
+            return (
+                f"loader {name} delivers {works[0].num_samples:,} samples whatever the amount of data, and the script "
+                "leaves its passes early, so something else fixes the number of its steps"
+            )
+    return ""
+
+
+def _short_passes(points: Sequence[CanaryPoint]) -> str:
+    for name in _names(points):
+        fractions, works = _works(points, name)
+        longest = max(work.num_steps / max(1, work.num_passes) for work in works)
+        in_flight = max(work.max_in_flight for work in works)
+        # A loader with eight processes makes its first eight batches at the same time. A job bound by its loader took
+        # 240 s, where 81 s were forecast.
+        if in_flight > 1 and longest < _FLIGHTS * in_flight and not is_fixed_loader(works, fractions):
+            return (
+                f"a pass over loader {name} has at most {longest:.3g} batches in the canaries, of which the loader "
+                f"fetches {in_flight} at the same time, so the canaries do not show how fast batches follow each other"
+            )
+    return ""
+
+
+def _loaders(points: Sequence[CanaryPoint]) -> str:
+    names = [tuple(sorted(loader.name for loader in point.loaders)) for point in points]
+    if len(set(names)) > 1:
+        return "some canary runs used loaders that others did not use, so the whole may use others too"
+    for name in _names(points):
+        fractions, works = _works(points, name)
+        per_fraction = [work.num_samples / fraction for fraction, work in zip(fractions, works, strict=True)]
+        is_fixed = is_fixed_loader(works, fractions)
+        # Passes of one or two batches differ by rounding alone.
+        if not is_fixed and max(per_fraction) > 1.3 * min(per_fraction) and _few_samples(works) > 3:
+            return (
+                f"the samples of loader {name} are not in proportion to the data: the runs extrapolate to "
+                f"{min(per_fraction):,.0f} and to {max(per_fraction):,.0f} samples"
+            )
+    return ""
+
+
+def _few_samples(works: Sequence[LoaderWork]) -> float:
+    """Return the fewest batches that a run had. With one or two, rounding to whole batches explains the difference."""
+    return min(work.num_samples / max(1, work.batch_samples) for work in works)
+
+
+def _names(points: Sequence[CanaryPoint]) -> list[str]:
+    return list(dict.fromkeys(loader.name for point in points for loader in point.loaders))
+
+
+def _works(points: Sequence[CanaryPoint], name: str) -> tuple[list[float], list[LoaderWork]]:
+    """Return the fractions of the runs that used a loader, and its work in each."""
+    pairs = [(point.fraction, loader) for point in points for loader in point.loaders if loader.name == name]
+    return [fraction for fraction, _ in pairs], [work for _, work in pairs]
+
+
+_SCRIPT_RULES: tuple[tuple[str, Callable[[Sequence[CanaryPoint]], str]], ...] = (
+    ("failed", _failed),
+    ("passes", _passes),
+    ("fixed-steps", _fixed_steps),
+    ("short-passes", _short_passes),
+    ("loaders", _loaders),
+)

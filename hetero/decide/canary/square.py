@@ -1,0 +1,76 @@
+"""The longest time that the canary runs do not exclude, if a part of it grows with the square of the data. Pure.
+
+Between 1 and 3 % of the data, a part that adds a tenth to the growth is less than the noise. In the whole it is four
+fifths of the time. No test of the points finds it, so a forecast states this bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetero.decide.canary.line import Noise
+from hetero.decide.canary.refusals import percent
+
+__all__ = ["square_bound", "square_notes"]
+
+_NUM_DRAWS = 20_000
+_COVERAGE = 0.95
+_MIN_ACCEPTED = 200
+_FAR_ABOVE = 2.0
+"""Bound / upper end of the forecast's interval, from which on a note states the bound."""
+_SHOWS_SQUARE = 0.1
+"""Fraction that shows such a part."""
+
+
+def square_bound(x: Sequence[float], y: Sequence[float], random: np.random.Generator, *, noise: Noise) -> float | None:
+    """Return the 95th percentile of y at x = 1 for y = a + b x + c x^2, where no part is negative.
+
+    Args:
+        x: Fractions of the whole, in (0, 1].
+        y: Figures, at least 0.
+        random: Generator of the draws.
+        noise: Prior of the noise.
+
+    Returns:
+        None if nearly all parabolas through the points have a negative part. A line then describes them better.
+    """
+    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    centre = float(np.exp(np.mean(np.log(xs))))
+    roots = 1 / np.sqrt(ys**2 + (noise.absolute / noise.relative) ** 2)
+    columns = np.stack([np.ones(len(xs)), xs / centre, (xs / centre) ** 2], axis=1)
+    design, target = columns * roots[:, None], ys * roots
+    precision = design.T @ design
+    precision += np.eye(3) * 1e-12 * float(np.trace(precision))
+    covariance = np.linalg.inv(precision)
+    best = covariance @ design.T @ target
+    rest = target - design @ best
+    shape = (noise.degrees + max(0, len(xs) - 3)) / 2
+    rate = (noise.degrees * noise.relative**2 + float(rest @ rest)) / 2
+    phis = rate / random.gamma(shape, size=_NUM_DRAWS)
+    normal = random.standard_normal((_NUM_DRAWS, 3)) @ np.linalg.cholesky(covariance).T
+    parts = best + np.sqrt(phis)[:, None] * normal
+    # No part of a time is negative. This condition bounds the square.
+    parts = parts[(parts >= 0).all(axis=1)]
+    if len(parts) < _MIN_ACCEPTED:
+        return None
+    return float(np.quantile(parts @ np.asarray([1.0, 1 / centre, 1 / centre**2]), _COVERAGE))
+
+
+def square_notes(bound_s: float | None, high_s: float, largest_fraction: float) -> list[str]:
+    """Return a sentence about the longest time that the runs do not exclude, if it is far above the forecast.
+
+    Args:
+        bound_s: This time. None if it is not known.
+        high_s: Upper end of the forecast's interval.
+        largest_fraction: Largest fraction of the runs.
+    """
+    if bound_s is None or bound_s <= _FAR_ABOVE * high_s:
+        return []
+    text = (
+        "The interval assumes that the time grows in proportion to the data. If a small part of it grows with the "
+        f"square of the data, these runs do not exclude {bound_s:,.0f} s."
+    )
+    more = f" Runs with {percent(_SHOWS_SQUARE)} of the data would show it."
+    return [text + more if largest_fraction < _SHOWS_SQUARE else text]

@@ -1,0 +1,226 @@
+"""Shows a run, or the comparison of two runs, as one HTML page."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hetero.decide.pages.drawing import PALETTE
+from hetero.decide.pages.page import figures_html, html_page, plots_html, table_html
+from hetero.decide.pages.run_plots import ShownRun, cost_plot, cpu_plot, parts_plot, steps_plot
+from hetero.documents.quantities import NOT_KNOWN, bytes_text, seconds_text
+from hetero.documents.text import counted, html_text, shortened
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.step_series import StepSeries
+from hetero.report.compare import Comparison, compare
+from hetero.report.model import Report, load_report
+from hetero.report.verdict import pace_text, saving_text, speedup_text, verdict_text
+
+__all__ = ["comparison_page", "page_of_files", "run_page"]
+
+_MAX_TITLE_CHARS = 80
+_MAX_ROWS = 100
+
+
+def page_of_files(path: str | Path, candidate: str | Path | None = None) -> str:
+    """Return the HTML page of one report, or of the comparison of two.
+
+    Args:
+        path: ``report.json``, or the directory that contains it.
+        candidate: The same for the run to compare with it. None: the page shows the first run alone.
+
+    Raises:
+        ConfigError: If a report is missing or malformed, or a compared report has no measured step.
+    """
+    report = load_report(path)
+    return run_page(report) if candidate is None else comparison_page(compare(report, load_report(candidate)))
+
+
+def run_page(report: Report) -> str:
+    """Return the page of one run. Without matplotlib it has no plots."""
+    runs = _shown([report])
+    kind = f"{report.run.placement.capitalize()} run"
+    if report.run.exit_code:
+        kind += f", which ended with exit code {report.run.exit_text}"
+    return html_page(
+        shortened(f"Run of {report.run.command}", _MAX_TITLE_CHARS),
+        [
+            _title(report, kind, report.verdict.advice),
+            figures_html(list(_run_cells(report))),
+            *_body(runs, None),
+        ],
+    )
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Return the page that compares two runs. Without matplotlib it has no plots."""
+    runs = _shown([comparison.baseline, comparison.candidate])
+    command = comparison.candidate.run.command
+    return html_page(
+        shortened(f"Was it worth it? {command}", _MAX_TITLE_CHARS),
+        [
+            _title(comparison.candidate, *_headline(comparison)),
+            figures_html(list(_comparison_cells(comparison))),
+            *_body(runs, comparison),
+        ],
+    )
+
+
+def _shown(reports: Sequence[Report]) -> list[ShownRun]:
+    """Return the runs with names that tell them apart."""
+    placements = [report.run.placement for report in reports]
+    names = placements if len(set(placements)) == len(placements) else ["first run", "second run"][: len(reports)]
+    return [_shown_run(*each) for each in zip(names, reports, (PALETTE[1], PALETTE[0]), strict=False)]
+
+
+def _shown_run(name: str, report: Report, colour: str) -> ShownRun:
+    # The slowest rank comes first, then those of the host whose clock the events have.
+    slowest = None if report.headline is None else report.headline.slowest_step_rank
+    hosts = {rank.rank: rank.host for rank in report.run.ranks}
+    first_host = hosts[min(hosts)] if hosts else ""
+    found = sorted(report.headline_ranks.items(), key=lambda item: (item[0] != slowest, hosts[item[0]] != first_host))
+    steps = found[0][1] if found else None
+    rank, history = next(((rank, each.history) for rank, each in found if each.history.begin_s), (0, StepSeries()))
+    return ShownRun(
+        name=name,
+        report=report,
+        colour=colour,
+        steps=steps,
+        history=history,
+        timeline=report.run.timeline if hosts.get(rank) == first_host else (),
+    )
+
+
+def _title(report: Report, answer: str, why: str) -> str:
+    simulated = ' <span class="small">simulated</span>' if report.run.simulated else ""
+    return (
+        f'<p class="command">Run of <code>{html_text(report.run.command)}</code>{simulated}</p>\n'
+        f"<h1>{html_text(answer)}<span>: {html_text(why)}</span></h1>"
+    )
+
+
+def _headline(comparison: Comparison) -> tuple[str, str]:
+    """Return the verdict, and what it stands on."""
+    if comparison.objections:
+        what = "Whether the second run is cheaper" if comparison.speedup else "Which run is faster and which is cheaper"
+        return f"{what} cannot be said", " ".join(comparison.objections)
+    if comparison.saving is None:
+        return f"{speedup_text(comparison)} times the pace" if comparison.speedup else "No verdict", (
+            "whether it is cheaper cannot be said without all prices"
+        )
+    if comparison.is_worth_it is None:
+        start, _, why = verdict_text(comparison).partition(": ")
+        return start, why
+    return verdict_text(comparison).capitalize(), f"the second run has {pace_text(comparison)}"
+
+
+def _run_cells(report: Report) -> Iterator[tuple[str, str, str]]:
+    headline, cost = report.headline, report.cost
+    if headline is not None and headline.step_time_mean is not None:
+        yield "step time", seconds_text(headline.step_time_mean.value), headline.step_time_mean.basis
+    if headline is not None and headline.data_wait_mean is not None:
+        yield "data wait", seconds_text(headline.data_wait_mean.value), headline.data_wait_mean.basis
+    if headline is not None and headline.samples_per_s is not None:
+        yield "samples/s", f"{headline.samples_per_s.value:,.0f}", headline.samples_per_s.basis
+    if cost.per_1k_steps is not None:
+        yield "USD per 1,000 steps", f"{cost.per_1k_steps.value:.4g}", cost.per_1k_steps.basis
+
+
+def _comparison_cells(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    for report, which in ((comparison.baseline, "first run"), (comparison.candidate, "second run")):
+        step = report.headline.step_time_mean if report.headline else None
+        usd = None if comparison.objections else report.cost.per_1k_steps
+        hourly = report.cost.hourly
+        facts = [_hosts(report), "" if hourly is None else f"USD {hourly.value:.4g} per hour"]
+        facts.append("" if usd is None else f"USD {usd.value:.4g} per 1,000 steps")
+        facts.append("" if report.headline is None else f"{report.headline.num_steps_measured} steps measured")
+        value = NOT_KNOWN if step is None else seconds_text(step.value)
+        yield f"step time of the {which}, {report.run.placement}", value, "; ".join(filter(None, facts))
+    if comparison.speedup is not None:
+        even = comparison.break_even_speedup
+        below = "" if even is None else f"break-even at {even.value:.2f}x ({even.basis})"
+        yield "pace of the second run", f"{speedup_text(comparison)}x", below
+    if comparison.saving is not None:
+        yield "saving of the second run", saving_text(comparison), comparison.saving.basis
+
+
+def _hosts(report: Report) -> str:
+    return " + ".join(f"{group.count} x {group.instance_type}" for group in report.run.groups)
+
+
+def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[str]:
+    simulated = dict.fromkeys(line for run in runs for line in run.report.run.simulated)
+    if simulated:
+        lines = [_of_which_runs(line, runs) for line in simulated]
+        yield f'<div class="notice">Simulated, everything else is real:\n{_list(lines)}</div>'
+    yield plots_html(
+        {
+            # Functions, because none of them is called without matplotlib, and one that fails must not take the page
+            # along.
+            "steps": lambda: steps_plot(runs),
+            "the parts of a step": lambda: parts_plot(runs),
+            "costs": lambda: None if comparison is None else cost_plot(comparison, runs),
+            **{f"the CPUs, {run.name}": functools.partial(cpu_plot, run) for run in runs},
+        }
+    )
+    for run in runs:
+        yield from _tables(run)
+    if comparison is not None and comparison.caveats:
+        yield f"<h2>Caveats</h2>\n{_list(comparison.caveats)}"
+
+
+def _of_which_runs(line: str, runs: Sequence[ShownRun]) -> str:
+    """Return what was simulated, after the name of the run if it was not so in all of them."""
+    names = [run.name for run in runs if line in run.report.run.simulated]
+    return line if len(names) == len(runs) else f"{', '.join(names)}: {line}"
+
+
+def _tables(run: ShownRun) -> Iterator[str]:
+    facts = run.report.run
+    yield f"<h2>Hosts, {html_text(run.name)}</h2>"
+    yield f"<p>{html_text(run.report.verdict.advice)}</p>"
+    roles = facts.host_roles
+    header = ("host", "role", "batches made", "time of its vCPUs", "CPUs busy", "peak", "memory peak", "GPU")
+    is_emulated = facts.options.get("emulate_sample_s", "None") != "None"
+    rows = [_host_row(usage, roles.get(usage.host, NOT_KNOWN), is_emulated=is_emulated) for usage in facts.hosts]
+    known = [at for at in range(len(header)) if any(row[at] != NOT_KNOWN for row in rows)]
+    shown = [[row[at] for at in known] for row in rows[:_MAX_ROWS]]
+    if rows:
+        yield table_html([header[at] for at in known], shown, right=[place for place, at in enumerate(known) if at > 1])
+    yield _more(len(rows), "host")
+    taken = sum(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
+    made = facts.events.get("batches computed", 0)
+    if made > taken:
+        yield (
+            f'<p class="small">The script took {taken:,} of {made:,} batches. Others are made ahead, and again after a '
+            "failure.</p>"
+        )
+    if facts.timeline:
+        events = [(f"{event.at_s:.1f} s", event.host, event.what) for event in facts.timeline[:_MAX_ROWS]]
+        yield f"<h3>Events, {html_text(run.name)}</h3>"
+        yield table_html(("time of the run", "host", "event"), events, right=(0,))
+        yield _more(len(facts.timeline), "event")
+
+
+def _more(num_rows: int, what: str) -> str:
+    """Return how many rows a table leaves out. Empty if it has all."""
+    return f'<p class="small">{counted(num_rows - _MAX_ROWS, what)} more in report.json.</p>' * (num_rows > _MAX_ROWS)
+
+
+def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, ...]:
+    busy_s, slots = usage.endpoints_busy_s, usage.endpoint_slots
+    return (
+        usage.host,
+        role,
+        NOT_KNOWN if usage.batches_computed is None else f"{usage.batches_computed:,}",
+        f"{busy_s:,.0f} s of {slots} vCPUs" if is_emulated and busy_s is not None and slots else NOT_KNOWN,
+        NOT_KNOWN if usage.cpu_percent_mean is None else f"{usage.cpu_percent_mean / 100:.2f} of {usage.num_cpus}",
+        NOT_KNOWN if usage.cpu_percent_peak is None else f"{usage.cpu_percent_peak / 100:.2f}",
+        bytes_text(usage.memory_peak_bytes),
+        NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",
+    )
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>\n{''.join(f'<li>{html_text(line)}</li>' for line in lines)}\n</ul>"

@@ -1,0 +1,187 @@
+"""The plots of a run's page, and of the page that compares two runs. Drawn by matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hetero.decide.pages.drawing import PALETTE, QUIET, Plot, bar_axes, legend, new_axes, svg_of
+from hetero.documents.quantities import seconds_text
+from hetero.metrics.step_series import StepSeries
+from hetero.metrics.steps import StepSummary
+from hetero.report.compare import Comparison
+from hetero.report.model import Report, TimedEvent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["ShownRun", "cost_plot", "cpu_plot", "parts_plot", "steps_plot"]
+
+_WINDOW = 0.3
+"""Length of the moving mean, as a share of a run's history. A step waits for data or does not, so single steps jump."""
+_MAX_EVENT_TEXTS = 12
+"""Events of a run that the plot of steps names. More would cover each other; the page has a table of them."""
+_HOST_COLOURS = PALETTE[2:]
+"""Colours of hosts, which are not those of runs."""
+_PARTS = {"accelerator": PALETTE[0], "compute": PALETTE[0], "real work that shows": PALETTE[4], "data wait": PALETTE[1]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRun:
+    """One run of the page."""
+
+    name: str
+    """``homogeneous`` or ``heterogeneous``, if that tells the runs apart, else ``first run`` or ``second run``."""
+    report: Report
+    colour: str
+    steps: StepSummary | None
+    """The loader that the report is about, on the rank with the longest steps. None if no rank has a step."""
+    history: StepSeries
+    """Steps of that loader, on that rank or on another that has a history."""
+    timeline: Sequence[TimedEvent]
+    """Events by the clock of ``history``. Empty if the history is of another host than the events."""
+
+
+def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
+    """Return step times over the time of the runs, with the events of the runs. None if no run has a history."""
+    if not any(run.history.begin_s for run in runs):
+        return None
+    (axes,) = new_axes(is_wide=True)
+    for run in runs:
+        _draw_steps(axes, run)
+    waits_s = {run.steps.step_wait_s for run in runs if run.steps is not None and run.steps.step_wait_s is not None}
+    for wait_s in sorted(waits_s):
+        axes.axhline(1000 * wait_s, color=QUIET, linewidth=1, linestyle=":")
+        axes.text(1.0, 1000 * wait_s, " accelerator", transform=axes.get_yaxis_transform(), va="center", color=QUIET)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("time of the run [s]")
+    axes.set_ylabel("step time [ms]")
+    legend(axes, is_outside=True)
+    num_steps = max((number for run in runs for number in run.history.num_steps), default=1)
+    dot = "A dot is one step" if num_steps == 1 else f"A dot is the mean of up to {num_steps} steps"
+    caption = f"{dot}, the line is the mean of the steps around. Where batches come in bursts, few steps wait long."
+    if any(map(_events_of_steps, runs)):
+        caption += " A dashed vertical line is an event."
+    return Plot(title="Step time over time", caption=caption, svg=svg_of(axes), is_wide=True)
+
+
+def _draw_steps(axes: Axes, run: ShownRun) -> None:
+    history = run.history
+    if not history.begin_s:
+        return
+    times_s = [(begin + end) / 2 for begin, end in zip(history.begin_s, history.end_s, strict=True)]
+    steps_ms = [1000 * (a + b) for a, b in zip(history.compute_s, history.data_wait_s, strict=True)]
+    axes.plot(times_s, steps_ms, "o", color=run.colour, alpha=0.35, markersize=4)
+    axes.plot(times_s, _moving_mean(steps_ms), color=run.colour, linewidth=2, label=run.name)
+    for number, event in enumerate(_events_of_steps(run)):
+        axes.axvline(event.at_s, color=run.colour, linewidth=1, linestyle="--")
+        if number < _MAX_EVENT_TEXTS:
+            text = f"{event.host}: {event.what} "
+            drawn = axes.text(event.at_s, 0.98, text, color=run.colour, rotation=90, va="top", ha="right")
+            drawn.set(transform=axes.get_xaxis_transform(), fontsize="small")
+
+
+def _events_of_steps(run: ShownRun) -> list[TimedEvent]:
+    """Return the events between the first and the last step."""
+    history = run.history
+    return [
+        event for event in run.timeline if history.begin_s and history.begin_s[0] <= event.at_s <= history.end_s[-1]
+    ]
+
+
+def _moving_mean(values: Sequence[float]) -> list[float]:
+    half = max(1, round(_WINDOW * len(values) / 2))
+    windows = (values[max(0, at - half) : at + half + 1] for at in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
+
+
+def step_parts_s(steps: StepSummary) -> dict[str, float]:
+    """Return the parts of a mean step in seconds, by name."""
+    number = max(1, steps.num_steps_measured)
+    compute_s, wait_s = steps.compute_total_s / number, steps.data_wait_total_s / number
+    if steps.step_wait_s is None:
+        return {"compute": compute_s, "data wait": wait_s}
+    shown_s = max(0.0, compute_s - steps.step_wait_s)
+    return {"accelerator": compute_s - shown_s, "real work that shows": shown_s, "data wait": wait_s}
+
+
+def parts_plot(runs: Sequence[ShownRun]) -> Plot | None:
+    """Return where each millisecond of a step goes, as one stacked bar for each run. None without a measured step."""
+    if not any(run.steps is not None and run.steps.num_steps_measured for run in runs):
+        return None
+    known = {run.name: run.steps for run in runs if run.steps is not None}
+    axes = bar_axes(list(known), is_wide=True)
+    labelled: set[str] = set()
+    for row, steps in enumerate(known.values()):
+        left = 0.0
+        for name, seconds in step_parts_s(steps).items():
+            # The legend has each part once.
+            label = None if name in labelled or not seconds else name
+            axes.barh(row, 1000 * seconds, left=left, height=0.6, color=_PARTS[name], label=label)
+            labelled |= {name} if label else set()
+            left += 1000 * seconds
+        axes.text(left, row, f" {seconds_text(left / 1000)}", va="center")
+    axes.set_xlabel("milliseconds of a mean step")
+    legend(axes, is_outside=True)
+    has_real_work = any(steps.step_wait_s is not None for steps in known.values())
+    caption = "Data wait is the time that the rank with the longest steps was blocked in next()."
+    if has_real_work:
+        caption += " Real work that shows is compute of this machine beyond the emulated step."
+    return Plot(title="Where the time of a step goes", caption=caption, svg=svg_of(axes), is_wide=True)
+
+
+def cpu_plot(run: ShownRun) -> Plot | None:
+    """Return the CPU use of every host of a run over time. None if no host has a history."""
+    hosts = [usage for usage in run.report.run.hosts if usage.series.begin_s]
+    if not hosts:
+        return None
+    (axes,) = new_axes()
+    roles = run.report.run.host_roles
+    # There may be more hosts than colours. The caption then says how many are shown.
+    for usage, colour in zip(hosts, _HOST_COLOURS, strict=False):
+        times_s = [(begin + end) / 2 for begin, end in zip(usage.series.begin_s, usage.series.end_s, strict=True)]
+        label = f"{usage.host} ({roles[usage.host]})" if usage.host in roles else usage.host
+        axes.plot(times_s, [value / 100 for value in usage.series.cpu_percent], color=colour, label=label)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("time of the run, since the start of each host [s]")
+    num_cpus = max(usage.num_cpus for usage in hosts)
+    axes.set_ylabel(f"CPUs busy, of {num_cpus}")
+    legend(axes)
+    is_shared = any(usage.scope == "tree" for usage in hosts)
+    caption = (
+        f"All hosts share the {num_cpus} CPUs of one machine. Emulated vCPUs do not show here." if is_shared else ""
+    )
+    if len(hosts) > len(_HOST_COLOURS):
+        caption = f"{caption} The first {len(_HOST_COLOURS)} of {len(hosts)} hosts.".strip()
+    return Plot(title=f"CPU use of the hosts, {run.name}", caption=caption, svg=svg_of(axes))
+
+
+def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
+    """Return the cost of the same work in both runs, with their bounds. None without a saving."""
+    even = comparison.break_even_speedup
+    if comparison.saving is None or even is None:
+        return None
+    axes = bar_axes([run.name for run in runs])
+    has_bounds = False
+    for row, run in enumerate(runs):
+        cost, headline = run.report.cost, run.report.headline
+        usd = cost.per_1k_steps if comparison.per == "step" else cost.per_million_samples
+        times_s = None if headline is None else headline.step_time_range_s
+        if usd is None or times_s is None:
+            return None
+        axes.barh(row, usd.value, height=0.6, color=run.colour)
+        axes.text(usd.value, row, f" {usd.value:.4g}", va="center")
+        if times_s[0] < times_s[1]:
+            has_bounds = True
+            # The cost grows with the step time, so its bounds have the same ratio.
+            axes.plot([usd.value * times_s[0] / times_s[1], usd.value], [row, row], color="#000000", linewidth=3)
+    axes.set_xlabel(f"USD for {'1,000 steps' if comparison.per == 'step' else 'a million samples'}")
+    caption = f"The second run costs as much as the first at {even.value:.2f} times its pace"
+    step = None if comparison.baseline.headline is None else comparison.baseline.headline.step_time_mean
+    if comparison.per == "step" and step is not None:
+        caption += f", which is a step of {seconds_text(step.value / even.value)}"
+    caption += "."
+    if has_bounds:
+        caption += " The black line leads to a lower bound without this machine's other work."
+    return Plot(title="Cost of the same work", caption=caption, svg=svg_of(axes))

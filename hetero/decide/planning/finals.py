@@ -1,0 +1,149 @@
+"""Chooses among the best candidates by their timelines.
+
+A ranking predicts thousands of step times at once, but not how much longer steps take because the parts of a cluster
+wait for each other. So the candidates with the lowest costs are compared again with their timelines, and so are those
+near the best of them. The last few get long timelines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hetero.decide.planning.candidates import Candidate
+from hetero.decide.planning.enumeration import neighbours, with_other_endpoints
+from hetero.decide.planning.machines import Machine
+from hetero.decide.planning.ranking import TIE, Entry, Ranking, identity, simplest
+from hetero.decide.planning.steps.model import StepModel
+from hetero.errors import ConfigError
+from hetero.report.plan import STEPS_OF_SPENDING
+
+__all__ = ["Finals"]
+
+_SHORTLIST = 500
+"""Number of candidates whose mean cost is computed. A menu of 60 types has 20,000 candidates."""
+_PATIENCE = 12
+"""Timelines without a better candidate after which the ranking is not followed further."""
+_MAX_BATCHES = 50_000
+"""Batches of all short timelines together, about 0.4 s. Half of them may follow the ranking. bench_planner limits the
+seconds of a plan."""
+_MAX_LONG_BATCHES = 70_000
+"""Batches of the long timelines together."""
+_FINAL_MARGIN = 0.045
+"""Finalists cost at most so much more than the best one."""
+
+
+class Finals:
+    """Compares candidates by their mean costs over all draws.
+
+    One data host too few costs more than one too many. So the mean cost, unlike the cost of the mean figures, prefers a
+    cluster with a reserve.
+
+    Args:
+        ranking: The candidates. Those near the best one are added.
+        model: Predicts step times with some draws.
+        menu: Machines that may become data hosts.
+    """
+
+    def __init__(self, ranking: Ranking, model: StepModel, menu: Sequence[Machine]) -> None:
+        self._ranking = ranking
+        self._model = model
+        self._menu = menu
+        self._known: dict[tuple[object, ...], Entry] = {}
+
+    def choose(self) -> Candidate:
+        """Return the best candidate.
+
+        Raises:
+            ConfigError: If no candidate satisfies the constraints.
+        """
+        allowed = sorted(self._ranking.allowed(), key=lambda entry: entry.cost)
+        ordered = self._by_mean_cost(list(dict.fromkeys([*_best_of_each(allowed), *allowed[:_SHORTLIST]])))
+        # A step of spending without a timeline could not be chosen, however the ranking errs about it.
+        for entry in _best_of_each(ordered):
+            self._simulate(entry)
+        self._look_near(self._follow(ordered))
+        known = sorted(self._known.values(), key=lambda entry: entry.cost)
+        # The best of each step of spending come first, because `simplest` needs them even if the budget ends.
+        finalists = list(dict.fromkeys([*_best_of_each(known), *known]))
+        limit = known[0].cost * (1 + _FINAL_MARGIN)
+        # In parts of bench_planner, the choices were worse without long timelines of the finalists.
+        most = self._model.timelines.num_batches + _MAX_LONG_BATCHES
+        compared = [
+            self._simulate(entry, is_long=True)
+            for entry in finalists
+            if entry.cost <= limit and self._model.timelines.num_batches < most
+        ]
+        possible = [entry for entry in compared if entry.cost < math.inf]
+        if not possible:
+            raise ConfigError(self._ranking.too_strict(finalists))
+        return simplest(possible).candidate
+
+    def _by_mean_cost(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries in the order of their mean costs, without timelines."""
+        predictions = self._model.predict([entry.candidate for entry in entries], is_simulated=False)
+        costs = [
+            entry.cost * float(prediction.draws_s.mean()) / entry.step_s
+            for entry, prediction in zip(entries, predictions, strict=True)
+        ]
+        found = [replace(entry, cost=cost) for entry, cost in zip(entries, costs, strict=True)]
+        return sorted(found, key=lambda entry: entry.cost)
+
+    def _simulate(self, entry: Entry, *, is_long: bool = False) -> Entry:
+        """Return the entry with the step time of its timeline. Its cost is infinite if it breaks a limit."""
+        candidate, key = entry.candidate, identity(entry.candidate)
+        if key not in self._known or is_long:
+            if is_long:
+                self._model.timelines.step_s(candidate, is_long=True)
+            (prediction,) = self._model.predict([candidate])
+            limits = self._ranking.constraints
+            price = 1.0 if limits.goal == "time" else math.inf if entry.hourly_usd is None else entry.hourly_usd
+            own = replace(entry, step_s=prediction.step_s, cost=price * float(prediction.draws_s.mean()))
+            self._known[key] = own if limits.allow(own.step_s, own.hourly_usd) else replace(own, cost=math.inf)
+        return self._known[key]
+
+    def _is_over(self) -> bool:
+        return self._model.timelines.num_batches >= _MAX_BATCHES
+
+    def _follow(self, ordered: Sequence[Entry]) -> Entry:
+        """Simulate candidates in their order until none is better, and return the best one."""
+        best = min(self._known.values(), key=lambda entry: entry.cost)
+        num_worse = 0
+        for entry in ordered:
+            # The other half is for the neighbours, which the ranking does not contain.
+            is_half_over = self._model.timelines.num_batches >= _MAX_BATCHES / 2
+            if is_half_over or num_worse >= _PATIENCE:
+                break
+            own = self._simulate(entry)
+            num_worse += 1
+            if own.cost < best.cost * (1 - TIE):
+                best, num_worse = own, 0
+        return best
+
+    def _look_near(self, best: Entry) -> None:
+        """Simulate candidates near the best one, and near each that is better, with smaller and smaller changes."""
+        change = max(1, best.candidate.trainer.vcpus // 8)
+        while not self._is_over():
+            near = list(neighbours(best.candidate, change, self._menu))
+            if endpoints_per_host := self._model.variable_endpoints_on(best.candidate):
+                near += with_other_endpoints(best.candidate, endpoints_per_host)
+            entries = self._ranking.add(candidate for candidate in near if identity(candidate) not in self._known)
+            before = best
+            for entry in self._by_mean_cost(entries):
+                # The neighbours of a better cluster are better than the other neighbours of this one.
+                if self._is_over() or best is not before:
+                    break
+                own = self._simulate(entry)
+                if own.cost < best.cost * (1 - TIE):
+                    best = own
+            if best is before:
+                if change == 1:
+                    break
+                change = max(1, change // 2)
+
+
+def _best_of_each(ordered: Sequence[Entry]) -> list[Entry]:
+    """Return the first entry of each step of spending."""
+    first = {entry.spending: entry for entry in reversed(ordered)}
+    return [first[spending] for spending in STEPS_OF_SPENDING if spending in first]

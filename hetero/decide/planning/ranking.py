@@ -1,0 +1,211 @@
+"""Ranks the candidates of a plan by what the goal minimises, without timelines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hetero.decide.planning.candidates import Candidate
+from hetero.decide.planning.enumeration import spending_of
+from hetero.decide.planning.steps.model import StepModel
+from hetero.decide.planning.steps.uncertain import RUN_SPREAD
+from hetero.errors import ConfigError
+from hetero.pricing.cost import cost_per_1k_steps_usd
+from hetero.report.plan import STEPS_OF_SPENDING
+
+__all__ = ["TIE", "WORTH_SPENDING", "Constraints", "Entry", "Ranking", "identity", "simplest"]
+
+WORTH_SPENDING = RUN_SPREAD
+"""Saving of the cost, as a share of it, that the next step of spending must bring. Two runs of one cluster differ by as
+much, so a smaller saving would not show."""
+TIE = 0.003
+"""Relative difference in cost below which the simpler cluster wins. Without it, a plan for the shortest step adds hosts
+for the rounding errors of a timeline."""
+_NUM_TYPES = 8
+"""Number of types of data hosts in the table."""
+_NUM_LEADERS = 4
+"""Number of single-type clusters that mixtures of two types start from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What the user wants from a plan."""
+
+    goal: str = "cost"
+    """``cost``: fewest USD per step. ``time``: shortest step."""
+    max_usd_per_1k_steps: float | None = None
+    max_step_s: float | None = None
+    """Longest step time in seconds, from the hours that the job may take."""
+
+    def allow(self, step_s: float, hourly_usd: float | None) -> bool:
+        """Return whether a cluster with this step time and price is within the limits."""
+        if self.max_step_s is not None and step_s > self.max_step_s:
+            return False
+        if self.max_usd_per_1k_steps is None:
+            return True
+        return hourly_usd is not None and cost_per_1k_steps_usd(hourly_usd, step_s) <= self.max_usd_per_1k_steps
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A candidate, and the figures that decide whether it is chosen."""
+
+    candidate: Candidate
+    spending: str
+    step_s: float
+    hourly_usd: float | None
+    cost: float
+    """What the goal minimises: USD per step in arbitrary units, or seconds. Infinite without a price."""
+
+    @property
+    def simplicity(self) -> tuple[int, int, int, int]:
+        """Sort key in the order of spending."""
+        candidate = self.candidate
+        numbers = candidate.num_data_hosts, candidate.local_endpoints, candidate.endpoints_per_host or 0
+        return STEPS_OF_SPENDING.index(self.spending), *numbers
+
+
+class Ranking:
+    """The candidates with their expected step times and costs.
+
+    Args:
+        model: Predicts the step times.
+        constraints: Goal and limits.
+    """
+
+    def __init__(self, model: StepModel, constraints: Constraints) -> None:
+        self.constraints = constraints
+        self._model = model
+        self._entries: dict[tuple[object, ...], Entry] = {}
+        self._base: Candidate | None = None
+
+    def add(self, candidates: Iterable[Candidate]) -> list[Entry]:
+        """Predict and rank more candidates, and return their entries. The first candidate of all is the baseline."""
+        candidates = map(self._model.settled, candidates)
+        # The hash of a candidate takes longer than its prediction, so the machines' identities are the keys.
+        new = {key: candidate for candidate in candidates if (key := identity(candidate)) not in self._entries}
+        self._base = self._base or next(iter(new.values()))
+        by_time = self.constraints.goal == "time"
+        for (key, candidate), step_s in zip(new.items(), self._model.expected_s(list(new.values())), strict=True):
+            hourly = candidate.hourly_usd
+            cost = step_s if by_time else math.inf if hourly is None else hourly * step_s
+            spending = spending_of(candidate, self._base)
+            self._entries[key] = Entry(candidate, spending, step_s, hourly, cost)
+        return [self._entries[key] for key in new]
+
+    def allowed(self) -> list[Entry]:
+        """Return the candidates within the limits.
+
+        Raises:
+            ConfigError: If there are none.
+        """
+        found = [entry for entry in self._entries.values() if self.constraints.allow(entry.step_s, entry.hourly_usd)]
+        if not found:
+            raise ConfigError(self.too_strict(self._entries.values()))
+        return found
+
+    def choose(self) -> Candidate:
+        """Return the best candidate.
+
+        Raises:
+            ConfigError: If no candidate satisfies the constraints.
+        """
+        return simplest(self.allowed()).candidate
+
+    def too_strict(self, entries: Collection[Entry]) -> str:
+        """Return the error that says how far the candidates are from the limits."""
+        limits, parts = self.constraints, []
+        if limits.max_step_s is not None:
+            fastest_s = min(entry.step_s for entry in entries)
+            parts.append(
+                f"the shortest step of all clusters is {fastest_s:.4g} s, the limit is {limits.max_step_s:.4g} s"
+            )
+        costs = [
+            cost_per_1k_steps_usd(entry.hourly_usd, entry.step_s) for entry in entries if entry.hourly_usd is not None
+        ]
+        if limits.max_usd_per_1k_steps is not None and costs:
+            parts.append(
+                f"the lowest cost is {min(costs):.4g} USD per 1,000 steps, the limit is "
+                f"{limits.max_usd_per_1k_steps:.4g}"
+            )
+        elif limits.max_usd_per_1k_steps is not None:
+            return (
+                "no cluster satisfies the limit of the cost, because the price of the trainer hosts is not known\n"
+                "  to do: give it with --price TYPE=USD, or leave out --max-usd-per-1k-steps"
+            )
+        # Two limits that only different clusters satisfy gave an error that named no broken limit.
+        both = ", although some satisfy each of them" if self._are_met_apart(entries) else ""
+        return f"no cluster satisfies the limits{both}: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
+
+    def _are_met_apart(self, entries: Collection[Entry]) -> bool:
+        """Return whether there are two limits, and a candidate within each of them."""
+        limits = self.constraints
+        if limits.max_step_s is None or limits.max_usd_per_1k_steps is None:
+            return False
+        each = replace(limits, max_usd_per_1k_steps=None), replace(limits, max_step_s=None)
+        return all(any(one.allow(entry.step_s, entry.hourly_usd) for entry in entries) for one in each)
+
+    def best_local(self) -> Candidate:
+        """Return the fastest cluster without data hosts, of the baseline's trainer machine."""
+        assert self._base is not None
+        trainer = self._base.trainer
+        local = [e for e in self._entries.values() if not e.candidate.data and e.candidate.trainer is trainer]
+        return min(local, key=lambda entry: (entry.step_s, entry.candidate.local_endpoints)).candidate
+
+    def leaders(self) -> list[Candidate]:
+        """Return the best clusters with one type of data hosts, at most one per type."""
+        best: dict[int, Entry] = {}
+        for entry in self._entries.values():
+            if len(entry.candidate.data) == 1:
+                machine = id(entry.candidate.data[0].machine)
+                if machine not in best or entry.cost < best[machine].cost:
+                    best[machine] = entry
+        return [entry.candidate for entry in sorted(best.values(), key=lambda entry: entry.cost)[:_NUM_LEADERS]]
+
+    def shown(self, chosen: Candidate) -> list[Candidate]:
+        """Return the candidates for the table: the best of each kind, and the neighbours of the chosen one."""
+        best: dict[object, Entry] = {}
+        for entry in self._entries.values():
+            candidate = entry.candidate
+            keys: list[object] = [entry.spending, (entry.spending, candidate.form)]
+            if len(candidate.data) == 1:
+                (group,) = candidate.data
+                keys.append(id(group.machine))
+                own = chosen.data[0] if len(chosen.data) == 1 else None
+                if own is not None and group.machine is own.machine and abs(group.count - own.count) <= 1:
+                    keys.append((id(group.machine), group.count))
+            for key in keys:
+                if key not in best or entry.cost < best[key].cost:
+                    best[key] = entry
+        fastest = min(self._entries.values(), key=lambda entry: (entry.step_s, entry.cost))
+        kinds = [best[key] for key in best if not isinstance(key, int)]
+        types = sorted((best[key] for key in best if isinstance(key, int)), key=lambda entry: entry.cost)
+        found = {identity(entry.candidate): entry.candidate for entry in (*kinds, *types[:_NUM_TYPES], fastest)}
+        return list(found.values())
+
+
+def simplest(entries: Sequence[Entry]) -> Entry:
+    """Return the best of at least one candidate, in the order of spending.
+
+    A later step of spending must save `WORTH_SPENDING`. Of candidates that cost about the same, the simpler one wins.
+    """
+    chosen = None
+    for spending in STEPS_OF_SPENDING:
+        group = [entry for entry in entries if entry.spending == spending]
+        if not group:
+            continue
+        best = min(entry.cost for entry in group)
+        near = (entry for entry in group if entry.cost <= best * (1 + TIE))
+        own = min(near, key=lambda entry: entry.simplicity)
+        if chosen is None or own.cost < chosen.cost * (1 - WORTH_SPENDING):
+            chosen = own
+    assert chosen is not None
+    return chosen
+
+
+def identity(candidate: Candidate) -> tuple[object, ...]:
+    """Return a key that is equal for equal candidates with the same machine objects."""
+    groups = tuple((id(group.machine), group.count) for group in candidate.data)
+    trainers = (id(candidate.trainer), candidate.num_trainer_hosts, candidate.local_endpoints)
+    return (*trainers, groups, candidate.endpoints_per_host, candidate.form)

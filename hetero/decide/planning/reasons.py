@@ -1,0 +1,308 @@
+"""The words of a plan: the sentence that answers, the reason for it, and why each alternative was rejected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hetero.decide.planning.candidates import Candidate
+from hetero.decide.planning.machines import family_of
+from hetero.decide.planning.ranking import WORTH_SPENDING
+from hetero.decide.planning.search import Alternative, Search, chance_to_pay
+from hetero.decide.planning.steps.model import INTERVAL, NEARLY_BUSY
+from hetero.metrics.profile.profile import Profile, TrainingProfile
+from hetero.report.plan import AS_IS, REASONS, UINT8
+
+__all__ = [
+    "answer_of",
+    "form_text",
+    "notes_of",
+    "reason_of",
+    "rejection_of",
+    "resized_note",
+    "seconds_text",
+    "usd_text",
+]
+
+
+def reason_of(profile: Profile, found: Search) -> str:
+    """Return the reason for the choice, one of `REASONS`."""
+    chosen, base = found.chosen, found.baseline
+    if chosen.candidate.data:
+        return "data hosts pay"
+    if chosen.candidate != base.candidate:
+        if base.prediction.bottleneck == "storage" and chosen.spending == "free CPUs":
+            return "storage"
+        return chosen.spending
+    if _waiting_share(profile, base) < NEARLY_BUSY:
+        return "accelerator"
+    if not profile.has_registered_dataset:
+        return "not registered"
+    if base.prediction.bottleneck == "storage":
+        return "storage"
+    return found.prevented_by if found.prevented_by in REASONS else "break-even"
+
+
+def answer_of(profile: Profile, found: Search, reason: str) -> str:
+    """Return one sentence: what to do, with the figures that decide it."""
+    chosen, base = found.chosen, found.baseline
+    change = _change(chosen, base)
+    match reason:
+        case "data hosts pay":
+            form = chosen.candidate.form
+            send = "" if form == AS_IS else f", and send batches {form_text(form)}"
+            return f"Add {hosts_text(chosen.candidate)} as data hosts{send}: {change}."
+        case "free CPUs":
+            return f"Use {_processes(chosen.candidate)}{_instead(base.candidate)}: {change}."
+        case "bigger machine":
+            old, new = base.candidate.trainer.instance_type, chosen.candidate.trainer.instance_type
+            return f"Train on {new} instead of {old}: {change}."
+        case "storage" if chosen is not base:
+            processes = f"{_processes(chosen.candidate)}{_instead(base.candidate)}"
+            return f"Do not add data hosts: processes wait for storage most of the time. Use {processes}: {change}."
+        case "accelerator":
+            busy = 100 * (1 - _waiting_share(profile, base))
+            return f"Do not add data hosts: the accelerator is busy {busy:.0f} % of each step."
+        case "not registered":
+            return (
+                "Data hosts cannot build the data set, because no @hetero.dataset registers its factory. Register it, "
+                "then run hetero profile again."
+            )
+        case _:
+            return _refusal(found, reason)
+
+
+def _refusal(found: Search, reason: str) -> str:
+    """Return the sentence that rejects data hosts although the job waits for data."""
+    best, fastest, base = _cheapest_with_data(found), _fastest(found), found.baseline
+    if best is None or fastest is None:
+        return "Do not add data hosts: no type of the menu can make batches."
+    is_about_cost = found.constraints.goal == "cost"
+    cost = _cost_text(best, base) if is_about_cost else ""
+    machine = base.candidate.trainer
+    match reason:
+        case "trainer network" if machine.network_bytes_per_s is not None:
+            full = (a for a in _with_data(found) if a.prediction.bottleneck == "trainer network")
+            needed = next(full, fastest)
+            return (
+                f"Do not add data hosts: the network interface of {machine.instance_type} carries "
+                f"{machine.network_bytes_per_s / 1e6:,.0f} MB/s, which {hosts_text(needed.candidate)} fill{cost}."
+            )
+        case "storage":
+            return f"Do not add data hosts: their processes would wait for storage most of the time{cost}."
+        case "memory":
+            kind, number = best.candidate.data[0].machine.instance_type, best.endpoints_per_host or 0
+            return (
+                f"Do not add data hosts: the memory of {kind} holds only {number} endpoint{'' if number == 1 else 's'}"
+                f"{cost}."
+            )
+        case "trainer CPU":
+            return (
+                f"Do not add data hosts: the CPUs of {machine.instance_type} cannot receive batches faster, even from "
+                f"{hosts_text(fastest.candidate)}{cost}."
+            )
+        case "window":
+            return f"Do not add data hosts: the ranks' memory holds too few batches at the same time to use them{cost}."
+        case "data network":
+            return f"Do not add data hosts: their network interfaces limit what they can send{cost}."
+        case _:
+            cost = _cost_text(best, base, names=False) if is_about_cost else ""
+            change = best.prediction.step_s / base.prediction.step_s - 1
+            # A longer step was once "-764 % shorter".
+            if change >= 0:
+                return (
+                    f"Do not add data hosts: with the cheapest, {hosts_text(best.candidate)}, a step takes "
+                    f"{100 * change:,.0f} % longer{cost}."
+                )
+            return (
+                f"Do not add data hosts: even the cheapest, {hosts_text(best.candidate)}, makes a step "
+                f"{-100 * change:.0f} % shorter{cost.replace(', and', ', but')}."
+            )
+
+
+def rejection_of(alternative: Alternative, found: Search) -> str:
+    """Return why the plan does not choose an alternative, as a phrase."""
+    return f"{_verdict(alternative, found)}; {_limit_text(alternative)}"
+
+
+def _verdict(alternative: Alternative, found: Search) -> str:
+    chosen, limits = found.chosen, found.constraints
+    own_s, best_s = alternative.prediction.step_s, chosen.prediction.step_s
+    if not limits.allow(own_s, alternative.candidate.hourly_usd):
+        return "breaks a limit"
+    own, best = alternative.usd_per_1k_steps, chosen.usd_per_1k_steps
+    if limits.goal == "time":
+        own, best = own_s, best_s
+    if own is None or best is None:
+        return "its price is not known"
+    verb, comparative = ("a step takes", "longer") if limits.goal == "time" else ("costs", "more per step")
+    more = own / best - 1
+    if more > WORTH_SPENDING:
+        return f"{verb} {more:.0%} {comparative}"
+    # The search compares means over all draws, which grow if a step time is uncertain.
+    mean_more = own / best * (_mean_s(alternative) / own_s) / (_mean_s(chosen) / best_s) - 1
+    if mean_more > WORTH_SPENDING:
+        return f"{verb} {mean_more:.1%} {comparative} on average, because its step time is less certain"
+    return "saves too little" if more < 0 else "saves nothing"
+
+
+def _mean_s(alternative: Alternative) -> float:
+    """Return the mean step time over all draws."""
+    return float(alternative.prediction.draws_s.mean())
+
+
+def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) -> tuple[str, ...]:
+    """Return what the reader of a plan must know about its figures."""
+    notes = []
+    chosen = found.chosen
+    known = {family_of(supply.instance_type) for supply in profile.supply if supply.instance_type}
+    for group in chosen.candidate.data:
+        name = group.machine.instance_type
+        if name not in vcpu_speeds and group.machine.family not in known:
+            notes.append(
+                f"The speed of {name}'s vCPUs was not measured. The plan assumes that of "
+                f"{profile.supply[0].instance_type or 'the profiled host'}, with a standard deviation of 25 %. "
+                f"Run hetero profile on {name}, or give --vcpu-speed {name}=RATIO."
+            )
+        if group.machine.network_bytes_per_s is None:
+            notes.append(f"The network bandwidth of {name} is not known, so the interval is wider.")
+        if group.machine.is_spot:
+            notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
+    low, high = INTERVAL
+    best = _cheapest_with_data(found)
+    # A "do not add" may be wrong too, so it also says with which chance.
+    if chosen.candidate.data or best is None:
+        chance, doubt = found.chance_to_pay, "this pays: the chance"
+    else:
+        chance = chance_to_pay(best, found.baseline)
+        doubt = f"data hosts do not pay: the chance that {hosts_text(best.candidate)} cost less per step"
+    if chance is not None and low < chance < high:
+        notes.append(f"It is not certain that {doubt} is {chance:.0%}. A profile on the data hosts' type decides it.")
+    form = chosen.candidate.form
+    if form == UINT8:
+        notes.append("To send uint8, return the images as uint8 from the data set and normalise on the accelerator.")
+    elif form != AS_IS:
+        notes.append(f'To compress batches, pass compression="{form}" to the loader.')
+    processes = chosen.candidate.local_endpoints
+    if not chosen.candidate.data and processes != profile.training.num_local_processes:
+        per_rank = math.ceil(processes / profile.training.ranks_per_host)
+        notes.append(
+            f"The plan counts on {_count(processes, 'loader process', 'loader processes')} per trainer host: pass "
+            f"num_workers={per_rank} to the loader."
+        )
+    if profile.origin == "report":
+        notes.append("The profile comes from the report of a finished run, which knows less than hetero profile.")
+    if profile.simulated:
+        notes.append(f"The profile was measured with emulated parts. {'. '.join(profile.simulated)}.")
+    return tuple(dict.fromkeys([*notes, *profile.notes]))
+
+
+def resized_note(measured: TrainingProfile, planned: TrainingProfile) -> str:
+    """Return what the reader must know about a plan for other numbers of hosts or ranks than the profile's."""
+    return (
+        f"The profile has {_count(measured.num_hosts, 'trainer host')} with {_count(measured.ranks_per_host, 'rank')} "
+        f"each, and the plan has {_count(planned.num_hosts, 'trainer host')} with "
+        f"{_count(planned.ranks_per_host, 'rank')} each. So the step time of the baseline is modelled, with "
+        f"{_count(planned.num_local_processes, 'loader process', 'loader processes')} per trainer host and without the "
+        "communication that more ranks add."
+    )
+
+
+# Phrases
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def hosts_text(candidate: Candidate) -> str:
+    """Return the data hosts in words: ``3 x ml.c5.4xlarge and 1 x ml.m5.xlarge``."""
+    parts = [
+        f"{group.count} x {group.machine.instance_type}{' (spot)' if group.machine.is_spot else ''}"
+        for group in candidate.data
+    ]
+    return " and ".join(parts)
+
+
+def form_text(form: str) -> str:
+    """Return how batches travel, as the end of a sentence."""
+    return {AS_IS: "as they are", UINT8: "as uint8"}.get(form, f"compressed with {form}")
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a step time in ms or s with three digits."""
+    # From there on, three digits of ms would have an exponent: 1e+03 ms.
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
+def usd_text(usd: float) -> str:
+    """Return an amount with three digits, or in whole dollars from 100."""
+    # Three digits of large amounts would have an exponent: 1.04e+05 instead of 104,321.
+    return f"{usd:.3g}" if usd < 99.95 else f"{usd:,.0f}"
+
+
+def _change(chosen: Alternative, base: Alternative) -> str:
+    """Return what a step takes and costs with the choice, compared with the baseline."""
+    prediction = chosen.prediction
+    text = (
+        f"a step takes {seconds_text(prediction.step_s)} ({seconds_text(prediction.low_s)} to "
+        f"{seconds_text(prediction.high_s)}) instead of {seconds_text(base.prediction.step_s)}"
+    )
+    own, other = chosen.usd_per_1k_steps, base.usd_per_1k_steps
+    if own is not None and other is not None:
+        text += f", and 1,000 steps cost USD {usd_text(own)} instead of {usd_text(other)} ({own / other - 1:+.0%})"
+    return text
+
+
+def _cost_text(best: Alternative, base: Alternative, *, names: bool = True) -> str:
+    own, other = best.usd_per_1k_steps, base.usd_per_1k_steps
+    if own is None or other is None:
+        return ""
+    more = own / other - 1
+    change = f"{more:.0%} more" if more >= 0 else f"only {-more:.1%} less"
+    return f", and 1,000 steps would cost {change}" + (f" with {hosts_text(best.candidate)}" if names else "")
+
+
+def _limit_text(alternative: Alternative) -> str:
+    """Return what limits the step time of an alternative."""
+    candidate = alternative.candidate
+    return {
+        "accelerator": "the accelerator limits it",
+        "preprocessing": "too few vCPUs preprocess",
+        "trainer network": f"the network interface of {candidate.trainer.instance_type} is full",
+        "data network": "the network interfaces of the data hosts are full",
+        "storage": "its processes wait for storage",
+        "memory": "too few endpoints fit into the memory of its data hosts",
+        "trainer CPU": f"the CPUs of {candidate.trainer.instance_type} are full",
+        "window": "too few batches fit into the ranks' memory",
+        "epoch start": "each epoch starts with a wait for its first batches",
+    }[alternative.prediction.bottleneck]
+
+
+def _processes(candidate: Candidate) -> str:
+    number = candidate.local_endpoints
+    return f"{number} process{'' if number == 1 else 'es'} per trainer host to preprocess"
+
+
+def _instead(base: Candidate) -> str:
+    return f" instead of {base.local_endpoints}"
+
+
+def _waiting_share(profile: Profile, base: Alternative) -> float:
+    """Return the share of a step of the baseline that better data loading could save."""
+    return max(0.0, 1 - profile.training.headspace_s.mean / max(base.prediction.step_s, 1e-12))
+
+
+def _with_data(found: Search) -> list[Alternative]:
+    return [alternative for alternative in found.alternatives if alternative.candidate.data]
+
+
+def _fastest(found: Search) -> Alternative | None:
+    return min(_with_data(found), key=lambda a: a.prediction.step_s, default=None)
+
+
+def _cheapest_with_data(found: Search) -> Alternative | None:
+    priced = [a for a in _with_data(found) if a.usd_per_1k_steps is not None]
+    return min(priced, key=lambda a: a.usd_per_1k_steps or 0.0, default=None)

@@ -1,0 +1,416 @@
+"""The step time of a job on a cluster, computed from its profile.
+
+A step takes as long as its slowest part. The parts overlap, so the step time is at least the largest of:
+
+- the step time with batches always ready (headspace), which no cluster shortens
+- the time that the endpoints of all hosts need to make the batches of one step
+- the time that the trainer host's network interface needs to receive them
+- the time that the CPUs of the trainer host need to receive them and to run the ranks
+- the time of a batch / the batches that a rank's window holds
+
+`StepModel.expected_s` computes this for thousands of clusters at once. The parts also wait for each other. How much
+longer steps therefore take shows the timeline of a cluster (timelines.py), which `StepModel.predict` adds.
+
+The figures of a profile are uncertain. `StepModel` therefore computes each step time many times, each time with
+other figures that the measurements also allow (uncertain.py). An interval is the range of 90 % of these step times.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.decide.planning.candidates import Candidate
+from hetero.decide.planning.machines import Machine
+from hetero.decide.planning.steps.endpoints import endpoints_on
+from hetero.decide.planning.steps.forms import Forms
+from hetero.decide.planning.steps.timelines import WINDOW_PER_ENDPOINT, Timelines, window_batches
+from hetero.decide.planning.steps.uncertain import Array, UncertainFigures
+from hetero.metrics.headspace import number_for_headspace
+from hetero.metrics.profile.profile import Profile
+from hetero.report.plan import AS_IS, BOTTLENECKS
+
+__all__ = ["INTERVAL", "NEARLY_BUSY", "NUM_DRAWS", "REMOVABLE", "Prediction", "StepModel"]
+
+(
+    _ACCELERATOR,
+    _PREPROCESSING,
+    _TRAINER_NETWORK,
+    _DATA_NETWORK,
+    _STORAGE,
+    _MEMORY,
+    _TRAINER_CPU,
+    _WINDOW,
+    _EPOCH_START,
+) = range(len(BOTTLENECKS))
+REMOVABLE = ("trainer network", "data network", "memory", "window", "trainer CPU")
+"""Limits that a plan names as the reason if data hosts would pay without them."""
+NEARLY_BUSY = 0.05
+"""Share of a step that waits for data below which the accelerators count as busy. If the starts of epochs take more,
+they limit the step instead of the accelerators."""
+NUM_DRAWS = 100
+"""Number of times that a plan computes each step time with other figures. The ends of an interval are then the fifth
+values from each side. The share of intervals with the truth in bench_planner and bench_plan_runs pays for it."""
+INTERVAL = (0.05, 0.95)
+"""Quantiles of the draws at the ends of an interval. A plan is uncertain if the chance that it pays is between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The step time of one candidate."""
+
+    step_s: float
+    low_s: float
+    """End of the 90 % interval."""
+    high_s: float
+    bottleneck: str
+    """One of `BOTTLENECKS`: what limits the step time."""
+    draws_s: Array
+    """Step times with other figures that the measurements also allow. Equal positions use equal figures."""
+    is_measured: bool = False
+    """Whether the step time was measured, because the profile is of this cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HostRate:
+    """What one host of a type delivers."""
+
+    samples_per_s: Array
+    batch_s: Array
+    """Seconds that an endpoint needs for a batch."""
+    num_endpoints: int
+    limit: int
+    """Index of the bottleneck: vCPUs, memory, network or storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Modelled step times. One row per candidate."""
+
+    step_s: Array
+    """One column per draw."""
+    limits: NDArray[np.int64]
+    """Indices of the bottlenecks."""
+    cpu_bound_s: Array
+    """Seconds that all CPUs of the trainer host need for the ranks and for receiving. Timelines do not bound them."""
+
+
+class StepModel:
+    """Predicts step times. Deterministic: equal arguments give equal predictions.
+
+    Column 0 of every array has the mean figures, and the other columns have figures that the measurements also allow.
+
+    Args:
+        profile: The figures of the job.
+        vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply. It replaces
+            the assumption about a type that was not measured.
+        endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
+        is_limited: Whether the `REMOVABLE` bottlenecks limit steps. Without them, a plan finds out what they prevent.
+        num_draws: Number of times that each step time is computed for its interval. 0 gives no intervals.
+        seed: Seed of the draws.
+        timelines: Those of another model of the same arguments, which saves time. None makes new ones.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        vcpu_speeds: Mapping[str, float] | None = None,
+        endpoints_per_host: int | None = None,
+        is_limited: bool = True,
+        num_draws: int = NUM_DRAWS,
+        seed: int = 0,
+        timelines: Timelines | None = None,
+    ) -> None:
+        vcpu_speeds = vcpu_speeds or {}
+        self.timelines = timelines or Timelines(profile, vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host)
+        """The timelines of the clusters that were predicted."""
+        self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=num_draws, seed=seed)
+        self._figures.correct(self.timelines.correction)
+        self._num_draws = num_draws
+        self._endpoints_per_host = endpoints_per_host
+        self._is_limited = is_limited
+        self._profile = profile
+        self._training = profile.training
+        self._forms = Forms(profile)
+        self.headspace_s = self._figures.headspace_s
+        receive, cores = self._training.receive_cpu_s_per_gb, self._training.rank_cpu_cores
+        self._receive_s_per_byte = receive.value / 1e9 if receive else 0.0
+        self._rank_cores = cores.value if cores else 0.0
+        self._samples_per_host = self._training.ranks_per_host * self._training.batch_samples
+
+    # Hosts
+
+    def endpoints_on(self, machine: Machine, wanted: int | None) -> tuple[int, bool]:
+        """Return the number of endpoints of a data host, and whether its memory limits it.
+
+        Args:
+            machine: The host's type.
+            wanted: The candidate's number. The number that the user wants, if any, replaces it.
+        """
+        return endpoints_on(
+            machine,
+            self._figures,
+            self._profile,
+            wanted=self._endpoints_per_host or wanted,
+            has_memory=not self._is_limited,
+        )
+
+    def settled(self, candidate: Candidate) -> Candidate:
+        """Return the candidate with a stated number of endpoints if its data hosts are of two types and wait.
+
+        A job has one number for all data hosts. Each type has its own number only if that is one per vCPU, which is the
+        launcher's default.
+        """
+        if len(candidate.data) < 2 or candidate.endpoints_per_host is not None:
+            return candidate
+        numbers = [self.endpoints_on(group.machine, None)[0] for group in candidate.data]
+        if all(number == group.machine.vcpus for number, group in zip(numbers, candidate.data, strict=True)):
+            return candidate
+        # With a number for each type, a step of one random job took 89 % longer than planned.
+        return replace(candidate, endpoints_per_host=min(numbers) or None)
+
+    def variable_endpoints_on(self, candidate: Candidate) -> int | None:
+        """Return the smallest number of endpoints of a data host if another number may be better, else None.
+
+        Another number may be better if endpoints wait for storage, so that a host has more than one per vCPU.
+        """
+        machines = [group.machine for group in candidate.data]
+        if self._endpoints_per_host or all(self.endpoints_on(each, None)[0] <= each.vcpus for each in machines):
+            return None
+        return min(self.endpoints_on(machine, candidate.endpoints_per_host)[0] for machine in machines)
+
+    def _rate_of(self, machine: Machine, form: str, wanted: int | None = None) -> _HostRate:
+        """Return what a data host of this type delivers with the wanted number of endpoints."""
+        num_endpoints, is_short_of_memory = self.endpoints_on(machine, wanted)
+        cpu_s, wait_s = self._figures.costs_on(machine, num_endpoints)
+        cpu_s = np.maximum(cpu_s + self._forms.codec_s(form)[0], 1e-12)
+        seconds = cpu_s + wait_s
+        # Either all endpoints compute and wait in turn, or the CPUs are always busy. A queueing model for what lies
+        # between chose no better clusters in parts of bench_planner.
+        rate = np.minimum(num_endpoints / seconds, machine.vcpus / cpu_s)
+        limit = _PREPROCESSING
+        if is_short_of_memory:
+            limit = _MEMORY
+        elif wait_s[0] > cpu_s[0]:
+            limit = _STORAGE
+        nbytes = self._forms.bytes_per_sample(form)
+        if nbytes > 0 and self._is_limited:
+            carried = self._figures.network_of(machine) / nbytes
+            if carried[0] < rate[0]:
+                limit = _DATA_NETWORK
+            rate = np.minimum(rate, carried)
+        return _HostRate(
+            samples_per_s=rate,
+            batch_s=(seconds + nbytes / self._figures.network_of(machine)) * self._training.batch_samples,
+            num_endpoints=num_endpoints,
+            limit=limit,
+        )
+
+    def hosts_for_headspace(self, machine: Machine, form: str) -> int:
+        """Return the number of data hosts of a type that make batches as fast as the accelerators use them."""
+        wanted = self._samples_per_host * self._training.num_hosts / max(float(self.headspace_s[0]), 1e-9)
+        rate = float(self._rate_of(machine, form).samples_per_s[0])
+        return number_for_headspace(wanted, rate) if rate > 0 else 0
+
+    def has_bytes_limit(self, trainer: Machine, machine: Machine) -> bool:
+        """Return whether fewer bytes could shorten steps: a network, the receiving CPUs or the window is half used."""
+        nbytes = self._forms.bytes_per_sample(AS_IS)
+        if nbytes <= 0:
+            return False
+        wanted = self._samples_per_host / max(float(self.headspace_s[0]), 1e-9)
+        free_cpus = max(0.5, trainer.vcpus - self._training.ranks_per_host * self._rank_cores)
+        rate = self._rate_of(machine, AS_IS)
+        ranks = self._training.ranks_per_host
+        batches = window_batches(trainer, machine.vcpus, nbytes * self._training.batch_samples, ranks, ranks)
+        return (
+            wanted * nbytes > 0.5 * self._figures.network_of(trainer)[0]
+            or float(rate.samples_per_s[0]) * nbytes > 0.5 * self._figures.network_of(machine)[0]
+            or wanted * nbytes * self._receive_s_per_byte > 0.25 * free_cpus
+            or batches * ranks < WINDOW_PER_ENDPOINT * machine.vcpus
+        )
+
+    # Step times
+
+    def expected_s(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Return the step times of candidates in seconds, without intervals and timelines."""
+        found = [0.0] * len(candidates)
+        for indices, parts in self._grouped(candidates):
+            for row, index in enumerate(indices):
+                found[index] = float(self._draws_of(candidates[index], parts.step_s[row])[0])
+        return found
+
+    def predict(self, candidates: Sequence[Candidate], *, is_simulated: bool = True) -> list[Prediction]:
+        """Return the predictions of candidates, in their order.
+
+        Args:
+            candidates: The clusters.
+            is_simulated: Whether to make their timelines.
+        """
+        found: dict[int, Prediction] = {}
+        for indices, parts in self._grouped(candidates):
+            for row, index in enumerate(indices):
+                candidate = candidates[index]
+                ratio = self._ratio(candidate, parts, row) if is_simulated else 1.0
+                draws = self._draws_of(candidate, parts.step_s[row] * ratio)
+                low, high = np.quantile(draws[1:] if self._num_draws else draws, INTERVAL)
+                found[index] = Prediction(
+                    step_s=float(draws[0]),
+                    low_s=float(min(low, draws[0])),
+                    high_s=float(max(high, draws[0])),
+                    bottleneck=BOTTLENECKS[int(parts.limits[row])],
+                    draws_s=draws[1:],
+                    is_measured=self.timelines.is_measured(candidate),
+                )
+        return [found[index] for index in range(len(candidates))]
+
+    def limit_of(self, candidate: Candidate) -> str:
+        """Return what limits a cluster with data hosts, one of `REMOVABLE`, or an empty text if none of them does."""
+        wanted = candidate.endpoints_per_host
+        # If few endpoints fit, the trainer hosts make most of the batches, and the bottleneck does not show the memory.
+        if any(self.endpoints_on(group.machine, wanted)[1] for group in candidate.data):
+            return "memory"
+        (found,) = self.predict([candidate], is_simulated=False)
+        return found.bottleneck if found.bottleneck in REMOVABLE else ""
+
+    def _ratio(self, candidate: Candidate, parts: _Parts, row: int) -> float:
+        """Return the step time of the timeline / the modelled one."""
+        if self.timelines.is_measured(candidate):
+            return 1.0
+        simulated_s = self.timelines.step_s(candidate)
+        modelled_s = float(parts.step_s[row, 0])
+        return 1.0 if simulated_s is None else max(simulated_s, float(parts.cpu_bound_s[row])) / modelled_s
+
+    def _grouped(self, candidates: Sequence[Candidate]) -> Iterator[tuple[list[int], _Parts]]:
+        """Yield candidates that differ only in data hosts and local endpoints, as indices, with their step times."""
+        groups: dict[tuple[int, int, int | None, str], list[int]] = defaultdict(list)
+        for index, candidate in enumerate(candidates):
+            key = id(candidate.trainer), candidate.num_trainer_hosts, candidate.endpoints_per_host, candidate.form
+            groups[key].append(index)
+        for indices in groups.values():
+            yield indices, self._parts([candidates[index] for index in indices])
+
+    def _draws_of(self, candidate: Candidate, modelled_s: Array) -> Array:
+        """Return the step times of a candidate: measured if the profile is of this cluster, else modelled."""
+        if self.timelines.is_measured(candidate):
+            return self._figures.measured_step_s
+        # Processes of the ranks copy batches to them, which no figure of a profile measures.
+        draws = modelled_s * self._figures.model_error
+        return draws if candidate.data else draws + self.timelines.residual_s
+
+    def _is_as_profiled(self, candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
+        """Return for each candidate whether loader processes of the ranks make its batches, as in the profile."""
+        own = self._training.num_local_processes
+        return np.array([not candidate.data and candidate.local_endpoints == own for candidate in candidates])
+
+    def _parts(self, candidates: Sequence[Candidate]) -> _Parts:
+        """Return the modelled step times of candidates that differ only in data hosts and local endpoints."""
+        training, first = self._training, candidates[0]
+        trainer, num_hosts, form = first.trainer, first.num_trainer_hosts, first.form
+        ranks, samples = training.ranks_per_host, float(self._samples_per_host)
+        nbytes = self._forms.bytes_per_sample(form)
+        encode_s, decode_s = self._forms.codec_s(form)
+        accelerator_s = self.headspace_s
+
+        # What the data hosts deliver, per trainer host. One row per candidate, one column per draw.
+        machines = {id(group.machine): group.machine for candidate in candidates for group in candidate.data}
+        columns = {machine: column for column, machine in enumerate(machines)}
+        rates = [self._rate_of(machine, form, first.endpoints_per_host) for machine in machines.values()]
+        counts = np.zeros((len(candidates), len(machines)))
+        for row, candidate in enumerate(candidates):
+            for group in candidate.data:
+                counts[row, columns[id(group.machine)]] += group.count
+        shape = (len(candidates), self._num_draws + 1)
+        if rates:
+            remote = counts @ np.stack([rate.samples_per_s for rate in rates]) / num_hosts
+            endpoints = counts @ np.array([float(rate.num_endpoints) for rate in rates])
+            slowest = np.max(np.where(counts > 0, [rate.batch_s[0] for rate in rates], 0.0), axis=1)
+            dominant = np.argmax(counts * [rate.samples_per_s[0] for rate in rates], axis=1)
+            remote_limit = np.array([rates[index].limit for index in dominant])
+        else:
+            remote, endpoints, slowest = np.zeros(shape), np.zeros(len(candidates)), np.zeros(len(candidates))
+            remote_limit = np.full(len(candidates), _PREPROCESSING)
+
+        # What the trainer host makes itself.
+        local = np.array([[candidate.local_endpoints] for candidate in candidates], dtype=np.float64)
+        cpu_s, wait_s = self._figures.costs_on(trainer, local, busy_cpus=ranks * self._rank_cores)
+        local_cpu_s = cpu_s + np.where(remote[:, :1] > 0, encode_s, 0.0)
+        local_batch_s = (local_cpu_s + wait_s) * training.batch_samples
+        local_rate = local / np.maximum(local_cpu_s + wait_s, 1e-12)
+
+        # Step times: supply, and the CPUs of the trainer host.
+        rank_cpu_s = ranks * self._rank_cores * accelerator_s
+        receive_cpu_s = self._receive_s_per_byte * nbytes + decode_s if self._is_limited else 0.0
+        total_rate = np.maximum(remote + local_rate, 1e-12)
+        supply_s = samples / total_rate
+        # In a step of T seconds, the CPUs run the ranks, receive remote x T samples, and make the rest: vCPUs x T =
+        # ranks + receive x remote x T + local x (samples - remote x T). Solved for T:
+        spare = trainer.vcpus + remote * (local_cpu_s - receive_cpu_s)
+        shared_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(spare, 1e-9)
+        alone_s = samples / np.maximum(remote, 1e-12)
+        data_s = np.where(local > 0, np.minimum(alone_s, np.maximum(supply_s, shared_s)), alone_s)
+        # Every endpoint has about equally many requests. So the share of the batches that come over the network is
+        # about the share of the endpoints on other hosts, which include the other trainer hosts.
+        num_endpoints = endpoints + local[:, 0] * num_hosts
+        foreign_share = 1 - local[:, 0] / np.maximum(num_endpoints, 1e-12)
+        foreign_share = np.where(counts.sum(axis=1) + num_hosts > 1, foreign_share, 0.0)[:, None]
+        has_limit = nbytes > 0 and self._is_limited
+        carried = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
+        network_s = np.where(self._is_as_profiled(candidates)[:, None], 0.0, foreign_share * samples / carried)
+        received = np.maximum(np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples), foreign_share)
+        cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received) / trainer.vcpus
+        # Without data hosts and local processes, a rank fetches between two steps: nothing overlaps.
+        is_serial = (local[:, 0] == 0) & (counts.sum(axis=1) == 0)
+        serial_s = accelerator_s + training.batch_samples * (cpu_s + wait_s)
+
+        # The window of a rank bounds the batches that are made at the same time.
+        batch_s = np.maximum(slowest[:, None], np.where(local > 0, local_batch_s, 0.0))
+        num_ranks = ranks * num_hosts
+        in_flight = self._window(trainer, num_endpoints, nbytes, num_ranks)
+        # torch's own loader has no limit in bytes.
+        if (as_profiled := self._is_as_profiled(candidates)).any():
+            own = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
+            in_flight = np.where(as_profiled, own, in_flight)
+        window_s = batch_s / in_flight[:, None]
+        step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
+        waits = training.steps_per_epoch is not None and not training.requests_ahead
+        start_s = batch_s / training.steps_per_epoch if waits else np.zeros_like(batch_s)
+        step_s = step_s + start_s
+        step_s = np.where(is_serial[:, None], serial_s, step_s)
+        limits = _limits(
+            (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
+            np.where(remote[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
+        )
+        is_late = (limits == _ACCELERATOR) & (start_s[:, 0] > NEARLY_BUSY * step_s[:, 0]) & ~is_serial
+        limits = np.where(is_late, _EPOCH_START, limits)
+        # Without endpoints and loader processes, the rank itself makes its batches between two steps.
+        is_waiting = (1 - NEARLY_BUSY) * serial_s[:, 0] > accelerator_s[0]
+        limits = np.where(is_serial & is_waiting, _PREPROCESSING, limits)
+        if wait_s[0] > cpu_s[:, 0].max():
+            limits = np.where((limits == _PREPROCESSING) & (counts.sum(axis=1) == 0), _STORAGE, limits)
+        return _Parts(step_s=step_s, limits=limits, cpu_bound_s=cpu_bound_s[:, 0])
+
+    def _window(self, trainer: Machine, num_endpoints: NDArray[Any], nbytes: float, num_ranks: int) -> Array:
+        """Return the batches that a rank asks for at the same time. One number per candidate."""
+        by_count: Array = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
+        if nbytes <= 0 or not self._is_limited:
+            return by_count
+        training = self._training
+        by_bytes = [
+            window_batches(trainer, int(number), nbytes * training.batch_samples, num_ranks, training.ranks_per_host)
+            for number in num_endpoints
+        ]
+        return np.minimum(by_count, np.array(by_bytes, dtype=np.float64))
+
+
+def _limits(times: tuple[Any, ...], supply_limit: Any) -> NDArray[np.int64]:
+    """Return the index of the bottleneck of every candidate."""
+    accelerator_s, *others = times
+    largest = np.argmax(np.stack([np.broadcast_to(accelerator_s, others[0].shape), *others]), axis=0)
+    fixed = np.array([_ACCELERATOR, 0, _TRAINER_CPU, _WINDOW, _TRAINER_NETWORK])
+    return np.asarray(np.where(largest == 1, supply_limit, fixed[largest]))

@@ -1,0 +1,265 @@
+"""The timelines of clusters with the mean figures of a profile, calibrated with the measured step time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from hetero.decide.planning.candidates import Candidate
+from hetero.decide.planning.machines import Machine
+from hetero.decide.planning.steps.endpoints import endpoints_on
+from hetero.decide.planning.steps.forms import Forms
+from hetero.decide.planning.steps.sharing import pace
+from hetero.decide.planning.steps.timeline import Timeline, TimelineHost, TimelineJob
+from hetero.decide.planning.steps.uncertain import SPEED_SPREAD, UncertainFigures, error_of_mean
+from hetero.metrics.figures import Figure
+from hetero.metrics.profile.profile import Profile, TrainingProfile
+from hetero.report.plan import AS_IS
+
+__all__ = ["MAX_WINDOW_BYTES", "MAX_WINDOW_SHARE", "WINDOW_PER_ENDPOINT", "Timelines", "is_profiled", "window_batches"]
+
+WINDOW_PER_ENDPOINT = 2
+MAX_WINDOW_BYTES = 2.0**30
+MAX_WINDOW_SHARE = 0.25
+"""Limits of the reader's window: two batches per endpoint, 1 GiB per rank, and a quarter of the host's memory."""
+_GROWTH_BYTES = 24 * 2.0**20
+"""Bytes by which the window may exceed two batches per endpoint."""
+_MUCH_LONGER = 1.5
+"""The longest measured step / the longest expected one from which on batches count as slow."""
+_SLOW_FACTOR = 4.0
+"""How much longer slow batches take. A profile does not tell the factor from their share. Of the 35 random jobs of
+bench_planner with slow batches, 54 % have a good plan with this assumption, and 37 % without it."""
+_MAX_SLOW_SHARE = 0.06
+_NUM_HALVINGS = 6
+"""Steps of the search for the share of slow batches."""
+
+
+class Timelines:
+    """Step times of clusters by their timelines, each computed once.
+
+    Args:
+        profile: The figures of the job.
+        vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply.
+        endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
+        measured: The training as it was measured, if the profile now has other numbers of hosts or ranks.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        vcpu_speeds: Mapping[str, float],
+        endpoints_per_host: int | None,
+        measured: TrainingProfile | None = None,
+    ) -> None:
+        self._profile = profile
+        self._training = profile.training
+        self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=0, seed=0)
+        self._forms = Forms(profile)
+        self._endpoints_per_host = endpoints_per_host
+        self._rank_cores = _value(profile.training.rank_cpu_cores)
+        self._known: dict[Candidate, tuple[bool, float]] = {}
+        self._longest_s: dict[Candidate, float] = {}
+        self.num_batches = 0
+        """Batches of all timelines so far. Each takes about 10 us."""
+        self._relative_s = self._figures.batch_shape.tolist()
+        self._is_as_measured = measured is None
+        self.correction = 1.0
+        """Factor of the costs of samples on the first type. The timeline of the profiled cluster then has the measured
+        step time."""
+        self.residual_s = 0.0
+        """Seconds of a step that local loading costs besides."""
+        if measured is None:
+            self.correction, self.residual_s = self._calibration()
+        # The measured step time is that of the measured cluster.
+        else:
+            # The calibration once compared the measured step time with the timeline of the planned cluster.
+            other = Timelines(
+                replace(profile, training=measured), vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host
+            )
+            self.correction, self.residual_s = other.correction, other.residual_s
+            self._relative_s = other._relative_s
+        self._figures.correct(self.correction)
+
+    def is_measured(self, candidate: Candidate) -> bool:
+        """Return whether the step time of the cluster was measured."""
+        return self._is_as_measured and is_profiled(self._profile, candidate)
+
+    def step_s(self, candidate: Candidate, *, is_long: bool = False) -> float | None:
+        """Return the step time in seconds with the mean figures, or None if the cluster has no endpoints.
+
+        Args:
+            candidate: The cluster.
+            is_long: Whether to follow more batches, which takes longer and is more exact.
+        """
+        if candidate not in self._known or (is_long and not self._known[candidate][0]):
+            timeline = self._timeline_of(candidate, is_long)
+            if timeline is None:
+                return None
+            self._known[candidate] = is_long, timeline.mean_step_s()
+            self._longest_s[candidate] = timeline.longest_step_s
+            self.num_batches += timeline.num_batches
+        return self._known[candidate][1]
+
+    def _timeline_of(self, candidate: Candidate, is_long: bool) -> Timeline | None:
+        training, trainer, form = self._training, candidate.trainer, candidate.form
+        is_own_loader = is_profiled(self._profile, candidate)
+        local = candidate.local_endpoints
+        if is_own_loader:
+            # Each rank starts equally many loader processes.
+            local -= local % training.ranks_per_host
+        wanted = self._endpoints_per_host or candidate.endpoints_per_host
+        counts = [
+            endpoints_on(group.machine, self._figures, self._profile, wanted=wanted)[0] for group in candidate.data
+        ]
+        num_endpoints = local * candidate.num_trainer_hosts
+        num_endpoints += sum(group.count * count for group, count in zip(candidate.data, counts, strict=True))
+        if not num_endpoints:
+            return None
+        nbytes = self._forms.bytes_per_sample(form) * training.batch_samples
+        encode_s, decode_s = self._forms.codec_s(form)
+        # Without data hosts no batch travels, so none is compressed.
+        encode_s = encode_s if candidate.data else 0.0
+        num_ranks = training.ranks_per_host * candidate.num_trainer_hosts
+        job = TimelineJob(
+            num_trainers=candidate.num_trainer_hosts,
+            ranks_per_host=training.ranks_per_host,
+            steps_s=training.headspace_s.values,
+            relative_s=self._relative_s,
+            # No step waits for the first batches of an epoch that are requested before it begins.
+            steps_per_epoch=None if training.requests_ahead else training.steps_per_epoch,
+            window_batches=window_batches(trainer, num_endpoints, nbytes, num_ranks, training.ranks_per_host),
+            receive_s=_value(training.receive_cpu_s_per_gb) * nbytes * 1e-9 + decode_s * training.batch_samples,
+            network_s=self._sending_s(trainer, nbytes),
+            rank_threads=math.ceil(self._rank_cores),
+            is_own_loader=is_own_loader,
+        )
+        sending_s = self._sending_s(trainer, nbytes)
+        hosts = [self._host(trainer, local, encode_s, sending_s)] * candidate.num_trainer_hosts
+        for group, count in zip(candidate.data, counts, strict=True):
+            sending_s = self._sending_s(group.machine, nbytes)
+            hosts += [self._host(group.machine, count, encode_s, sending_s)] * group.count
+        return Timeline(job, hosts, is_long=is_long)
+
+    def _sending_s(self, machine: Machine, nbytes: float) -> float:
+        return nbytes / float(self._figures.network_of(machine)[0])
+
+    def _host(self, machine: Machine, num_endpoints: int, encode_s: float, sending_s: float) -> TimelineHost:
+        points = [(share, cpu_s + encode_s) for share, cpu_s in self._figures.curve_of(machine)]
+        alone_s = points[0][1]
+        wait_s = float(self._figures.costs_on(machine)[1][0])
+        slower = tuple((share, cpu_s / alone_s if alone_s > 0 else 1.0) for share, cpu_s in points)
+        thread = self._rank_cores / max(1, math.ceil(self._rank_cores))
+        return TimelineHost(
+            num_endpoints=num_endpoints,
+            batch_s=(alone_s + wait_s) * self._training.batch_samples,
+            pace=functools.partial(pace, machine.vcpus, alone_s, wait_s, slower, thread),
+            sending_s=sending_s,
+        )
+
+    def _calibration(self) -> tuple[float, float]:
+        """Return `correction` and `residual_s`.
+
+        If a few batches take much longer than their samples, that share of slow batches is assumed on all hosts. If the
+        accelerator limits the step of the timeline, local loading costs what the timeline does not know, such as
+        the copies between processes. More processes do not save it. Otherwise the measured samples were cheaper or more
+        expensive than the others. Nothing is known if data hosts made batches of the measured steps.
+        """
+        training = self._training
+        # The measured steps are not those of the trainer hosts alone.
+        if training.has_data_hosts:
+            return 1.0, 0.0
+        own = Candidate(
+            trainer=Machine(instance_type=training.instance_type, vcpus=training.vcpus),
+            num_trainer_hosts=training.num_hosts,
+            local_endpoints=training.num_local_processes,
+        )
+        expected_s = self.step_s(own, is_long=True)
+        if expected_s is None:
+            return 1.0, 0.0
+        if self._has_slow_batches(own, expected_s):
+            return self._assume_slow_batches(own), 0.0
+        # The accelerator limits the step, so it says nothing about the cost of samples.
+        if expected_s < 1.1 * training.headspace_s.mean:
+            return 1.0, min(max(0.0, training.step_s.mean - expected_s), training.data_wait_s.mean)
+        return (training.step_s.mean / expected_s) ** self._trust(), 0.0
+
+    def _has_slow_batches(self, own: Candidate, expected_s: float) -> bool:
+        """Return whether a few batches take much longer than their samples.
+
+        Then the mean step takes longer than expected, and the longest step much longer than the longest expected one,
+        because it waits for data.
+        """
+        steps, longest_s = self._training.step_s, max(self._training.step_s.values)
+        return (
+            steps.mean > expected_s * (1 + 3 * error_of_mean(steps))
+            and longest_s > _MUCH_LONGER * self._longest_s[own]
+            and max(self._training.data_wait_s.values) > longest_s / 2
+        )
+
+    def _assume_slow_batches(self, own: Candidate) -> float:
+        """Assume as many slow batches as explain the measured step time. Return the relative cost of a batch."""
+        measured_s = self._training.step_s.mean
+        low, high = 0.0, _MAX_SLOW_SHARE
+        for _ in range(_NUM_HALVINGS):
+            share = (low + high) / 2
+            self._assume(share)
+            found_s = self.step_s(own)
+            assert found_s is not None
+            low, high = (share, high) if found_s < measured_s else (low, share)
+        return self._assume(low)
+
+    def _assume(self, share: float) -> float:
+        """Make this share of the batches slow. Return the relative cost of a batch."""
+        relative_s = self._figures.batch_shape
+        slow = np.linspace(0, len(relative_s) - 1, round(share * len(relative_s))).astype(int)
+        changed = np.concatenate([np.delete(relative_s, slow), relative_s[slow] * _SLOW_FACTOR])
+        self._relative_s = np.sort(changed).tolist()
+        factor = 1 + len(slow) / len(relative_s) * (_SLOW_FACTOR - 1)
+        self._figures.correct(factor)
+        # The timelines so far had other batch times.
+        self._known.clear()
+        return factor
+
+    def _trust(self) -> float:
+        """Return the weight of the measured step time against that of single samples, between 0 and 1.
+
+        Few steps, or steps of very different times, say less about the cost of a sample than many samples do.
+        """
+        samples = self._profile.supply[0].sample_cpu_s
+        step_error = error_of_mean(self._training.step_s)
+        sample_error = math.hypot(samples.variation / math.sqrt(samples.num_measured), SPEED_SPREAD)
+        # Two measurements of one figure, each weighted by the inverse of its variance.
+        return sample_error**2 / (sample_error**2 + step_error**2)
+
+
+def is_profiled(profile: Profile, candidate: Candidate) -> bool:
+    """Return whether this is the cluster of the profile, in which processes of the ranks make the batches."""
+    training = profile.training
+    return (
+        not training.has_data_hosts
+        and not candidate.data
+        and candidate.form == AS_IS
+        and candidate.trainer.instance_type == training.instance_type
+        and candidate.num_trainer_hosts == training.num_hosts
+        and candidate.local_endpoints == training.num_local_processes
+    )
+
+
+def window_batches(trainer: Machine, num_endpoints: int, nbytes: float, num_ranks: int, ranks_per_host: int) -> int:
+    """Return how many batches of ``nbytes`` bytes the bytes of a rank's window hold, at least 1."""
+    if nbytes <= 0:
+        return 1 << 30
+    planned = max(2, -(-WINDOW_PER_ENDPOINT * num_endpoints // num_ranks))
+    limit = min(MAX_WINDOW_BYTES, planned * nbytes + _GROWTH_BYTES)
+    if trainer.memory_bytes is not None:
+        limit = min(limit, trainer.memory_bytes * MAX_WINDOW_SHARE / ranks_per_host)
+    return max(1, int(limit / nbytes + 1e-9))
+
+
+def _value(figure: Figure | None) -> float:
+    return 0.0 if figure is None else float(figure.value)

@@ -1,0 +1,225 @@
+"""Makes a profile from the report of a finished run. It knows less than `hetero profile` measures.
+
+The cost of a sample is computed: if the ranks waited for data, the CPUs that preprocess were the limit, so all of their
+time went into the samples. Batches that were ready at once are not known, so the step time without waits is the step
+time minus the wait. Computed figures are labelled ``modelled``. They have few values, which makes intervals
+from them wide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from hetero.documents.text import counted
+from hetero.errors import ConfigError
+from hetero.metrics.figures import Figure
+from hetero.metrics.profile.profile import (
+    PROFILE_FILE_NAME,
+    SCHEMA_VERSION,
+    Profile,
+    Spread,
+    SupplyProfile,
+    TrainingProfile,
+    load_profile,
+)
+from hetero.metrics.steps import StepSummary
+from hetero.pricing.catalog import Catalogue
+from hetero.report.build import missing_emulation
+from hetero.report.model import REPORT_FILE_NAME, GroupFacts, Headline, Report, RunFacts, load_report
+from hetero.report.overruns import excess_share
+from hetero.report.verdict import upper_bounds_note
+
+__all__ = ["load_any_profile", "profile_of_report"]
+
+_MIN_WAIT_SHARE = 0.05
+"""Smallest share of the step time that the ranks must have waited. Below it, the CPUs were not the limit."""
+_NOTES = (
+    "No single samples were timed: a sample's cost is the time of the vCPUs that preprocessed / number of samples.",
+    "No steps without waits were timed: the step time without waits is the step time minus the wait.",
+)
+_RUN_PROFILE = "Run hetero profile SCRIPT instead."
+
+
+def load_any_profile(path: Path, catalogue: Catalogue) -> Profile:
+    """Read a profile, or make one from the report of a finished run.
+
+    Args:
+        path: ``profile.json``, ``report.json``, or the folder that contains one of them. A profile is preferred.
+        catalogue: Knows the vCPUs of instance types.
+
+    Raises:
+        ConfigError: As `load_profile`, `load_report` and `profile_of_report` do, or if the folder is that of a study.
+    """
+    runs = sorted(path.glob(f"runs/*/{REPORT_FILE_NAME}"))
+    if runs and not any((path / name).exists() for name in (REPORT_FILE_NAME, PROFILE_FILE_NAME)):
+        raise ConfigError(
+            f"{path} is the folder of a study with {counted(len(runs), 'run')}, expected that of one run\n"
+            f"  Give for example {runs[0].parent}"
+        )
+    has_report = (path / REPORT_FILE_NAME).is_file() and not (path / PROFILE_FILE_NAME).is_file()
+    if has_report or path.name == REPORT_FILE_NAME:
+        return profile_of_report(load_report(path), catalogue)
+    return load_profile(path)
+
+
+def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Profile:
+    """Return the profile that the figures of a run allow.
+
+    Args:
+        report: The report of a run that waited for data.
+        catalogue: Knows the vCPUs of instance types. None for the shipped one.
+
+    Raises:
+        ConfigError: If the run failed, has no measured step, or waited for nothing, or if it is not known how many
+            vCPUs preprocessed.
+    """
+    run, headline = report.run, report.headline
+    # 143: the job was asked to stop. Its steps count.
+    if run.exit_code not in (0, 143):
+        raise ConfigError(
+            f"run {run.run_id} failed with exit code {run.exit_code}, so its figures are not those of the job\n"
+            f"  Give the report of a run that succeeded. Or: {_RUN_PROFILE}"
+        )
+    if headline is None or headline.step_time_mean is None or headline.data_wait_mean is None:
+        raise ConfigError(
+            f"run {run.run_id} has no measured step\n  Train for more steps than the warm-up. Or: {_RUN_PROFILE}"
+        )
+    share = headline.data_wait_mean.value / headline.step_time_mean.value
+    if share < _MIN_WAIT_SHARE:
+        raise ConfigError(
+            f"run {run.run_id} waited for data in {100 * share:.1f} % of each step, so it does not show what a sample "
+            f"costs\n  Its accelerators are the limit: data hosts would not make its steps shorter. To be sure: "
+            f"{_RUN_PROFILE}"
+        )
+    catalogue = Catalogue.load() if catalogue is None else catalogue
+    summaries = list(report.headline_ranks.values())
+    trainers = _one_type(run, "trainer")
+    num_hosts = sum(group.count for group in run.groups if group.role == "trainer")
+    num_steps = headline.num_steps_measured
+    training = TrainingProfile(
+        instance_type=trainers.instance_type,
+        vcpus=_vcpus(run, trainers.instance_type, catalogue),
+        num_hosts=num_hosts,
+        ranks_per_host=max(1, headline.num_ranks // num_hosts),
+        batch_samples=max(1, headline.global_batch_samples // headline.num_ranks),
+        has_data_hosts=run.placement != "homogeneous",
+        headspace_s=_headspace(summaries),
+        excess_share=excess_share(report),
+        step_s=_spread(headline.step_time_mean, headline.step_time_p50, headline.step_time_p95, num_steps),
+        data_wait_s=_spread(headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95, num_steps),
+    )
+    return Profile(
+        schema_version=SCHEMA_VERSION,
+        command=run.command,
+        measured_at=run.started_at,
+        origin="report",
+        training=training,
+        supply=(_supply(report, headline, catalogue),),
+        wire_bytes_per_sample=_wire_bytes(summaries, run.basis),
+        simulated=run.simulated,
+        notes=(*_NOTES, *filter(None, [upper_bounds_note({run.run_id: report})])),
+        versions=run.versions,
+    )
+
+
+def _one_type(run: RunFacts, role: str) -> GroupFacts:
+    groups = [group for group in run.groups if group.role == role]
+    types = sorted({group.instance_type for group in groups})
+    if len(types) != 1:
+        raise ConfigError(
+            f"the {role} hosts of run {run.run_id} are of {len(types)} types ({', '.join(types) or 'none'}), so its "
+            f"figures belong to no single type\n  {_RUN_PROFILE}"
+        )
+    return groups[0]
+
+
+def _vcpus(run: RunFacts, instance_type: str, catalogue: Catalogue) -> int:
+    """Return the vCPUs of a host: those of its type, or of the machine if that is real and its type is unknown."""
+    info = catalogue.find(instance_type)
+    if info is not None and info.vcpus is not None:
+        return info.vcpus
+    # Simulated hosts share a machine, so its CPUs are not theirs.
+    counts = [usage.num_cpus for usage in run.hosts if usage.scope == "host"]
+    if not counts:
+        raise ConfigError(
+            f"the vCPUs of instance type {instance_type!r} of run {run.run_id} are not known\n  {_RUN_PROFILE}"
+        )
+    return max(counts)
+
+
+def _supply(report: Report, headline: Headline, catalogue: Catalogue) -> SupplyProfile:
+    """Return what a sample costs on the hosts that preprocessed, if they spent all their time on samples."""
+    run, vcpus = report.run, report.verdict.vcpus
+    if run.placement == "hybrid":
+        raise ConfigError(
+            f"run {run.run_id} preprocessed on trainer and data hosts, so it does not show what a sample costs\n"
+            "  Give the report of a run that preprocesses on data hosts only (--trainer-endpoints 0). "
+            f"Or: {_RUN_PROFILE}"
+        )
+    if missing := missing_emulation(run):
+        raise ConfigError(
+            f"run {run.run_id} simulated its hosts without {' and '.join(missing)}, so its samples and steps took the "
+            f"time of this machine\n  Give {' and '.join(missing)}. Or: {_RUN_PROFILE}"
+        )
+    if vcpus is None or headline.samples_per_s is None or not headline.samples_per_s.value:
+        raise ConfigError(
+            f"how many vCPUs preprocessed in run {run.run_id} is not known\n"
+            f"  The report must have hosts of known types. {_RUN_PROFILE}"
+        )
+    group = _one_type(run, "trainer" if run.placement == "homogeneous" else "data")
+    rate = headline.samples_per_s.value
+    # The CPUs may have been idle for a part of the time, for example while they waited for storage.
+    values = [vcpus / rate, *(busy / rate for busy in _busy_cpus(run, group) if busy < vcpus)]
+    return SupplyProfile(
+        instance_type=group.instance_type,
+        vcpus=_vcpus(run, group.instance_type, catalogue),
+        sample_cpu_s=dataclasses.replace(Spread.of(values, "s", "modelled"), mean=vcpus / rate),
+        sample_wait_s=Spread.of([0.0], "s", "modelled"),
+        batch_cpu_s=Spread.of([0.0], "s", "modelled"),
+    )
+
+
+def _busy_cpus(run: RunFacts, group: GroupFacts) -> list[float]:
+    """Return how many CPUs the preprocessing hosts kept busy, if that was measured on real hosts."""
+    if run.simulated:
+        return []
+    ranks = {rank.host for rank in run.ranks}
+    usages = [usage for usage in run.hosts if (usage.host in ranks) == (group.role == "trainer")]
+    if not usages or any(usage.cpu_percent_mean is None or usage.scope != "host" for usage in usages):
+        return []
+    return [busy for busy in (sum(usage.cpu_percent_mean or 0.0 for usage in usages) / 100,) if busy > 0]
+
+
+def _headspace(summaries: list[StepSummary]) -> Spread:
+    """Return the step times minus their waits, on the rank with the most compute. Mean and percentiles are values."""
+    slowest = max(summaries, key=lambda summary: summary.compute_total_s / max(1, summary.num_steps_measured))
+    pairs = (
+        (slowest.step_time_mean_s, slowest.data_wait_mean_s),
+        (slowest.step_time_p50_s, slowest.data_wait_p50_s),
+        (slowest.step_time_p95_s, slowest.data_wait_p95_s),
+    )
+    values = [max(0.0, step - wait) for step, wait in pairs if step is not None and wait is not None]
+    values += [summary.compute_total_s / summary.num_steps_measured for summary in summaries]
+    spread = Spread.of(values, "s", "modelled")
+    mean_s = slowest.compute_total_s / slowest.num_steps_measured
+    return dataclasses.replace(spread, mean=mean_s)
+
+
+def _spread(mean: Figure, p50: Figure | None, p95: Figure | None, num_measured: int) -> Spread:
+    """Return the distribution that mean and percentiles describe. It keeps no other values."""
+    found = [figure for figure in (mean, p50, p95) if figure is not None]
+    spread = Spread.of([figure.value for figure in found], mean.unit, "modelled")
+    return dataclasses.replace(
+        spread,
+        num_measured=num_measured,
+        mean=mean.value,
+        p50=spread.p50 if p50 is None else p50.value,
+        p95=spread.p95 if p95 is None else p95.value,
+    )
+
+
+def _wire_bytes(summaries: list[StepSummary], basis: str) -> Figure | None:
+    """Return the bytes per sample that ranks received from endpoints, before compression. None without endpoints."""
+    nbytes, samples = sum(each.batch_bytes for each in summaries), sum(each.num_samples for each in summaries)
+    return Figure(value=nbytes / samples, unit="B", basis=basis) if nbytes and samples else None

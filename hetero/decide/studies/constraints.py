@@ -1,0 +1,305 @@
+"""Derives the quantities of each run from the factors' levels and from the study's constraints. Exact arithmetic.
+
+======================  =================================================================================
+ranks, hosts            from the trainer groups and ``nproc_per_node``
+global_batch            batch_per_device x ranks, unless it is fixed
+batch_per_device        fixed global batch: global_batch / ranks
+training_samples        samples x train_share
+steps                   steps fixed: at the smallest global batch. With k times the batch, steps / k, rounded
+epochs                  steps x global_batch / training_samples, with steps before rounding
+learning_rate           by the rule, from global_batch / smallest global batch of the study
+======================  =================================================================================
+
+The stated steps change with the global batch, and the stated learning rate changes by its rule. ``base_steps`` and
+``base_learning_rate`` are then the stated ones. Any other quantity that is stated and follows differently is an error.
+
+A quantity that should be whole and is not stays as it is, for example 2.5 epochs.
+`hetero.decide.studies.checks` reports it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from hetero.cluster import Role
+from hetero.cluster.roles import assign_roles
+from hetero.decide.studies.placeholders import filled
+from hetero.decide.studies.runs import Level
+from hetero.decide.studies.study_file import Constraints, Settings, Study, check_group, check_options
+from hetero.errors import ConfigError
+from hetero.pricing import Catalogue
+from hetero.simulate.simulate import parse_group
+
+__all__ = ["Cell", "derive", "merged_settings", "num_hosts", "num_ranks", "trainer_groups"]
+
+_INPUTS = ("samples", "steps", "epochs", "batch_per_device", "global_batch", "learning_rate", "learning_rate_rule")
+_BASE = "base_"
+_MAY_CHANGE = ("steps", "learning_rate")
+_SOURCES = {
+    "ranks": "groups and nproc_per_node",
+    "hosts": "groups",
+    "training_samples": "samples and train_share",
+    "global_batch": "batch_per_device and ranks",
+    "batch_per_device": "global_batch and ranks",
+    "steps": "epochs, training samples and global_batch",
+    "epochs": "steps, global_batch and training samples",
+}
+"""Where each quantity comes from if it is not stated, for messages."""
+_TO_CHECK = ("memory_gb_per_sample", "memory_gb_fixed", "data_gb", "volume_gb")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One combination of levels, with everything that follows from it."""
+
+    levels: Mapping[str, Level]
+    settings: Settings
+    """Settings of the study and of the levels together, with the levels among their values."""
+    quantities: Mapping[str, Level]
+    """Levels, further values of the settings, and derived quantities."""
+
+
+def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
+    """Return the settings of the study, with those of the levels added. A level's groups replace the study's.
+
+    Placeholders of the groups are replaced by levels and values. Those of other texts are kept for `plan_study`, which
+    knows the quantities that follow from the groups.
+
+    The levels are among the values. A factor's level counts before a value of the same name.
+
+    Raises:
+        ConfigError: If the options of different levels cannot be used together, or a group is malformed.
+    """
+    found = study.settings
+    for factor in study.factors:
+        own = factor.settings.get(levels[factor.name])
+        if own is not None:
+            found = Settings(
+                groups=own.groups or found.groups,
+                channels={**found.channels, **own.channels},
+                environment={**found.environment, **own.environment},
+                options={**found.options, **own.options},
+                values={**found.values, **own.values},
+                expected_minutes=found.expected_minutes if own.expected_minutes is None else own.expected_minutes,
+                ranks=found.ranks if own.ranks is None else own.ranks,
+            )
+    check_options(found.options)
+    values = {**found.values, **levels}
+    groups = tuple(filled(text, values, f"groups[{at}]") for at, text in enumerate(found.groups))
+    for at, text in enumerate(groups):
+        check_group(text, f"groups[{at}]")
+    return dataclasses.replace(found, values=values, groups=groups)
+
+
+def trainer_groups(settings: Settings) -> list[tuple[str, int]]:
+    """Return instance type and number of hosts of each group that trains.
+
+    Raises:
+        ClusterError: If the role of a group is unclear.
+    """
+    groups = [parse_group(text) for text in settings.groups]
+    if not groups:
+        return []
+    overrides = settings.options.get("roles", ())
+    flags = [str(each) for each in overrides] if isinstance(overrides, (list, tuple)) else []
+    roles = assign_roles([(group.name, group.instance_type) for group in groups], flags, "groups of the study")
+    return [
+        (group.instance_type, group.count) for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER
+    ]
+
+
+def num_ranks(settings: Settings, catalogue: Catalogue) -> int:
+    """Return the ranks of the job.
+
+    Without ``nproc_per_node``, a host has one rank per accelerator that the catalogue states. It has one rank if there
+    are none, or if TensorFlow trains. A study without groups has one host, unless a level states ``ranks`` or
+    ``hosts``.
+    """
+    if settings.ranks is not None:
+        return settings.ranks
+    if not settings.groups and "ranks" in settings.values:
+        return _whole("ranks", settings.values)
+    stated = settings.options.get("nproc_per_node")
+    with_tensorflow = settings.options.get("framework") == "tensorflow" or settings.options.get("data_service") == "tf"
+    number = 0
+    for instance_type, count in trainer_groups(settings) or [("", num_hosts(settings))]:
+        info = catalogue.find(instance_type)
+        per_host = 1 if with_tensorflow or info is None else info.num_accelerators or 1
+        number += count * (stated if isinstance(stated, int) else per_host)
+    return number
+
+
+def num_hosts(settings: Settings) -> int:
+    """Return the hosts of the job that train."""
+    if settings.groups:
+        return sum(count for _, count in trainer_groups(settings))
+    # The levels 1, 2 and 4 of a SageMaker study without groups were once 1 in all runs.
+    return _whole("hosts", settings.values) if "hosts" in settings.values else 1
+
+
+def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalogue) -> list[Cell]:
+    """Return the cells of a study, one for each row of levels.
+
+    The smallest global batch is that of these rows.
+
+    Raises:
+        ConfigError: If a quantity is missing or is not a number, or if two statements contradict each other.
+        ClusterError: If the role of a group is unclear.
+    """
+    cells = []
+    for levels in rows:
+        settings = merged_settings(study, levels)
+        stated = _stated(study.constraints, settings.values)
+        ranks = num_ranks(settings, catalogue)
+        cells.append((levels, settings, stated, {"ranks": ranks, "hosts": num_hosts(settings)}))
+    batches = [_global_batch(study.constraints, stated, own["ranks"]) for _, _, stated, own in cells]
+    smallest = min((batch for batch in batches if batch is not None), default=None)
+    quantities = [
+        _together(study.constraints, settings, stated, {**own, **_derived(study, stated, own, batch, smallest)})
+        for (levels, settings, stated, own), batch in zip(cells, batches, strict=True)
+    ]
+    changed = [name for name in _MAY_CHANGE if any(_BASE + name in each for each in quantities)]
+    # Also where the quantity does not change, because a column must not have gaps.
+    for each in quantities:
+        each.update({_BASE + name: each[name] for name in changed if name in each and _BASE + name not in each})
+    return [
+        Cell(levels=levels, settings=settings, quantities=each)
+        for (levels, settings, _, _), each in zip(cells, quantities, strict=True)
+    ]
+
+
+def _together(
+    constraints: Constraints, settings: Settings, stated: Mapping[str, Level], derived: Mapping[str, Level]
+) -> dict[str, Level]:
+    """Return all quantities. Stated steps and a stated learning rate that change become ``base_NAME``.
+
+    Raises:
+        ConfigError: If another stated quantity follows differently from the rest.
+    """
+    given = {**_plain(stated), **settings.values}
+    may_change = _MAY_CHANGE if constraints.fix else ("learning_rate",)
+    changed = {}
+    for name, value in derived.items():
+        if name in given and given[name] != value:
+            # A derived quantity once replaced a stated one without a word.
+            if name not in may_change:
+                raise ConfigError(
+                    f"{name}: found {given[name]}, but {value} follows from {_SOURCES[name]}\n"
+                    f"  to do: remove {name}, or one of those from which it follows"
+                )
+            changed[f"{_BASE}{name}"] = given[name]
+    return {**given, **changed, **derived}
+
+
+def _stated(constraints: Constraints, values: Mapping[str, Level]) -> dict[str, Level]:
+    found: dict[str, Level] = {}
+    for name in (*_INPUTS, *_TO_CHECK):
+        value = values.get(name, getattr(constraints, name))
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _plain(stated: Mapping[str, Level]) -> dict[str, Level]:
+    return {name: value for name, value in stated.items() if name not in _TO_CHECK or value}
+
+
+def _global_batch(constraints: Constraints, stated: Mapping[str, Level], ranks: int) -> Fraction | None:
+    if constraints.fix == "global_batch":
+        if "global_batch" not in stated:
+            raise ConfigError("constraints.global_batch: missing, needed by fix: global_batch")
+        return _number("global_batch", stated)
+    if "batch_per_device" in stated:
+        return _number("batch_per_device", stated) * ranks
+    return _number("global_batch", stated) if "global_batch" in stated else None
+
+
+def _derived(
+    study: Study,
+    stated: Mapping[str, Level],
+    own: Mapping[str, int],
+    batch: Fraction | None,
+    smallest: Fraction | None,
+) -> dict[str, Level]:
+    found: dict[str, Level] = {}
+    samples = None
+    if "samples" in stated:
+        # Decimal digits as written: 0.9 is nine tenths here, not the nearest binary number.
+        share = study.constraints.train_share
+        samples = Fraction(math.floor(_number("samples", stated) * Fraction(str(share))))
+        # A train_share that leaves no sample was a ZeroDivisionError.
+        if samples < 1:
+            raise ConfigError(
+                f"samples: found {stated['samples']} with train_share {share:g}, which leaves no sample to train with\n"
+                "  to do: use more samples"
+            )
+        found["training_samples"] = int(samples)
+    if batch is not None and smallest is not None:
+        found["global_batch"] = _level(batch)
+        found["batch_per_device"] = _level(batch / own["ranks"])
+        if "learning_rate" in stated:
+            found["learning_rate"] = _learning_rate(stated, batch / smallest)
+        elif stated.get("learning_rate_rule", "kept") != "kept":
+            raise ConfigError(
+                f"learning_rate_rule: found {stated['learning_rate_rule']} without learning_rate, so no rate changes\n"
+                "  to do: state learning_rate, that of the smallest global batch, and use {learning_rate} in args"
+            )
+    elif stated.get("learning_rate_rule", "kept") != "kept":
+        raise ConfigError(
+            f"learning_rate_rule: found {stated['learning_rate_rule']} without a global batch, so no rate changes\n"
+            "  to do: state batch_per_device or global_batch, or remove the rule"
+        )
+    found |= _duration(study.constraints, stated, samples, batch, smallest)
+    return found
+
+
+def _duration(
+    constraints: Constraints,
+    stated: Mapping[str, Level],
+    samples: Fraction | None,
+    batch: Fraction | None,
+    smallest: Fraction | None,
+) -> dict[str, Level]:
+    """Return steps and epochs, each from the other one."""
+    if constraints.fix == "steps" or (constraints.fix == "global_batch" and "steps" in stated):
+        needed = {"steps": stated.get("steps"), "samples": samples, "batch_per_device": batch}
+        missing = [name for name, value in needed.items() if value is None]
+        if missing or samples is None or batch is None or smallest is None:
+            raise ConfigError(f"constraints.{missing[0]}: missing, needed to fix the number of steps")
+        # The stated steps are those of the smallest batch. For the same samples, the published study has 84,375 on one
+        # GPU and 2,637 on 32.
+        steps = _number("steps", stated) * smallest / batch
+        return {"steps": math.floor(steps + Fraction(1, 2)), "epochs": _level(steps * batch / samples)}
+    if "epochs" in stated and samples is not None and batch is not None:
+        epochs = _number("epochs", stated)
+        return {"steps": math.floor(epochs * samples / batch + Fraction(1, 2)), "epochs": _level(epochs)}
+    return {}
+
+
+def _learning_rate(stated: Mapping[str, Level], ratio: Fraction) -> float:
+    base = float(_number("learning_rate", stated))
+    rule = stated.get("learning_rate_rule", "kept")
+    # The published study has sqrt(32) x 5e-5 = 2.83e-4 on 32 GPUs.
+    factor = {"kept": 1.0, "sqrt": math.sqrt(ratio), "linear": float(ratio)}[str(rule)]
+    return base * factor
+
+
+def _number(name: str, stated: Mapping[str, Level]) -> Fraction:
+    value = stated[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ConfigError(f"{name}: found {value!r}, expected a number above 0")
+    return Fraction(str(value))
+
+
+def _whole(name: str, stated: Mapping[str, Level]) -> int:
+    number = _number(name, stated)
+    if number.denominator != 1:
+        raise ConfigError(f"{name}: found {stated[name]!r}, expected a whole number above 0")
+    return int(number)
+
+
+def _level(value: Fraction) -> Level:
+    return int(value) if value.denominator == 1 else float(value)

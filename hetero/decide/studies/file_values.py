@@ -1,0 +1,115 @@
+"""Reads values of a parsed STUDY.yaml. Each function raises `ConfigError`, which names the key, for a wrong value."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hetero.decide.studies.runs import Level
+from hetero.documents.text import printable
+from hetero.errors import ConfigError
+
+__all__ = [
+    "check_keys",
+    "choice_of",
+    "level_of",
+    "mapping",
+    "plain_of",
+    "scalar_text",
+    "sequence",
+    "text_of",
+    "texts_of",
+    "whole_of",
+]
+
+
+def mapping(value: object, path: str, *, expected: str = "an object") -> Mapping[str, Any]:
+    """Return an object of the file."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected {expected}")
+    return value
+
+
+def sequence(value: object, path: str) -> Sequence[Any]:
+    """Return a list of the file."""
+    if not isinstance(value, list):
+        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a list")
+    return value
+
+
+def check_keys(found: Mapping[str, Any], known: Sequence[str], path: str) -> None:
+    """Check that an object has no unknown keys."""
+    for key in found:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(
+                f"{path}{printable(str(key), max_chars=60)}: unknown key, expected one of {', '.join(known)}{hint}"
+            )
+
+
+def level_of(value: object, path: str) -> Level:
+    """Return a level of a factor, or another single value."""
+    value = _number_in(value)
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    if not isinstance(value, (str, int, float, bool)) or not is_finite or value == "":
+        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a text, number or boolean")
+    if isinstance(value, str) and "\0" in value:
+        found = printable(repr(value), max_chars=60)
+        raise ConfigError(f"{path}: found {found}, expected a text without the character 0, which no argument can hold")
+    return value
+
+
+def text_of(value: object, path: str) -> str:
+    """Return a text that is not empty."""
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a text")
+    return value
+
+
+def scalar_text(value: object, path: str) -> str:
+    """Return a single value as a text."""
+    if value == "":
+        return ""
+    level = level_of(value, path)
+    return str(level).lower() if isinstance(level, bool) else str(level)
+
+
+def texts_of(value: object, path: str) -> Mapping[str, str]:
+    """Return an object of texts."""
+    return {str(key): scalar_text(each, f"{path}.{key}") for key, each in mapping(value, path).items()}
+
+
+def choice_of(value: object, path: str, choices: Sequence[str]) -> str:
+    """Return one of the choices."""
+    if value not in choices:
+        found = printable(repr(value), max_chars=60)
+        raise ConfigError(f"{path}: found {found}, expected one of {', '.join(choices)}")
+    return str(value)
+
+
+def whole_of(value: object, path: str, least: int, most: int) -> int:
+    """Return a whole number within its bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        found = printable(repr(value), max_chars=60)
+        raise ConfigError(f"{path}: found {found}, expected a whole number from {least} to {most}")
+    return value
+
+
+def plain_of(value: object) -> object:
+    """Return a value of the file for `decode`, which takes texts where YAML reads ``5e-5`` as one."""
+    if isinstance(value, Mapping):
+        return {key: plain_of(each) for key, each in value.items()}
+    return [_number_in(each) for each in value] if isinstance(value, list) else _number_in(value)
+
+
+def _number_in(value: object) -> object:
+    """Return the number in a text such as ``1e6`` or ``1.5e-5``, which YAML 1.1 reads as a text."""
+    # YAML 1.1 reads a float only with a dot and a sign in the exponent.
+    if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}", value):
+        number = float(value)
+        return int(number) if number.is_integer() and abs(number) < 2**53 else number
+    return value

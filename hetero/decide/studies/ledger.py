@@ -1,0 +1,393 @@
+"""The ledger of a study: one line of JSON for each run that began or ended, so a killed study can go on.
+
+``runs.jsonl`` has three kinds of lines. The first line states what the study is (`Identity`). A ``started`` line is
+written before a run and an ``ended`` line after it. Every line is on the disk before the study continues. A line that
+is incomplete, because the study was killed while it wrote, is ignored and overwritten.
+
+A run that has a ``started`` line and no ``ended`` line was interrupted. What it cost until then counts, see
+`Ledger.interrupted`. For this, the file ``alive`` in the run's folder has the time when the study last saw the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hetero.decide.studies.runs import FINISHED, STATES, STOPPED, Level, PlannedRun, RunResult
+from hetero.documents.files import read_bounded, write_text
+from hetero.documents.records import decode, encode, limits
+from hetero.errors import ConfigError
+from hetero.metrics.logged import LoggedMetric, thinned
+from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report, load_report
+
+__all__ = [
+    "JOB_FILE_NAME",
+    "LEDGER_FILE_NAME",
+    "RUNS_FOLDER",
+    "Ledger",
+    "RecordedRuns",
+    "differences",
+    "digest_of",
+    "digest_of_script",
+    "report_in",
+]
+
+logger = logging.getLogger(__name__)
+
+LEDGER_FILE_NAME = "runs.jsonl"
+RUNS_FOLDER = "runs"
+JOB_FILE_NAME = "job.json"
+"""File in a run's folder. It names the job that an executor started, also for the study's next start."""
+_ALIVE_FILE_NAME = "alive"
+_VERSION = 1
+_MAX_BYTES = 1 << 30
+_MAX_CAUSE_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """An ``ended`` line: a result without its report, which is in the run's folder."""
+
+    run_id: str
+    digest: str
+    state: str = field(metadata=limits(choices=STATES))
+    exit_code: int = field(metadata=limits(minimum=-255, maximum=255))
+    cause: str
+    started_at: str
+    wall_s: float
+    usd: float | None
+    phases: dict[str, float] = field(default_factory=dict)
+    metrics: tuple[LoggedMetric, ...] = field(default=(), metadata=limits(max_items=MAX_METRICS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A ``started`` line."""
+
+    run_id: str
+    digest: str
+    started_at: str
+    hourly_usd: float | None
+
+
+def digest_of(run: PlannedRun) -> str:
+    """Return a digest of everything that a run is made of. Paths in the folder of the study are relative to it."""
+    content = {each.name: getattr(run, each.name) for each in fields(run) if each.name != "base"}
+    if run.base:
+        # Without the folder, because a study that was moved or copied could not continue with absolute paths.
+        content["script"] = _relative(run.script, run.base)
+        content["channels"] = {name: _relative(path, run.base) for name, path in run.channels.items()}
+    text = json.dumps(content, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digest_of_script(path: Path) -> str:
+    """Return a digest of a script's content. A study whose script has changed is another study.
+
+    Raises:
+        ConfigError: If the script cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigError(f"script: cannot read {path}: {error.strerror or error}") from error
+
+
+def _relative(path: str, base: str) -> str:
+    """Return a path that stays the same if the folder of the study moves: in the folder from there, else the name.
+
+    The identity of the study has the paths outside as they are stated.
+    """
+    if not base:
+        return path
+    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else Path(path).name
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def report_in(folder: Path) -> Report | None:
+    """Return the report in the folder of a run, or None if there is none. A malformed report is logged and left out."""
+    if not (folder / REPORT_FILE_NAME).is_file():
+        return None
+    try:
+        return load_report(folder)
+    except ConfigError as error:
+        logger.warning("the run in %s is kept without its report: %s", folder, error)
+        return None
+
+
+def differences(before: object, now: object, path: str = "") -> Iterator[str]:
+    """Yield one line for each value that differs between two documents, with the path of the value."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*before, *now]):
+            yield from differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif before != now:
+        yield f"{path}: was {_short(before)}, is now {_short(now)}"
+
+
+def _short(value: object) -> str:
+    text = "not stated" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+class RecordedRuns:
+    """The runs in the ledger of a folder. It reads the ledger once, and writes nothing.
+
+    Args:
+        folder: Folder of the study.
+        identity: What the study is. A ledger of a study that differs is rejected. None: any ledger is accepted.
+
+    Raises:
+        ConfigError: If there is no ledger, or it belongs to another study or is malformed.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None) -> None:
+        self._path = folder / LEDGER_FILE_NAME
+        self.results: dict[str, tuple[str, RunResult]] = {}
+        """Last result of each run, with the digest of the run, without reports."""
+        self.spent_usd = 0.0
+        self.spent_s = 0.0
+        self._open: dict[str, _Started] = {}
+        self._complete_bytes = self._read(identity)
+
+    def result(self, run: PlannedRun, *, levels: Mapping[str, Level] | None = None) -> RunResult | None:
+        """Return the result of a run with its report, or None if it has not ended yet.
+
+        Raises:
+            ConfigError: If the ledger has a run with the same id that was another one.
+        """
+        found = self.results.get(run.run_id)
+        if found is None:
+            return None
+        digest, result = found
+        if digest != digest_of(run):
+            raise ConfigError(
+                f"the ledger {self._path} has a run {run.run_id} with other arguments, options or groups\n"
+                "  to do: give another --output-dir, or --fresh to begin again"
+            )
+        folder = self._path.parent / RUNS_FOLDER / run.run_id
+        report = report_in(folder)
+        logged = () if report is None else report.run.metrics
+        metrics = tuple(sorted([*logged, *result.metrics], key=lambda value: value.at_s))
+        stated = run.levels if levels is None else levels
+        return replace(result, report=report, metrics=metrics, levels=stated, replicate=run.replicate)
+
+    def _read(self, identity: Mapping[str, Any] | None) -> int:
+        """Read the complete lines, and return how many bytes they have. An incomplete last line is ignored."""
+        to_do = "run the study first, or give the folder of one that has run"
+        content = read_bounded(self._path, f"the ledger {self._path}", max_bytes=_MAX_BYTES, to_do=to_do)
+        # A study that was killed while it wrote leaves a line without an end.
+        complete = content[: content.rfind(b"\n") + 1]
+        if len(complete) < len(content):
+            logger.warning("the last line of %s is incomplete and is ignored", self._path)
+        found = []
+        for line in complete.splitlines():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                value = None
+            found.append(value if isinstance(value, dict) else {})
+        self._check(found, identity)
+        return len(complete)
+
+    def _check(self, lines: Sequence[dict[str, Any]], identity: Mapping[str, Any] | None) -> None:
+        """Take over the lines. Skip malformed ones, except the first, without which the study is not known."""
+        for number, line in enumerate(lines, start=1):
+            kind = line.pop("kind", None)
+            try:
+                if number == 1:
+                    if kind != "study" or line.get("version") != _VERSION:
+                        raise ConfigError(f"expected a study of version {_VERSION}")
+                elif kind == "ended":
+                    self._add(decode(_Ended, line))
+                elif kind == "started":
+                    started = decode(_Started, line)
+                    dt.datetime.fromisoformat(started.started_at)
+                    self._open[started.run_id] = started
+                else:
+                    raise ConfigError(f"found kind {kind!r}, expected started or ended")
+            except ValueError as error:  # also ConfigError
+                if number == 1:
+                    raise ConfigError(f"{self._path}, line 1: {error}; {_TO_DO}") from error
+                logger.warning("%s, line %d is malformed and is skipped: %s", self._path, number, error)
+        known = lines[0].get("identity") if lines else None
+        if known is not None and identity is not None:
+            changed = list(differences(known, json.loads(json.dumps(identity, default=str))))
+            if changed:
+                listed = "\n  ".join(changed[:10])
+                raise ConfigError(
+                    f"{self._path} belongs to a study that differs from this one, so its runs cannot be compared\n"
+                    f"  {listed}\n  to do: undo the change, give another --output-dir, or give --fresh to begin again"
+                )
+
+    def _add(self, ended: _Ended) -> None:
+        self._open.pop(ended.run_id, None)
+        self.spent_s += ended.wall_s
+        self.spent_usd += ended.usd or 0.0
+        result = RunResult(
+            run_id=ended.run_id,
+            state=ended.state,
+            exit_code=ended.exit_code,
+            cause=ended.cause,
+            started_at=ended.started_at,
+            wall_s=ended.wall_s,
+            usd=ended.usd,
+            phases=ended.phases,
+            metrics=ended.metrics,
+        )
+        # A stopped run runs again.
+        if ended.state != STOPPED:
+            self.results[ended.run_id] = ended.digest, result
+
+
+class Ledger(RecordedRuns):
+    """The ledger in a folder. A context manager: the folder is locked until its end. Use it on one thread at a time.
+
+    Args:
+        folder: Folder of the study. It is created if it does not exist.
+        identity: What the study is. A ledger of a study that differs is rejected. None: any ledger is accepted.
+        fresh: Whether to forget the runs of earlier starts. Their folders stay until runs of the same name begin.
+
+    Raises:
+        ConfigError: If the ledger belongs to another study or is malformed, or another study writes to the folder.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None, *, fresh: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / LEDGER_FILE_NAME
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_locked(folder))
+            # Under the lock, because a study may be writing this ledger. A second start with --fresh once deleted it
+            # before it was refused.
+            if fresh:
+                for old in (path, *folder.glob(f"{RUNS_FOLDER}/*/{JOB_FILE_NAME}")):
+                    old.unlink(missing_ok=True)
+            self._file = stack.enter_context(path.open("ab"))
+            super().__init__(folder, identity)
+            # The next line must not continue an incomplete one.
+            os.truncate(path, self._complete_bytes)
+            if not self._complete_bytes:
+                self._append({"kind": "study", "version": _VERSION, "identity": identity})
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def start(self, run: PlannedRun, hourly_usd: float | None) -> None:
+        """Record that a run begins now."""
+        started = _Started(run_id=run.run_id, digest=digest_of(run), started_at=_now(), hourly_usd=hourly_usd)
+        self._open[run.run_id] = started
+        self._append({"kind": "started", **encode(started)})
+
+    def see(self, run: PlannedRun) -> None:
+        """Record that a run is being executed now."""
+        folder = self._path.parent / RUNS_FOLDER / run.run_id
+        # A full disk does not end the run.
+        with contextlib.suppress(OSError):
+            write_text(folder / _ALIVE_FILE_NAME, _now() + "\n")
+
+    def end(self, run: PlannedRun, result: RunResult) -> None:
+        """Record how a run ended."""
+        ended = _Ended(
+            run_id=run.run_id,
+            digest=digest_of(run),
+            state=result.state,
+            exit_code=result.exit_code,
+            cause=result.cause[:_MAX_CAUSE_CHARS],
+            started_at=result.started_at,
+            wall_s=result.wall_s,
+            usd=result.usd,
+            phases=dict(result.phases),
+            # The report has the values that the script logged.
+            metrics=_without(result.metrics, result.report.run.metrics if result.report is not None else ()),
+        )
+        self._add(ended)
+        self._append({"kind": "ended", **encode(ended)})
+
+    def interrupted(self, run: PlannedRun) -> RunResult | None:
+        """Return a result for a run that an earlier start of the study began and did not end, or None.
+
+        It lasts until the study last saw it, see `see`. If its job is followed, it lasts no time, because the result
+        of the job has its whole duration.
+        """
+        started = self._open.get(run.run_id)
+        if started is None:
+            return None
+        folder = self._path.parent / RUNS_FOLDER / run.run_id
+        wall_s = 0.0
+        # If the next start follows a job, the result of the job has the whole cost.
+        if not (folder / JOB_FILE_NAME).exists():
+            # A run that was never seen has no such file.
+            with contextlib.suppress(OSError, ValueError):
+                seen = dt.datetime.fromisoformat((folder / _ALIVE_FILE_NAME).read_text().strip())
+                wall_s = max(0.0, (seen - dt.datetime.fromisoformat(started.started_at)).total_seconds())
+        return RunResult(
+            run_id=run.run_id,
+            state=STOPPED,
+            exit_code=-9,
+            cause="the study was interrupted",
+            started_at=started.started_at,
+            wall_s=wall_s,
+            usd=None if started.hourly_usd is None else started.hourly_usd * wall_s / 3600,
+        )
+
+    def forget_failed(self) -> None:
+        """Let failed runs run again. What they cost still counts."""
+        for name, (_, result) in list(self.results.items()):
+            if result.state != FINISHED:
+                self.forget_job(name)
+                del self.results[name]
+
+    def forget_job(self, run_id: str) -> None:
+        """Remove the note about the job of a run that is to run again."""
+        (self._path.parent / RUNS_FOLDER / run_id / JOB_FILE_NAME).unlink(missing_ok=True)
+
+    def _append(self, line: Mapping[str, object]) -> None:
+        self._file.write(json.dumps(line, default=str, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        # The line is on the disk before the study continues, also if the machine crashes then.
+        os.fsync(self._file.fileno())
+
+
+_TO_DO = "give another --output-dir, or --fresh to begin again"
+
+
+def _without(values: Sequence[LoggedMetric], known: Sequence[LoggedMetric]) -> tuple[LoggedMetric, ...]:
+    seen = set(known)
+    return thinned([value for value in values if value not in seen], MAX_METRICS)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Reserve the folder of a study. The kernel releases the lock when the process ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"another study writes to {folder}; wait for it, or give another --output-dir") from None
+    # A file system without locks.
+    except OSError as error:
+        logger.info("cannot lock %s (%s); make sure that no other study writes there", folder, error)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,170 @@
+"""Makes the runs of a study: rows of the design, quantities, replicates, arguments, and their order.
+
+The order is random by default, because a machine that slows down over the day would otherwise look like an effect of a
+factor.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hetero.config import LaunchOptions
+from hetero.decide.studies.constraints import Cell, derive
+from hetero.decide.studies.designs import Correlations, correlations, rows_of
+from hetero.decide.studies.placeholders import filled, level_text
+from hetero.decide.studies.runs import Level, PlannedRun
+from hetero.decide.studies.study_file import MAX_RUNS, Study
+from hetero.errors import ConfigError
+from hetero.pricing import Catalogue
+
+__all__ = ["StudyPlan", "catalogue_of", "level_text", "only", "plan_study"]
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.+=-]+")
+_MAX_ID_CHARS = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlan:
+    """A study with everything that follows from its file."""
+
+    study: Study
+    cells: tuple[Cell, ...]
+    """The rows of the design, in its order. A row that occurs twice is two cells."""
+    runs: tuple[PlannedRun, ...]
+    """All runs, in the order of their execution."""
+    cell_of: Mapping[str, Cell]
+    """Cell of each run by the run's id."""
+    expected_s: Mapping[str, float]
+    """Stated duration of runs by their id."""
+    correlations: Correlations | None
+    """None for a study with one factor."""
+
+
+def catalogue_of(options: Mapping[str, object]) -> Catalogue:
+    """Return the catalogue with the prices that launch options state.
+
+    Raises:
+        ConfigError: If a price or a price list is malformed or unknown.
+    """
+    names = ("price_profile", "region", "price_file", "prices")
+    stated = {name: options[name] for name in names if options.get(name) is not None}
+    prices = stated.pop("prices", ())
+    return Catalogue.load(
+        profile=_text_or_none(stated.get("price_profile")),
+        region=_text_or_none(stated.get("region")) or LaunchOptions(script="-").region,
+        price_file=_text_or_none(stated.get("price_file")),
+        overrides=tuple(map(str, prices)) if isinstance(prices, (list, tuple)) else (str(prices),),
+    )
+
+
+def plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
+    """Return the runs of a study.
+
+    Raises:
+        ConfigError: If a placeholder is unknown, a quantity is missing, or there are too many runs. The message names
+            the file.
+        ClusterError: If the role of a group is unclear.
+    """
+    try:
+        return _plan_study(study, catalogue)
+    except ConfigError as error:
+        raise ConfigError(f"{study.path}: {error}") from error
+
+
+def _plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
+    rows = rows_of(study.design, study.factors, seed=study.seed)
+    if len(rows) * study.replicates > MAX_RUNS:
+        raise ConfigError(f"the study has {len(rows) * study.replicates} runs; expected at most {MAX_RUNS}")
+    cells = tuple(derive(study, rows, catalogue))
+    runs: list[PlannedRun] = []
+    cell_of: dict[str, Cell] = {}
+    expected: dict[str, float] = {}
+    times: dict[tuple[object, ...], int] = {}
+    for cell in cells:
+        # A combination that a table or a fraction has twice counts as a replicate.
+        key = tuple((name, type(level).__name__, level) for name, level in sorted(cell.levels.items()))
+        for _ in range(study.replicates):
+            times[key] = times.get(key, 0) + 1
+            run = _run(study, cell, number=len(runs), replicate=times[key])
+            runs.append(run)
+            cell_of[run.run_id] = cell
+            if cell.settings.expected_minutes is not None:
+                expected[run.run_id] = 60 * cell.settings.expected_minutes
+    if study.order == "random":
+        random.Random(study.seed).shuffle(runs)
+    return StudyPlan(
+        study=study,
+        cells=cells,
+        runs=tuple(runs),
+        cell_of=cell_of,
+        expected_s=expected,
+        correlations=correlations(rows, study.factors) if len(study.factors) > 1 else None,
+    )
+
+
+def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun:
+    seed = cell.levels.get("seed", study.seed + replicate - 1)
+    values: dict[str, Level] = {**cell.levels, **cell.quantities, "seed": seed, "replicate": replicate}
+    shown = [f"{name}={level_text(level)}" for name, level in cell.levels.items()]
+    label = _UNSAFE.sub("_", "-".join(shown))[:_MAX_ID_CHARS]
+    run_id = f"{number:03d}-{label}-r{replicate}"
+    values["run_id"] = run_id
+    settings = cell.settings
+    folder = study.path.parent.resolve()
+    options = dict(settings.options)
+    if settings.groups and isinstance(values["ranks"], int) and study.executor.kind != "sagemaker":
+        # Simulated hosts have no accelerators, so the launcher would start one rank per host.
+        stated = options.setdefault("nproc_per_node", max(1, values["ranks"] // int(values["hosts"])))
+        started = stated * int(values["hosts"]) if isinstance(stated, int) else 0
+        if started != values["ranks"]:
+            raise ConfigError(
+                f"ranks: found {values['ranks']} for {', '.join(shown)}, but {stated} on each of "
+                f"{values['hosts']} hosts are {started}\n"
+                "  to do: state ranks that all hosts share equally, or nproc_per_node in the options"
+            )
+    return PlannedRun(
+        run_id=run_id,
+        levels={name: value for name, value in values.items() if name not in ("run_id", "replicate")},
+        replicate=replicate,
+        script=str(study.script_path),
+        script_args=tuple(filled(text, values, f"args[{at}]") for at, text in enumerate(study.args)),
+        groups=settings.groups,
+        channels={
+            name: str((folder / filled(path, values, f"channels.{name}")).resolve())
+            for name, path in settings.channels.items()
+        },
+        options=options,
+        environment={name: filled(text, values, f"environment.{name}") for name, text in settings.environment.items()},
+    )
+
+
+def only(plan: StudyPlan, levels: Mapping[str, str]) -> StudyPlan:
+    """Return the plan with the runs that have these levels.
+
+    Args:
+        plan: The plan.
+        levels: Level of some factors, as text.
+
+    Raises:
+        ConfigError: If a factor or a level is unknown.
+    """
+    factors = {factor.name: factor for factor in plan.study.factors}
+    for name, text in levels.items():
+        if name not in factors:
+            raise ConfigError(f"--only {name}={text}: expected a factor, one of {', '.join(factors)}")
+        known = [level_text(level) for level in factors[name].levels]
+        if text not in known:
+            raise ConfigError(f"--only {name}={text}: expected a level of {name}, one of {', '.join(known)}")
+    runs = [
+        run
+        for run in plan.runs
+        if all(level_text(plan.cell_of[run.run_id].levels[name]) == text for name, text in levels.items())
+    ]
+    return replace(plan, runs=tuple(runs))
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,406 @@
+"""The plots of a study's page, drawn by matplotlib. Each function returns a plot, or None without its data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hetero.decide.pages.drawing import PALETTE, QUIET, Plot, legend, new_axes, plain_ticks, svg_of
+from hetero.decide.pages.front import pareto_front
+from hetero.decide.studies.designs import Correlations
+from hetero.decide.studies.runs import FINISHED, Level, RunResult
+from hetero.decide.studies.statistics import interval_of, series_of
+from hetero.decide.studies.study_file import Metric
+from hetero.decide.studies.table import communication_ratio
+from hetero.documents.text import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "Results",
+    "communication_plot",
+    "correlation_plot",
+    "pareto_plot",
+    "quality_over_time_plot",
+    "quality_plot",
+    "scaling_plot",
+]
+
+_MARKERS = "osD^vPX*"
+_MAX_SERIES = len(PALETTE)
+_MAX_CURVES = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What the plots show: finished runs, and the factors that tell their series apart."""
+
+    results: Sequence[RunResult]
+    factors: Sequence[str]
+    """Names of the factors, without those that only choose the size of the cluster."""
+    metric: Metric | None
+    """The first metric of quality."""
+
+    @property
+    def finished(self) -> list[RunResult]:
+        """The runs that finished."""
+        return [result for result in self.results if result.state == FINISHED]
+
+    def series(self, *, without: str = "") -> dict[str, list[RunResult]]:
+        """Return the finished runs by the levels of the factors. If that were too many series, all runs are one.
+
+        A series may have several combinations of levels at one place of an axis, see `_combinations`.
+        """
+        varied = [
+            name
+            for name in self.factors
+            if name != without and len({result.levels.get(name) for result in self.finished}) > 1
+        ]
+        found: dict[str, list[RunResult]] = {}
+        order = {name: _rank_of(self.finished, name) for name in varied}
+        for result in sorted(self.finished, key=lambda each: [order[name](each) for name in varied]):
+            label = ", ".join(f"{name} {result.levels.get(name)}" for name in varied)
+            found.setdefault(label, []).append(result)
+        return found if len(found) <= _MAX_SERIES else {"": self.finished}
+
+
+def scaling_plot(found: Results, *, cost: bool) -> Plot | None:
+    """Return time, or cost, against ranks on logarithmic axes. None if all runs have equally many ranks."""
+    value_of = _usd if cost else _hours_or_seconds(found)
+    runs = [result for result in found.finished if value_of(result) is not None]
+    if len({_ranks(result) for result in runs}) < 2:
+        return None
+    unit = "USD" if cost else _time_unit(found)
+    (axes,) = new_axes()
+    are_joined = _draw_series(axes, found, value_of)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    _ticks_at(axes, sorted({_ranks(result) for result in runs}))
+    plain_ticks(axes.yaxis)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("cost of a run [USD]" if cost else f"time of a run [{unit}]")
+    legend(axes)
+    what = "Cost" if cost else "Time"
+    rest = "" if cost else " A straight line is a power law: with perfect scaling, twice the ranks take half the time."
+    return Plot(
+        title=f"{what} against ranks",
+        caption=f"{what} of a run against its ranks, both logarithmic. {_marks_text(are_joined)}{rest}",
+        svg=svg_of(axes),
+    )
+
+
+def quality_plot(found: Results) -> Plot | None:
+    """Return quality with 95 % intervals against the global batch, or the ranks. None without quality."""
+    metric = found.metric
+    if metric is None:
+        return None
+    axis = next((name for name in ("global_batch", "ranks") if _varies(found, name)), None)
+    if axis is None or not any(_quality(each, metric) is not None for each in found.finished):
+        return None
+    (axes,) = new_axes()
+    # One series per combination of the other factors.
+    series = found.series(without=axis)
+    has_intervals, are_joined = False, True
+    for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
+        # Otherwise the intervals of two series would hide each other.
+        shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2)
+        combinations = _combinations(
+            members, lambda each: _number(each.levels.get(axis)), lambda each: _quality(each, metric)
+        )
+        is_joined = _is_line(combinations)
+        are_joined &= is_joined
+        known = [(x * shift, each) for x, values in combinations if (each := interval_of(values)) is not None]
+        errors = [
+            [each.mean - each.low if each.low is not None else 0.0 for _, each in known],
+            [each.high - each.mean if each.high is not None else 0.0 for _, each in known],
+        ]
+        has_intervals |= is_joined and any(each.low is not None for _, each in known)
+        axes.errorbar(
+            [x for x, _ in known],
+            [each.mean for _, each in known],
+            # Intervals of several combinations would hide each other.
+            yerr=errors if is_joined else None,
+            capsize=4,
+            label=label,
+            **style | ({} if is_joined else {"linestyle": "none"}),
+        )
+        for x, values in combinations:
+            axes.scatter([x * shift] * len(values), values, s=10, color=style["color"], alpha=0.5, linewidths=0)
+    if metric.target is not None:
+        axes.axhline(metric.target, color=QUIET, linestyle="--", linewidth=1)
+        axes.annotate("target", (0.995, metric.target), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    axes.set_xscale("log", base=2)
+    _ticks_at(axes, sorted({_number(each.levels.get(axis)) for each in found.finished}))
+    axes.set_xlabel(axis.replace("_", " "))
+    axes.set_ylabel(metric.name)
+    legend(axes)
+    text = ""
+    if has_intervals:
+        text = " Bars are 95 % intervals of the mean over replicates (Student's t)."
+    elif are_joined:
+        text = " There are no intervals, because no combination of levels ran twice: set replicates to 3 or more."
+    return Plot(
+        title=f"Quality: {metric.name}",
+        caption=f"Last value of {metric.name} of each run. {_marks_text(are_joined)}{text}",
+        svg=svg_of(axes),
+    )
+
+
+def pareto_plot(found: Results) -> Plot | None:
+    """Return cost against time, with quality as colour and the front marked. None without prices or with one run."""
+    metric = found.metric
+    runs = [each for each in found.finished if each.usd is not None]
+    if len(runs) < 2:
+        return None
+    qualities = [None if metric is None else _quality(each, metric) for each in runs]
+    rated = [value for value in qualities if value is not None]
+    is_rated = metric is not None and len(rated) == len(runs)
+
+    def costs_of(place: int) -> list[float]:
+        run, quality = runs[place], qualities[place]
+        found_costs = [run.wall_s, run.usd or 0.0]
+        if is_rated and metric is not None and quality is not None:
+            found_costs.append(-quality if metric.goal == "max" else quality)
+        return found_costs
+
+    # Find the runs that no other run beats, then draw them with rings.
+    front = pareto_front(range(len(runs)), costs_of)
+    unit_s, unit = _unit(max(each.wall_s for each in runs))
+    xs, ys = [each.wall_s / unit_s for each in runs], [each.usd or 0.0 for each in runs]
+    (axes,) = new_axes()
+    rings = axes.scatter([xs[at] for at in front], [ys[at] for at in front], s=150, label="not beaten by any run")
+    rings.set(facecolors="none", edgecolors="black", linewidths=1.4)
+    if is_rated and metric is not None:
+        points = axes.scatter(xs, ys, c=rated, cmap="viridis", s=44)
+        axes.figure.colorbar(points, ax=axes, label=metric.name)
+    else:
+        axes.scatter(xs, ys, color=PALETTE[0], s=44)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    plain_ticks(axes.xaxis)
+    plain_ticks(axes.yaxis)
+    axes.set_xlabel(f"time of a run [{unit}]")
+    axes.set_ylabel("cost of a run [USD]")
+    legend(axes)
+    what = f"time, cost and {metric.name}" if is_rated and metric is not None else "time and cost"
+    return Plot(
+        title="Cost, time and quality" if is_rated else "Cost and time",
+        caption=f"Each mark is a run. A ring marks the Pareto front of {what}: no other run is at least as good in all "
+        "of them and better in one.",
+        svg=svg_of(axes),
+    )
+
+
+def communication_plot(found: Results) -> Plot | None:
+    """Return communication over computation against ranks. None if the script did not log both."""
+    ratios = {each.run_id: communication_ratio(each) for each in found.finished}
+    runs = [each for each in found.finished if ratios[each.run_id] is not None]
+    if not runs:
+        return None
+    (axes,) = new_axes()
+    are_joined = _draw_series(axes, found, lambda each: ratios[each.run_id])
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    _ticks_at(axes, sorted({_ranks(each) for each in runs}))
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("communication / computation")
+    legend(axes)
+    return Plot(
+        title="Communication over computation",
+        caption="Sum of the metric communication_s over the sum of computation_s, of all ranks of a run. "
+        + _marks_text(are_joined),
+        svg=svg_of(axes),
+    )
+
+
+def quality_over_time_plot(found: Results) -> Plot | None:
+    """Return quality against the time since the start of each run. None if no run logged it twice."""
+    metric = found.metric
+    if metric is None or not any(len(series_of(each.metrics, metric.name)) > 1 for each in found.finished):
+        return None
+    unit_s, unit = _unit(max(each.wall_s for each in found.finished))
+    (axes,) = new_axes()
+    # Curves have the colours of the levels, and of the ranks too if these vary.
+    groups: dict[str, list[RunResult]] = {}
+    has_sizes = len({_ranks(each) for each in found.finished}) > 1
+    for levels, members in found.series().items():
+        for each in members:
+            size = counted(int(_ranks(each)), "rank") if has_sizes or not levels else ""
+            groups.setdefault(", ".join(filter(None, (levels, size))), []).append(each)
+    ordered = sorted(groups.items(), key=lambda item: _ranks(item[1][0]))[:_MAX_SERIES]
+    # Draw some curves of each group.
+    num_drawn = 0
+    for style, (label, members) in zip(_styles(), ordered, strict=False):
+        for number, each in enumerate(members[: _MAX_CURVES // max(1, len(ordered))]):
+            series = series_of(each.metrics, metric.name)
+            num_drawn += 1
+            axes.plot(
+                [value.at_s / unit_s for value in series],
+                [value.value for value in series],
+                color=style["color"],
+                marker=".",
+                linewidth=1,
+                alpha=0.8,
+                label=label if number == 0 else None,
+            )
+    if metric.target is not None:
+        axes.axhline(metric.target, color=QUIET, linestyle="--", linewidth=1)
+    axes.set_xlabel(f"time since the start of the run [{unit}]")
+    axes.set_ylabel(metric.name)
+    legend(axes)
+    return Plot(
+        title=f"{metric.name} over time",
+        caption=(
+            "One line per run."
+            + (f" {num_drawn} of {len(found.finished)} runs are shown." if num_drawn < len(found.finished) else "")
+            + (" The dashed line is the target." if metric.target is not None else "")
+        ),
+        svg=svg_of(axes),
+    )
+
+
+def correlation_plot(found: Correlations) -> Plot | None:
+    """Return the map of correlations between the columns of a design. None for one column."""
+    number = len(found.columns)
+    if number < 2:
+        return None
+    # More columns than these do not fit beside another plot.
+    is_wide = number > 6
+    (axes,) = new_axes(min(11.0, 2.0 + 0.5 * number), is_wide=is_wide)
+    values = [[math.nan if value is None else value for value in row] for row in found.values]
+    image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
+    axes.grid(visible=False)
+    axes.set_xticks(range(number), found.columns, rotation=45, ha="right")
+    axes.set_yticks(range(number), found.columns)
+    if number <= 12:
+        for row, column in itertools.product(range(number), repeat=2):
+            value = values[row][column]
+            colour = "white" if abs(value) > 0.6 else "black"
+            text = "-" if math.isnan(value) else f"{value:.2f}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    axes.figure.colorbar(image, ax=axes, label="Pearson's correlation")
+    return Plot(
+        title="Correlations of the design",
+        caption="A factor with numbers is one column. Of another factor, each level but the first is a column.",
+        svg=svg_of(axes),
+        is_wide=is_wide,
+    )
+
+
+# What the plots share
+
+
+def _styles() -> Iterator[dict[str, Any]]:
+    for colour, marker in zip(PALETTE, _MARKERS, strict=True):
+        yield {"color": colour, "marker": marker, "markersize": 6, "linewidth": 1.4}
+
+
+def _draw_series(axes: Axes, found: Results, value_of: Callable[[RunResult], float | None]) -> bool:
+    """Draw each series against the ranks: its runs, and the means of its combinations. Return whether lines join all.
+
+    A series that has several combinations at one place has no line.
+    """
+    are_joined = True
+    for style, (label, members) in zip(_styles(), found.series().items(), strict=False):
+        combinations = _combinations(members, _ranks, value_of)
+        if not combinations:
+            continue
+        is_joined = _is_line(combinations)
+        are_joined &= is_joined
+        means = [sum(values) / len(values) for _, values in combinations]
+        axes.plot(
+            [x for x, _ in combinations], means, label=label, **style | ({} if is_joined else {"linestyle": "none"})
+        )
+        for x, values in combinations:
+            axes.scatter([x] * len(values), values, s=12, color=style["color"], alpha=0.6, linewidths=0)
+    return are_joined
+
+
+def _combinations(
+    members: Sequence[RunResult], x_of: Callable[[RunResult], float], value_of: Callable[[RunResult], float | None]
+) -> list[tuple[float, list[float]]]:
+    """Return place and values of each combination of levels, in the order of the places.
+
+    The values of a combination are those of its replicates, which differ in nothing but their seed.
+    """
+    found: dict[tuple[tuple[str, str], ...], tuple[float, list[float]]] = {}
+    for each in members:
+        value = value_of(each)
+        if value is not None:
+            key = tuple((name, repr(level)) for name, level in sorted(each.levels.items()) if name != "seed")
+            found.setdefault(key, (x_of(each), []))[1].append(value)
+    return sorted(found.values(), key=lambda item: item[0])
+
+
+def _is_line(combinations: Sequence[tuple[float, list[float]]]) -> bool:
+    """Return whether a series has one combination of levels at each place."""
+    return len({x for x, _ in combinations}) == len(combinations)
+
+
+def _marks_text(are_joined: bool) -> str:
+    if are_joined:
+        return "Small marks are runs, lines join their means."
+    return (
+        "Small marks are runs, large marks are means of one combination of levels. Marks of one colour are not joined "
+        "if several combinations are at one place. The table of combinations has their levels and intervals."
+    )
+
+
+def _ticks_at(axes: Axes, xs: Sequence[float]) -> None:
+    """Label a logarithmic x axis at these values with plain numbers."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xticks(list(xs), [f"{x:g}" for x in xs])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(xs[0] / 1.3, xs[-1] * 1.3)
+
+
+def _rank_of(results: Sequence[RunResult], name: str) -> Callable[[RunResult], int]:
+    """Return a function that gives the place of a run's level among the levels of a factor, in ascending order."""
+    levels = {result.levels.get(name) for result in results}
+    places = {level: at for at, level in enumerate(sorted(levels, key=lambda each: (isinstance(each, str), each)))}
+    return lambda result: places[result.levels.get(name)]
+
+
+def _ranks(result: RunResult) -> float:
+    return _number(result.levels.get("ranks", 1))
+
+
+def _number(level: Level | None) -> float:
+    return float(level) if isinstance(level, (int, float)) else math.nan
+
+
+def _varies(found: Results, name: str) -> bool:
+    values = [result.levels.get(name) for result in found.finished]
+    return all(isinstance(value, (int, float)) for value in values) and len(set(values)) > 1
+
+
+def _quality(result: RunResult, metric: Metric) -> float | None:
+    series = series_of(result.metrics, metric.name)
+    return series[-1].value if series else None
+
+
+def _usd(result: RunResult) -> float | None:
+    # A logarithmic axis has no place for 0.
+    return result.usd or None
+
+
+def _hours_or_seconds(found: Results) -> Callable[[RunResult], float | None]:
+    unit_s = _unit(max((each.wall_s for each in found.finished), default=0.0))[0]
+    return lambda result: result.wall_s / unit_s or None
+
+
+def _time_unit(found: Results) -> str:
+    return _unit(max((each.wall_s for each in found.finished), default=0.0))[1]
+
+
+def _unit(longest_s: float) -> tuple[float, str]:
+    """Return seconds of a unit of time, and its name."""
+    for seconds, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if longest_s >= 2 * seconds:
+            return seconds, name
+    return 1.0, "seconds"

@@ -1,0 +1,132 @@
+"""Statistics of a study: means with intervals, time to quality, and quality after time. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hetero.decide.studies.study_file import Metric
+from hetero.errors import ConfigError
+from hetero.metrics.logged import LoggedMetric
+
+__all__ = [
+    "Interval",
+    "best_value",
+    "interval_of",
+    "quality_after",
+    "series_of",
+    "t_quantile",
+    "time_to_quality",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean with its confidence interval."""
+
+    mean: float
+    low: float | None
+    """None with one value, which gives no interval."""
+    high: float | None
+    num_values: int
+    std: float | None
+    """Standard deviation of the values, with n - 1. None with one value."""
+
+
+def interval_of(values: Sequence[float], *, coverage: float = 0.95, is_positive: bool = False) -> Interval | None:
+    """Return the mean of independent values with its interval by Student's t distribution. None without values.
+
+    Args:
+        values: Finite numbers, one per replicate.
+        coverage: Share of such intervals that contain the true mean, in (0, 1).
+        is_positive: Whether the values are times or amounts. The interval is then one of the mean's logarithm, whose
+            standard error is that of the mean divided by the mean. So it never contains 0 or less.
+    """
+    if not values:
+        return None
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return Interval(mean=mean, low=None, high=None, num_values=1, std=None)
+    std = statistics.stdev(values)
+    half = t_quantile(len(values) - 1, coverage) * std / math.sqrt(len(values))
+    low, high = mean - half, mean + half
+    # Two replicates that differ much once had an interval with seconds and dollars below zero.
+    if is_positive and mean > 0:
+        low, high = mean * math.exp(-half / mean), mean * math.exp(half / mean)
+    return Interval(mean=mean, low=low, high=high, num_values=len(values), std=std)
+
+
+def t_quantile(freedom: int, coverage: float) -> float:
+    """Return t such that Student's distribution has ``coverage`` of its mass between -t and t.
+
+    Args:
+        freedom: Degrees of freedom, at least 1.
+        coverage: In (0, 1), for example 0.95.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+    """
+    if freedom < 1 or not 0 < coverage < 1:
+        raise ConfigError(
+            f"t_quantile: found {freedom} degrees of freedom and coverage {coverage}; expected >= 1, (0, 1)"
+        )
+    low, high = 0.0, 1.0
+    while _central_mass(high, freedom) < coverage:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        # The two bounds are neighbours among the floating point numbers.
+        if middle in (low, high):
+            break
+        if _central_mass(middle, freedom) < coverage:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _central_mass(t: float, freedom: int) -> float:
+    """Return the mass between -t and t. Abramowitz and Stegun, 26.7.3 and 26.7.4, which are finite sums."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = freedom % 2 == 1
+    term = cosine if is_odd else 1.0
+    total = 0.0
+    for k in range(1 if is_odd else 0, freedom - 1, 2):
+        total += term
+        term *= cosine * cosine * (k + 1) / (k + 2)
+    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+
+
+def series_of(metrics: Iterable[LoggedMetric], name: str) -> list[LoggedMetric]:
+    """Return the values of one metric in the order of their times, from the lowest rank that logged it."""
+    found = [value for value in metrics if value.name == name]
+    rank = min((value.rank for value in found), default=0)
+    return sorted((value for value in found if value.rank == rank), key=lambda value: value.at_s)
+
+
+def time_to_quality(metrics: Iterable[LoggedMetric], metric: Metric) -> float | None:
+    """Return the seconds from the start of the run until the metric first reached its target. None if it did not.
+
+    Values without a wall-clock time are final values, whose own time nothing states.
+    """
+    series = _timed(series_of(metrics, metric.name))
+    return next((value.at_s for value in series if metric.reaches(value.value)), None)
+
+
+def quality_after(metrics: Iterable[LoggedMetric], metric: Metric, seconds: float) -> float | None:
+    """Return the best value that was logged at most ``seconds`` after the start of the run. None without a value."""
+    series = _timed(series_of(metrics, metric.name))
+    return best_value((value for value in series if value.at_s <= seconds), metric)
+
+
+def _timed(series: Sequence[LoggedMetric]) -> list[LoggedMetric]:
+    return [value for value in series if value.unix_s]
+
+
+def best_value(metrics: Iterable[LoggedMetric], metric: Metric) -> float | None:
+    """Return the best value of a metric, or None without a value."""
+    values = [value.value for value in series_of(metrics, metric.name)]
+    return (max if metric.goal == "max" else min)(values, default=None)

@@ -1,0 +1,198 @@
+"""Markdown from a profile. It is short, and readable as plain text on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetero.documents.quantities import bytes_text, number_text, seconds_text
+from hetero.documents.tables import markdown_table
+from hetero.documents.text import code_span, counted, markdown_text
+from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, SMALL_EXCESS, excess_text
+from hetero.metrics.figures import Figure
+from hetero.metrics.profile.profile import LeafProfile, Profile, Spread, SupplyProfile, TrainingProfile
+
+__all__ = ["first_sentence", "render_profile", "supply_rate"]
+
+_ONE_BYTE = ("uint8", "int8", "bool")
+
+
+def render_profile(profile: Profile) -> str:
+    """Return a profile as Markdown: one sentence, then every figure with its basis."""
+    sections = ["# Profile", first_sentence(profile), _facts(profile), "## Training", _training(profile.training)]
+    for supply in profile.supply:
+        of_type = f" on {code_span(supply.instance_type)}" if supply.instance_type else ""
+        sections += [f"## Samples{of_type}", _supply(supply)]
+        if supply.concurrency:
+            sections.append(_concurrency(supply))
+    if profile.leaves or profile.wire_bytes_per_sample is not None:
+        sections += ["## Bytes", _bytes(profile)]
+    for title, lines in (("## Simulated", profile.simulated), ("## Notes", profile.notes)):
+        if lines:
+            sections += [title, "\n".join(f"- {markdown_text(line)}" for line in lines)]
+    if profile.versions:
+        sections.append(
+            "Versions: " + ", ".join(code_span(f"{key}={value}") for key, value in profile.versions.items())
+        )
+    return "\n\n".join(sections) + "\n"
+
+
+def first_sentence(profile: Profile) -> str:
+    """Return what the accelerators could take, what this host's CPUs make, and how much of each step is a wait.
+
+    If other work of the machine may have taken much of the times, the sentence is about that.
+    """
+    training, supply = profile.training, profile.supply[0]
+    disturbed = least = ""
+    if training.excess_share > MAX_EXCESS:
+        return f"{excess_text(training.excess_share)}, so the profile gives no answer. Profile again {RUN_AGAIN}."
+    if training.excess_share > SMALL_EXCESS:
+        # Other work takes CPU time, so the measured rate is a lower bound.
+        disturbed, least = f"{excess_text(training.excess_share)}. ", "at least "
+    num_ranks = training.num_hosts * training.ranks_per_host
+    wanted = num_ranks * training.batch_samples / training.headspace_s.mean if training.headspace_s.mean else None
+    share = training.data_wait_s.mean / training.step_s.mean if training.step_s.mean else 0.0
+    is_here = supply.instance_type == training.instance_type
+    host = ("this host's" if training.num_hosts == 1 else "each host's") if is_here else f"the {supply.instance_type}'s"
+    makes = f"{host} {counted(supply.vcpus, 'vCPU')} {'makes' if supply.vcpus == 1 else 'make'}"
+    # Rounded first, so that the words and the number agree. A wait below 2 % was once hidden.
+    percent = f"{100 * share:.0f}"
+    waits = "no step waits" if percent == "0" else f"{percent} % of each step is waiting"
+    waits = f"with the job's data hosts, {waits}" if training.has_data_hosts else waits
+    takes = "any number of samples" if wanted is None else f"{number_text(wanted)} samples/s"
+    return (
+        f"{disturbed}The accelerators could take {takes}; {makes} {least}{number_text(supply_rate(supply))}; {waits} "
+        "for data."
+    )
+
+
+def supply_rate(supply: SupplyProfile) -> float | None:
+    """Return the samples per second that all CPUs of a host make, measured or computed from one process."""
+    if supply.concurrency:
+        # Where processes wait for storage, a profile also measures more of them than CPUs.
+        most = max((p for p in supply.concurrency if p.num_processes <= supply.vcpus), key=lambda p: p.num_processes)
+        return most.samples_per_s / most.num_processes * supply.vcpus
+    seconds = supply.sample_cpu_s.mean + supply.sample_wait_s.mean + supply.batch_cpu_s.mean
+    return supply.vcpus / seconds if seconds else None
+
+
+def _facts(profile: Profile) -> str:
+    training = profile.training
+    ranks = f"{counted(training.num_hosts, 'host')} with {counted(training.ranks_per_host, 'rank')}"
+    rows = [
+        ("command", code_span(profile.command)),
+        ("measured", f"{code_span(profile.measured_at)}{' from the report of a run' * (profile.origin == 'report')}"),
+        ("trainer hosts", f"{ranks}, {counted(training.vcpus, 'vCPU')}, type {code_span(training.instance_type)}"),
+        ("batch", f"{counted(training.batch_samples, 'sample')} per rank"),
+        ("processes that fetch", f"{training.num_local_processes} per trainer host"),
+    ]
+    if training.steps_per_epoch is not None:
+        rows.append(("epoch", counted(training.steps_per_epoch, "step")))
+    if not profile.has_registered_dataset:
+        rows.append(("data set", "an object, which data hosts cannot build: register its factory with @hetero.dataset"))
+    return markdown_table(("", ""), rows)
+
+
+def _training(training: TrainingProfile) -> str:
+    rows = [
+        _times("step without waiting", training.headspace_s),
+        _times("step as it runs", training.step_s),
+        _times("data wait as it runs", training.data_wait_s),
+    ]
+    rows += [
+        (name, text, "", "", "", figure.basis)
+        for name, figure, text in (
+            ("CPUs busy per rank", training.rank_cpu_cores, _format(training.rank_cpu_cores, "{:.2f}")),
+            ("CPU per GB received", training.receive_cpu_s_per_gb, _format(training.receive_cpu_s_per_gb, "{:.2f} s")),
+            ("GPU utilisation", training.gpu_percent, _format(training.gpu_percent, "{:.0f} %")),
+        )
+        if figure is not None
+    ]
+    return _table(rows, "steps")
+
+
+def _supply(supply: SupplyProfile) -> str:
+    rows = [
+        _times("CPU per sample", supply.sample_cpu_s),
+        _times("wait per sample, mostly for storage", supply.sample_wait_s),
+        _times("CPU of collating and encoding, per sample", supply.batch_cpu_s),
+    ]
+    rows += [
+        (name, text(figure.value), "", "", "", figure.basis)
+        for name, figure, text in (
+            ("read from storage per sample", supply.storage_bytes_per_sample, _short_bytes),
+            ("building the data set", supply.build_s, seconds_text),
+            ("memory of one process", supply.endpoint_private_bytes, bytes_text),
+            ("memory that processes share", supply.endpoint_shared_bytes, bytes_text),
+        )
+        if figure is not None
+    ]
+    return _table(rows, "values")
+
+
+def _concurrency(supply: SupplyProfile) -> str:
+    alone = supply.concurrency[0]
+    rows = [
+        (
+            str(point.num_processes),
+            number_text(point.samples_per_s),
+            f"{point.samples_per_s / alone.samples_per_s * alone.num_processes:.2f}" if alone.samples_per_s else "-",
+            _duration(point.cpu_s_per_sample),
+            supply.sample_cpu_s.basis,
+        )
+        for point in supply.concurrency
+    ]
+    return markdown_table(("processes", "samples/s", "times one", "CPU per sample", ""), rows, right=(0, 1, 2, 3))
+
+
+def _bytes(profile: Profile) -> str:
+    wire = profile.wire_bytes_per_sample
+    rows = [
+        (code_span(leaf.path), leaf.dtype, _short_bytes(leaf.bytes_per_sample), _uint8_text(leaf))
+        for leaf in profile.leaves
+    ]
+    sections = []
+    if wire is not None:
+        sections.append(f"A sample has {_short_bytes(wire.value)} on the network ({wire.basis}).")
+    if rows:
+        sections.append(markdown_table(("array", "dtype", "per sample", "fits uint8"), rows, right=(2,)))
+    if profile.codecs:
+        codec_rows = [
+            (
+                codec.name,
+                f"{100 * codec.ratio:.0f} %",
+                _duration(codec.encode_cpu_s_per_sample),
+                _duration(codec.decode_cpu_s_per_sample),
+                "measured",
+            )
+            for codec in profile.codecs
+        ]
+        header = ("codec", "of the size", "CPU of an endpoint per sample", "CPU of a rank per sample", "")
+        sections.append(markdown_table(header, codec_rows, right=(1, 2, 3)))
+    return "\n\n".join(sections)
+
+
+def _times(name: str, spread: Spread) -> tuple[str, ...]:
+    times = (_duration(spread.mean), _duration(spread.p50), _duration(spread.p95))
+    return name, *times, str(spread.num_measured), spread.basis
+
+
+def _table(rows: Sequence[tuple[str, ...]], counted_things: str) -> str:
+    return markdown_table(("", "mean", "p50", "p95", counted_things, ""), rows, right=(1, 2, 3, 4))
+
+
+def _duration(value: float) -> str:
+    return f"{1e6 * value:.1f} us" if 0 < value < 0.00095 else seconds_text(value)
+
+
+def _short_bytes(value: float) -> str:
+    return f"{value:,.0f} B" if value < 10_000 else bytes_text(value)
+
+
+def _uint8_text(leaf: LeafProfile) -> str:
+    if leaf.dtype in _ONE_BYTE:
+        return "-"
+    return "yes" if leaf.fits_uint8 else "no"
+
+
+def _format(figure: Figure | None, form: str) -> str:
+    return "" if figure is None else form.format(figure.value)

@@ -1,6 +1,0 @@
-"""HTML pages about runs, plans, studies and canaries. A page is one file without scripts, which needs no network.
-
-page.py      the frame of a page, its style, tables, figures and plots
-front.py     the Pareto front of a plot
-drawing.py   the one style of all plots: sizes, colours, axes, and SVG by matplotlib
-"""

@@ -1,0 +1,209 @@
+"""A plan as its file ``plan.json`` holds it (`Plan`), and its reader.
+
+``hetero plan`` makes plans. A job with ``--plan`` compares its step time with that of the plan in its report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetero.documents.records import encode, limits, load
+from hetero.metrics.figures import Figure
+
+__all__ = [
+    "AS_IS",
+    "BOTTLENECKS",
+    "FORMS",
+    "GOALS",
+    "PLAN_FILE_NAME",
+    "PLAN_SCHEMA_VERSION",
+    "REASONS",
+    "STEPS_OF_SPENDING",
+    "UINT8",
+    "Plan",
+    "PlannedCluster",
+    "PlannedGroup",
+    "load_plan",
+]
+
+PLAN_SCHEMA_VERSION = 1
+PLAN_FILE_NAME = "plan.json"
+_MAX_FILE_BYTES = 4 << 20
+GOALS = ("cost", "time")
+REASONS = (
+    "data hosts pay",
+    "accelerator",
+    "trainer network",
+    "data network",
+    "storage",
+    "memory",
+    "trainer CPU",
+    "window",
+    "break-even",
+    "free CPUs",
+    "bigger machine",
+    "not registered",
+)
+"""Why a plan is as it is. The reasons after the first are those of a plan without data hosts."""
+# Fewer bytes per batch are no step of their own, because batches travel only with data hosts.
+STEPS_OF_SPENDING = (
+    "as it is",
+    "free CPUs",
+    "bigger machine",
+    "data hosts",
+    "two types",
+    "spot data hosts",
+)
+AS_IS = "as is"
+UINT8 = "uint8"
+FORMS = (AS_IS, UINT8, "lz4", "zstd")
+"""Forms of a batch on the network: unchanged, with uint8 instead of wider numbers, or compressed."""
+BOTTLENECKS = (
+    "accelerator",
+    "preprocessing",
+    "trainer network",
+    "data network",
+    "storage",
+    "memory",
+    "trainer CPU",
+    "window",
+    "epoch start",
+)
+"""What can limit the step time. An epoch starts without a ready batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGroup:
+    """One instance group of a planned cluster."""
+
+    name: str
+    role: str = field(metadata=limits(choices=("data", "trainer")))
+    instance_type: str
+    count: int = field(metadata=limits(minimum=1))
+    is_spot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCluster:
+    """A cluster with its predicted step time and cost."""
+
+    spending: str = field(metadata=limits(choices=STEPS_OF_SPENDING))
+    groups: tuple[PlannedGroup, ...]
+    """The trainer group and the data groups."""
+    local_endpoints: int
+    """Processes per trainer host that preprocess."""
+    endpoints_per_host: int | None
+    """Endpoints per data host. None means one per vCPU, which is the launcher's default."""
+    form: str = field(metadata=limits(choices=FORMS))
+    """How batches travel: unchanged, as uint8, or compressed."""
+    step_time: Figure
+    step_time_low_s: float
+    """End of the 90 % interval."""
+    step_time_high_s: float
+    hourly_usd: float | None
+    """Price of all hosts. None if a price is unknown."""
+    usd_per_1k_steps: Figure | None
+    usd_per_1k_steps_low: float | None
+    usd_per_1k_steps_high: float | None
+    bottleneck: str = field(metadata=limits(choices=BOTTLENECKS))
+    rejected: str
+    """Why the plan does not choose this cluster. Empty for the chosen one."""
+
+    @property
+    def flags(self) -> str:
+        """Flags of ``hetero simulate`` and ``hetero launch`` for this cluster."""
+        words = [f"--group {group.name}={group.instance_type}:{group.count}" for group in self.groups]
+        # Without the flag, a job with data hosts chooses the number itself and would differ from the plan.
+        if any(group.role == "data" for group in self.groups):
+            words.append(f"--trainer-endpoints {self.local_endpoints}")
+        if self.endpoints_per_host is not None:
+            words.append(f"--endpoints-per-host {self.endpoints_per_host}")
+        return " ".join(words)
+
+    @property
+    def instance_groups(self) -> str:
+        """Argument for a SageMaker estimator. Empty if only a part of the groups are spot instances."""
+        # On SageMaker, all groups of a job are spot instances, or none.
+        if any(group.is_spot for group in self.groups):
+            return ""
+        rows = "".join(f'    InstanceGroup("{g.name}", "{g.instance_type}", {g.count}),\n' for g in self.groups)
+        return f"instance_groups=[\n{rows}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The chosen cluster, the reason for it, and the alternatives. Immutable. `make_plan` creates it."""
+
+    schema_version: int = field(metadata=limits(minimum=PLAN_SCHEMA_VERSION, maximum=PLAN_SCHEMA_VERSION))
+    command: str
+    """The training script of the profile and its arguments."""
+    goal: str = field(metadata=limits(choices=GOALS))
+    answer: str
+    """One sentence: what to do, with the figures that decide it."""
+    reason: str = field(metadata=limits(choices=REASONS))
+    chosen: PlannedCluster
+    baseline: PlannedCluster
+    """The trainer hosts as the profile used them, without data hosts."""
+    alternatives: tuple[PlannedCluster, ...] = field(metadata=limits(max_items=100))
+    headspace: Figure
+    """Step time with batches always ready, in seconds."""
+    speedup: float
+    """Step time of the baseline / step time of the chosen cluster."""
+    break_even_speedup: float | None
+    """Speed-up above which the chosen cluster costs less per step than the baseline."""
+    chance_to_pay: float | None = field(metadata=limits(maximum=1))
+    """Probability that the chosen cluster costs less per step than the baseline, given the uncertain figures. 1 if they
+    are the same. None if a price is unknown."""
+    notes: tuple[str, ...]
+    """What the reader of the plan must know."""
+
+    def cluster_of(
+        self, groups: Iterable[PlannedGroup], local_endpoints: int | None, *, compression: str | None = None
+    ) -> PlannedCluster | None:
+        """Return the prediction for a job's groups, or None if the plan has no such cluster.
+
+        Names of groups and spot prices do not matter. In a job without data hosts the script decides how many processes
+        preprocess, so their number does not matter there.
+
+        Args:
+            groups: The job's groups.
+            local_endpoints: Endpoints per trainer host, or None for any number. With None, the chosen cluster comes
+                first, then the others in their order.
+            compression: Compression of the job's batches. Whether they are sent as uint8 does not matter.
+        """
+        wanted = _sizes(groups)
+        forms = (AS_IS, UINT8) if compression is None else (compression,)
+        is_any = local_endpoints is None or not any(role == "data" for role, _ in wanted)
+        for cluster in (self.chosen, *self.alternatives):
+            is_alike = is_any or cluster.local_endpoints == local_endpoints
+            if is_alike and _sizes(cluster.groups) == wanted and cluster.form in forms:
+                return cluster
+        return None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the plan as JSON values."""
+        result: dict[str, object] = encode(self)
+        return result
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan.
+
+    Args:
+        path: ``plan.json``, or the directory that contains it.
+
+    Raises:
+        ConfigError: If the plan is missing or malformed. The message names the file and the key path.
+    """
+    return load(Plan, path, PLAN_FILE_NAME, max_bytes=_MAX_FILE_BYTES, to_do="make one with hetero plan PROFILE --json")
+
+
+def _sizes(groups: Iterable[PlannedGroup]) -> Counter[tuple[str, str]]:
+    """Return the number of hosts by role and instance type."""
+    sizes: Counter[tuple[str, str]] = Counter()
+    for group in groups:
+        sizes[group.role, group.instance_type] += group.count
+    return sizes
