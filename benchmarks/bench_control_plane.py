@@ -29,9 +29,9 @@ from harness import RESULTS, environment, save
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control import security
-from hetero.control.directory import EndpointRecord
 from hetero.control.hub import Hub
-from hetero.control.membership import Member, Membership
+from hetero.control.members.directory import EndpointRecord
+from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostState, HostStatus, RankReport, SessionOptions, status_to_proto
 from hetero.documents.tables import markdown_table
 

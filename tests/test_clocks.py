@@ -18,7 +18,7 @@ LABELS = {
     "doctor/token.py: time.time",  # a certificate's end is a date
     "wire/certificates.py: datetime.datetime.now",  # how long certificates are valid
     "launch/host.py: time.time",  # when the job began, for the report
-    "launch/profiling.py: datetime.datetime.now",  # when a profile was measured
+    "launch/reporting/profiling.py: datetime.datetime.now",  # when a profile was measured
     "metrics/logged.py: time.time",  # when the script logged a metric
     "sagemaker/study_executor.py: datetime.datetime.now",  # when a run was submitted
     "sagemaker/study_executor.py: time.gmtime",  # part of a training job's name

@@ -14,7 +14,7 @@ from hetero.decide import profile
 from hetero.decide.planning import enumeration, ranking, reasons
 from hetero.decide.planning.steps import endpoints, model, timelines, uncertain
 from hetero.errors import ConfigError, ExitCode
-from hetero.loaders import phases
+from hetero.loaders.measuring import phases
 from hetero.reader import reader
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.config.options import LaunchOptions
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.control.rank import session as control
 from hetero.control.security import Token
 from hetero.control.status import SessionOptions

@@ -22,7 +22,7 @@ from feeds import photo_arrays, served
 from harness import Competitor
 
 import hetero.tf
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 from peers import NUM_PROCESSES, tf_service, tf_service_rank, touch
 from peers.tf_data_service import make_jpeg
 

@@ -97,7 +97,7 @@ class Work(Protocol):
 class Helper:
     """An endpoint that may compute a part of a batch for the endpoint that has the request.
 
-    The fields are those of `hetero.control.directory.EndpointRecord`.
+    The fields are those of `hetero.control.members.directory.EndpointRecord`.
     """
 
     endpoint_id: str

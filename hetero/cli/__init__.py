@@ -1,7 +1,6 @@
 """The ``hetero`` command.
 
-Each command has a module, however short: audit, canary, certs, check, doctor, launch, plan, prices, profile, render,
-report, simulate, study. Its ``add`` adds the parser. It imports what the command needs only when the command runs, so
+Each command has a module in commands/, however short. It imports what the command needs only when the command runs, so
 ``hetero --help`` is quick.
 Three modules are shared:
 
@@ -20,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from hetero import __version__, config
-from hetero.cli import (
+from hetero.cli.commands import (
     audit,
     canary,
     certs,

@@ -9,14 +9,8 @@ It carries no batches. The launcher of each host takes part in it with a `Hub`, 
     ranks of host A
 
 hub.py              launcher: the gRPC server, and the membership behind a lock
-membership.py       launcher: the state machine of the job's hosts, without threads
-roster.py           launcher: the hosts of the job and what each has reported, without decisions
+members/            the hosts, ranks and endpoints of a job, and how a host joins
 peers.py            launcher: what it knows about another host
-joining.py          launcher: how a data host joins a running job
-newcomers.py        launcher: the hosts that have joined and left
-registrar.py        launcher: collects the hosts where the platform does not list them
-joined.py           the record of a host that has joined
-past_ranks.py       launcher: figures of ranks from before a restart
 stop_points.py      launcher: where the ranks end together
 peer_connection.py  launcher: a thread per other host, which sends the heartbeats
 causes.py           which failure is the root cause, and whether a restart helps
@@ -25,7 +19,6 @@ launcher_link.py    rank: the connection to the launcher
 rank/               rank: the session, and how it ends
 status.py           the records that hosts and ranks send, and their messages (protos/hetero/v1/control.proto)
 metric_series.py    the part of these messages with the values that ranks have logged
-directory.py        the current endpoints, which launchers publish and readers follow
 security.py         the job's token, and the interceptor that checks every call. Endpoints use it too
 
 Threads of a launcher: The main thread updates the status and waits for changes. ``peer-HOST`` sends heartbeats to one

@@ -14,7 +14,7 @@ from hetero.wire import channels  # before grpc, because channels sets grpc's en
 import grpc  # isort: skip
 
 from hetero.control import security
-from hetero.control.membership import Membership
+from hetero.control.members.membership import Membership
 from hetero.control.status import Cause, HostStatus, status_from_proto, status_to_proto
 from hetero.errors import ExitCode, HeteroError, ProtocolError
 from hetero.system.logs import LoggedErrors

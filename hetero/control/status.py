@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from hetero.control.directory import EndpointRecord
-from hetero.control.joined import MAX_JOINED, JoinedHost
+from hetero.control.members.directory import EndpointRecord
+from hetero.control.members.joined import MAX_JOINED, JoinedHost
 from hetero.control.metric_series import SERIES, fit_for_peer
 from hetero.documents.text import escape_line, last_bytes, one_line
 from hetero.errors import ExitCode, ProtocolError

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from hetero.batches.request import Helper
 from hetero.cache.loads import COUNTS
 from hetero.cache.tiers import close_tiers
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.control.security import ServerInterceptor, call_metadata, token_from_environment
 from hetero.endpoint.compute import Compute
 from hetero.endpoint.link import EndpointLink

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.errors import AuthenticationError, DatasetError, ProtocolError
 from hetero.system.fault_injection import address_via
 from hetero.wire import channels  # before grpc: channels sets its environment

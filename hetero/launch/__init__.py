@@ -6,17 +6,12 @@ host.py          one host: control plane, endpoints, output, signals
 roles.py         the steps of a data host and of a trainer host
 placement.py     how many endpoints and ranks a host runs
 addresses.py     addresses of the other hosts
-progress.py      the progress line
-profiling.py     a profile run: its phases, its end, its files
+reporting/       what a launcher shows and writes about a run
 staged.py        the files that hetero.sagemaker.prepare adds to the code, such as the token
 control_plane.py the hub of a host, and what all hosts must agree on
 joining.py       joins a running job, or registers with the main host of a job
 wanted_hosts.py  how many data hosts the job could use
-summaries.py     the summaries in a report of a rank
-summary.py       metrics and report of a run
-timeline.py      when hosts came and went and processes restarted, for the report
 failure.py       the failure file
-metric_lines.py  metrics as log lines for the platform
 watchdog.py      ends a launcher whose main loop is stuck
 data_services/   what data hosts run: endpoints or tf.data.service
 auto_endpoints/  --trainer-endpoints auto: how many endpoints trainer hosts run

@@ -13,8 +13,8 @@ from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, Timings, trainer_endpoints_of
 from hetero.control import security
 from hetero.control.hub import Hub
-from hetero.control.joining import Reception
-from hetero.control.membership import Member, Membership
+from hetero.control.members.joining import Reception
+from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostStatus, SessionOptions
 from hetero.errors import ConfigError
 from hetero.launch.placement import Placement

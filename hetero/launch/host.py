@@ -18,8 +18,8 @@ from hetero.cache.folders import sweep_memory
 from hetero.cluster import ClusterSpec, Platform
 from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.control import security
-from hetero.control.directory import EndpointRecord
-from hetero.control.membership import Membership
+from hetero.control.members.directory import EndpointRecord
+from hetero.control.members.membership import Membership
 from hetero.control.rank.session import HOST_VARIABLE, TLS_VARIABLE
 from hetero.control.status import Cause, HostState
 from hetero.errors import ExitCode, HeteroError, first_line
@@ -32,9 +32,9 @@ from hetero.launch.data_services import HostFacts, find_service
 from hetero.launch.failure import shown_first_line
 from hetero.launch.ranks.frameworks import RANK_FRAMEWORKS
 from hetero.launch.ranks.starter import RankStarter
+from hetero.launch.reporting.summary import output_folder, write_metrics, write_report
+from hetero.launch.reporting.timeline import Timeline
 from hetero.launch.staged import job_token
-from hetero.launch.summary import output_folder, write_metrics, write_report
-from hetero.launch.timeline import Timeline
 from hetero.launch.wanted_hosts import WantedHosts
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler

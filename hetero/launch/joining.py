@@ -13,9 +13,9 @@ from hetero.cluster import ClusterSpec, Platform, resolve_address
 from hetero.cluster.platforms.joined import Joined
 from hetero.cluster.platforms.platform import Registration
 from hetero.config import LaunchOptions, Timings
-from hetero.control.joined import JoinedHost
-from hetero.control.joining import Admission, JoinRequest, ask_to_join
-from hetero.control.registrar import Registrar
+from hetero.control.members.joined import JoinedHost
+from hetero.control.members.joining import Admission, JoinRequest, ask_to_join
+from hetero.control.members.registrar import Registrar
 from hetero.control.security import token_from_environment
 from hetero.errors import ClusterError
 from hetero.launch.control_plane import script_digest, shared_options

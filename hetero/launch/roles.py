@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
-from hetero.control.membership import Membership
+from hetero.control.members.membership import Membership
 from hetero.control.rank.session import LAUNCHER_VARIABLE, REMOTE_VARIABLE
 from hetero.control.status import Cause, HostState, HostStatus, RankReport
 from hetero.errors import ExitCode
-from hetero.launch import progress
 from hetero.launch.data_services import ServiceWatch, find_service
 from hetero.launch.host import LaunchedHost, RestartError
-from hetero.launch.metric_lines import log_metrics, progress_metrics
-from hetero.launch.profiling import JobProfile
 from hetero.launch.ranks.ranks import free_port
 from hetero.launch.ranks.starter import RanksOptions
+from hetero.launch.reporting import progress
+from hetero.launch.reporting.metric_lines import log_metrics, progress_metrics
+from hetero.launch.reporting.profiling import JobProfile
 from hetero.launch.wanted_hosts import window_of
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.channels import join_address

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.control.status import HostStatus
-from hetero.launch.summaries import longest_summary
+from hetero.launch.reporting.summaries import longest_summary
 from hetero.metrics.headspace import needed_for_headspace
 
 __all__ = ["BATCHES_COUNTER", "BUSY_COUNTER", "Estimate", "WantedHosts", "Window", "window_of"]

@@ -5,9 +5,7 @@ parts.py            the part of a data set that a canary run uses
 state.py            its position: epochs, batches delivered, and both as a checkpoint
 ahead.py            the requests of a pass, and after them those of the next epochs
 pipeline.py         options of one loader, and its data set, order, position and requests
-timing.py           its step timer
-phases.py           the phases of a profile run
-profiling.py        its profiler, which repeats batches and reports what it measured
+measuring/          times the steps of a loader, and profiles it
 kept_batches.py     the batches that the profiler repeats
 crosscheck.py       compares globals and first batches of endpoints with this process's own
 remote.py           this process's fleet of endpoints, and its readers

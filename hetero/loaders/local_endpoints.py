@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from hetero.control.directory import Directory
+from hetero.control.members.directory import Directory
 from hetero.control.security import Token, token_memfd
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, EndpointUnavailableError

@@ -18,10 +18,10 @@ from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders.ahead import Ahead
+from hetero.loaders.measuring.timing import LoaderTiming
 from hetero.loaders.parts import part_of
 from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
-from hetero.loaders.timing import LoaderTiming
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import Extent, StepTimer, Traffic
 from hetero.spec import DatasetSpec, set_describer

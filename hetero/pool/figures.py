@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.errors import HeteroError
 from hetero.pool.slot import Slot
 

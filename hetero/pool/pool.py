@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetero.cache.folders import sweep_memory
-from hetero.control.directory import BATCHES, EndpointRecord
+from hetero.control.members.directory import BATCHES, EndpointRecord
 from hetero.documents.text import counted
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError, first_line
 from hetero.pool.figures import PoolFigures

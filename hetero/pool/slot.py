@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 
 __all__ = ["Action", "Liveness", "RestartBudget", "Slot", "backoff_s", "is_suspended"]
 

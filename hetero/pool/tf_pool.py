@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
+from hetero.control.members.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.pool.pool import EndpointPool, PoolOptions

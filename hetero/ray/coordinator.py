@@ -33,14 +33,14 @@ from hetero.cluster import ClusterSpec, Role
 from hetero.cluster.spec import InstanceGroup
 from hetero.config import LaunchOptions, Timings
 from hetero.control.hub import Hub
-from hetero.control.joining import Reception
-from hetero.control.membership import Member, Membership
+from hetero.control.members.joining import Reception
+from hetero.control.members.membership import Member, Membership
 from hetero.control.security import token_from_environment
 from hetero.control.status import HostState, HostStatus, RankReport, SessionOptions
 from hetero.errors import ClusterError, HeteroError
 from hetero.launch.control_plane import script_digest, shared_options
-from hetero.launch.metric_lines import log_metrics, progress_metrics
-from hetero.launch.progress import interval_s
+from hetero.launch.reporting.metric_lines import log_metrics, progress_metrics
+from hetero.launch.reporting.progress import interval_s
 from hetero.launch.wanted_hosts import WantedHosts, window_of
 from hetero.system import logs
 from hetero.system.process import SignalWaiter, allow_descriptors, bind_to_parent

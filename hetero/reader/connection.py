@@ -14,7 +14,7 @@ from typing import Any
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
 from hetero.documents.text import printable
 from hetero.endpoint.link import Call, EndpointLink, SentFetch

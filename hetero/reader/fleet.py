@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hetero.batches.fetch import Description
-from hetero.control.directory import Directory
+from hetero.control.members.directory import Directory
 from hetero.control.security import Token
 from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError
 from hetero.reader.attempts import Attempt

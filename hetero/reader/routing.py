@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.reader.connection import ConnectionState, EndpointConnection
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import MAX_HELPERS

@@ -16,7 +16,7 @@ import numpy as np
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.control.directory import Directory
+from hetero.control.members.directory import Directory
 from hetero.control.security import Token, token_memfd
 from hetero.endpoint.endpoint import configure_process
 from hetero.endpoint.options import EndpointOptions

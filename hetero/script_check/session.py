@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hetero.control.directory import Directory
+from hetero.control.members.directory import Directory
 from hetero.control.rank.session import RankSession
 from hetero.control.security import Token, token_memfd
 from hetero.control.status import SessionOptions

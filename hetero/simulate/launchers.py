@@ -23,7 +23,7 @@ from hetero.control.security import TOKEN_FILE_VARIABLE
 from hetero.documents.text import escape_line
 from hetero.errors import ExitCode
 from hetero.launch.failure import stated_code
-from hetero.launch.progress import PROGRESS_MARK, StatusLine
+from hetero.launch.reporting.progress import PROGRESS_MARK, StatusLine
 from hetero.metrics.lines import METRIC_MARK
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay

@@ -26,8 +26,8 @@ from hetero.config import LaunchOptions, to_flags
 from hetero.control import security
 from hetero.errors import ClusterError, ConfigError, PortError
 from hetero.launch.host import WORK_DIR_VARIABLE
-from hetero.launch.profiling import TEXT_FILE_NAME
-from hetero.launch.progress import INTERVAL_VARIABLE, StatusLine
+from hetero.launch.reporting.profiling import TEXT_FILE_NAME
+from hetero.launch.reporting.progress import INTERVAL_VARIABLE, StatusLine
 from hetero.metrics.profile.profile import PROFILE_FILE_NAME
 from hetero.pricing import Catalogue
 from hetero.simulate.launchers import HostCommand, Launchers, SimulatedHost

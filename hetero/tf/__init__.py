@@ -22,8 +22,8 @@ How `from_dataset` works:
 7. The thread that trains reports consumed batches. With a report it measures the data wait, and ends if the job must
    stop. The data set's exceptions are raised in TensorFlow's threads. A loop over the dataset gets the original
    exception. Keras gets a tf.errors.OpError.
-8. In a profile run, `produce` repeats kept batches after some time (`hetero.loaders.profiling`). TensorFlow's threads
-   call the profiler when they take a batch, and the thread that trains calls it when it consumes the batch.
+8. In a profile run, `produce` repeats kept batches after some time (`hetero.loaders.measuring.profiling`). TensorFlow's
+   threads call the profiler when they take a batch, and the thread that trains calls it when it consumes the batch.
 9. The state has the format of hetero.torch, takes less than 1 KiB and is the same on all ranks. Each of the two
    packages loads the other's state.
 

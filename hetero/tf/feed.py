@@ -27,8 +27,8 @@ from hetero.loaders import auditing, remote
 from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.crosscheck import CheckedReader
 from hetero.loaders.local_endpoints import local_endpoints
+from hetero.loaders.measuring.profiling import Kept, LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
-from hetero.loaders.profiling import Kept, LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.reader.fleet import Fleet

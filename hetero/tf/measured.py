@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hetero.control.rank import session as control
-from hetero.loaders.timing import LoaderTiming
+from hetero.loaders.measuring.timing import LoaderTiming
 from hetero.metrics.steps import StepTimer
 from hetero.tf.deliveries import Deliveries, num_samples
 from hetero.tf.iterators import ScriptIterator

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hetero.control.directory import TF_DISPATCHER
+from hetero.control.members.directory import TF_DISPATCHER
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError, EndpointUnavailableError
 from hetero.system.waits import POLL_S

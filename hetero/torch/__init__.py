@@ -3,11 +3,7 @@
     loader.py         `DataLoader`: its arguments, and the attributes that torch's loader has
     checks.py         checks of its arguments
     pipeline.py       what the loader and all its views share: data set, order, position, source of the batches
-    sampler_order.py  the order of a user's sampler, drawn batch by batch without changing the script's generators
-    made_anew.py      a warning about loaders that the script makes in each epoch
-    order_digest.py   whether a user's sampler gives the same order in two epochs
-    own_generators.py what a sampler draws from in one pass
-    rank_orders.py    comparison of seeds and samplers' parts with those of other ranks
+    order/            the order of a user's sampler, and what is wrong with it
     passes.py         one pass over the loader
     local.py          batches made in this process or in torch's workers
     local_dataset.py  the data set that answers the requests there

@@ -27,9 +27,9 @@ from hetero.torch.checks import (
 )
 from hetero.torch.local import WorkerOptions, accelerator_is_available
 from hetero.torch.local_dataset import LocalDataset
+from hetero.torch.order.sampler import SamplerOrder
 from hetero.torch.passes import Pass
 from hetero.torch.pipeline import Pipeline
-from hetero.torch.sampler_order import SamplerOrder
 from hetero.torch.views import (
     BatchSamplerView,
     CollateView,

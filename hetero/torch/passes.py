@@ -20,7 +20,7 @@ from hetero.loaders.checks import check_not_importing
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.torch.lightning_states import is_taken_ahead, load_pending_state
-from hetero.torch.made_anew import warn_of_same_order
+from hetero.torch.order.made_anew import warn_of_same_order
 from hetero.torch.pipeline import Pipeline
 
 __all__ = ["Pass"]

@@ -20,18 +20,18 @@ from hetero.errors import ConfigError
 from hetero.loaders.ahead import Ahead, Batches, EpochRequests
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.kept_batches import max_kept_bytes
+from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
-from hetero.loaders.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
 from hetero.torch.kept_batches import KeptBatches
 from hetero.torch.local import LocalFetcher, WorkerOptions, builds_here
 from hetero.torch.local_dataset import LocalDataset
-from hetero.torch.made_anew import MadeAnew
+from hetero.torch.order.made_anew import MadeAnew
+from hetero.torch.order.ranks import RankOrders
+from hetero.torch.order.sampler import SamplerOrder, torch_permutation
 from hetero.torch.pinned import allocate_pinned
-from hetero.torch.rank_orders import RankOrders
-from hetero.torch.sampler_order import SamplerOrder, torch_permutation
 
 __all__ = ["Pipeline"]
 

@@ -15,9 +15,9 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control import security
 from hetero.control.hub import CONTROL_POLICIES, Hub
-from hetero.control.joined import JoinedHost
-from hetero.control.membership import Member, Membership
-from hetero.control.registrar import REGISTRAR_POLICIES, Registrar
+from hetero.control.members.joined import JoinedHost
+from hetero.control.members.membership import Member, Membership
+from hetero.control.members.registrar import REGISTRAR_POLICIES, Registrar
 from hetero.control.status import HostStatus, SessionOptions
 from hetero.endpoint.endpoint import Endpoint
 from hetero.endpoint.options import EndpointOptions

@@ -18,7 +18,7 @@ from servers import Server
 from unauthenticated_peers import KINDS, UnauthenticatedPeers
 from waiting import wait_for
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.endpoint.endpoint import allow_descriptors
 from hetero.endpoint.link import EndpointLink
 from hetero.wire import channels

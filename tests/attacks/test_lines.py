@@ -19,8 +19,8 @@ from hetero.control.status import (
 )
 from hetero.documents.text import code_span
 from hetero.errors import DatasetError, ExitCode, SampleFailure
-from hetero.launch import progress
 from hetero.launch.failure import failure_text, write_failure
+from hetero.launch.reporting import progress
 from hetero.metrics import StepTimer
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 from hetero.system import logs

@@ -15,7 +15,7 @@ from hetero.control.status import Cause
 from hetero.documents.files import write_text
 from hetero.errors import ClusterError, ConfigError, ExitCode
 from hetero.launch.failure import write_failure
-from hetero.launch.summary import output_folder
+from hetero.launch.reporting.summary import output_folder
 from hetero.pricing import Catalogue
 from hetero.simulate.simulate import SimulatedGroup, simulate
 

@@ -16,9 +16,9 @@ from hetero.decide.canary.conducting import write_report
 from hetero.decide.canary.design import MAX_FRACTION
 from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.decide.canary.model import RULES, SCHEMA_VERSION, CanaryReport, CandidateForecast, Refusal, load_canary
+from hetero.decide.canary.output.text import headline_of
 from hetero.decide.canary.points import CanaryPoint
 from hetero.decide.canary.refusals import check_cache
-from hetero.decide.canary.text import headline_of
 
 
 def line(fraction: float) -> float:

@@ -12,7 +12,7 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control import security
 from hetero.control.hub import Hub
-from hetero.control.membership import Member, Membership
+from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostStatus, SessionOptions
 from hetero.errors import ClusterError
 from hetero.wire.tls import Tls

@@ -7,7 +7,7 @@ from clocks import Clock
 from members import cause, endpoint, status, view
 
 from hetero.config import Timings
-from hetero.control.membership import Membership
+from hetero.control.members.membership import Membership
 from hetero.control.status import Cause, HostState
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 
 
 def record(endpoint_id: str, incarnation: str = "a") -> EndpointRecord:

@@ -13,9 +13,9 @@ from hubs import TOKEN, Names, make_hub, wait_for
 
 from hetero.cluster import Role
 from hetero.control import peer_connection, security
-from hetero.control.directory import EndpointRecord
 from hetero.control.hub import CONTROL_POLICIES, Hub
-from hetero.control.membership import Membership
+from hetero.control.members.directory import EndpointRecord
+from hetero.control.members.membership import Membership
 from hetero.control.status import (
     CONTROL_PROTOCOL,
     Cause,

@@ -12,7 +12,7 @@ from job_certificates import GRPC_NAMES_THE_CHECK, tls
 from hetero.cluster import Role
 from hetero.control import security
 from hetero.control.hub import Hub
-from hetero.control.membership import Membership
+from hetero.control.members.membership import Membership
 from hetero.control.rank.session import RankSession
 from hetero.control.status import HostState
 from hetero.errors import ExitCode, HeteroError

@@ -16,9 +16,9 @@ from hetero.wire import channels  # before grpc, because channels sets grpc's en
 import grpc  # isort: skip
 
 from hetero.cluster import ClusterSpec, parse_cluster
-from hetero.control.joined import JoinedHost
-from hetero.control.joining import JoinRequest, Reception, ask_to_join, request_from_proto
-from hetero.control.registrar import Registrar
+from hetero.control.members.joined import JoinedHost
+from hetero.control.members.joining import JoinRequest, Reception, ask_to_join, request_from_proto
+from hetero.control.members.registrar import Registrar
 from hetero.control.status import CONTROL_PROTOCOL
 from hetero.errors import ClusterError, ConfigError, DisagreementError, ProtocolError
 from hetero.wire.proto import control_pb2 as pb

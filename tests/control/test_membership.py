@@ -11,7 +11,7 @@ from members import MEMBERS, cause, endpoint, status, view
 
 from hetero.cluster import Role
 from hetero.config import Timings
-from hetero.control.membership import Membership
+from hetero.control.members.membership import Membership
 from hetero.control.status import HostState, RankReport, StopPoint
 from hetero.control.stop_points import stop_point
 from hetero.errors import ExitCode
@@ -112,7 +112,7 @@ def test_data_host_silent_for_a_lease_is_dropped_and_comes_back(clock: Clock, ca
     serving = status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),))
     membership.observe(serving)
     assert [record.host for record in membership.endpoints()] == ["algo-1"]
-    with caplog.at_level(logging.INFO, logger="hetero.control.membership"):
+    with caplog.at_level(logging.INFO, logger="hetero.control.members.membership"):
         clock.now_s += Timings().lease_s + 1
         for _ in range(3):
             membership.tick()
@@ -133,7 +133,7 @@ def test_data_host_says_which_trainer_host_it_does_not_hear(clock: Clock, caplog
     membership = view("algo-1", clock)
     membership.observe(status("algo-3", HostState.TRAINING))
     membership.observe(status("algo-4", HostState.DONE))
-    with caplog.at_level(logging.INFO, logger="hetero.control.membership"):
+    with caplog.at_level(logging.INFO, logger="hetero.control.members.membership"):
         clock.now_s += Timings().lease_s + 1
         membership.tick()  # algo-4 is done, and has left
         assert membership.own.failure is None  # it serves on: only the trainer hosts may end the job

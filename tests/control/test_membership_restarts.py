@@ -11,7 +11,7 @@ from members import status
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.causes import is_restartable
-from hetero.control.membership import Member, Membership
+from hetero.control.members.membership import Member, Membership
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.metrics import LoggedMetric

@@ -10,9 +10,9 @@ from members import MEMBERS, cause, endpoint, status, view
 
 from hetero.cluster import Role
 from hetero.config import Timings
-from hetero.control.joined import MAX_JOINED, JoinedHost
-from hetero.control.membership import Member, Membership
-from hetero.control.newcomers import MAX_DEPARTED, Newcomers, Obstacle
+from hetero.control.members.joined import MAX_JOINED, JoinedHost
+from hetero.control.members.membership import Member, Membership
+from hetero.control.members.newcomers import MAX_DEPARTED, Newcomers, Obstacle
 from hetero.control.status import HostState
 from hetero.errors import ExitCode
 

@@ -10,8 +10,8 @@ from clocks import Clock
 from members import cause, endpoint, status, view
 
 from hetero.config import Timings
-from hetero.control.joined import JoinedHost
-from hetero.control.membership import Membership
+from hetero.control.members.joined import JoinedHost
+from hetero.control.members.membership import Membership
 from hetero.control.status import HostState, RankReport
 
 HOSTS = ("algo-1", "algo-2", "algo-3", "algo-4", "new")

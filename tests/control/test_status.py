@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.control.directory import BATCHES, KINDS, EndpointRecord
+from hetero.control.members.directory import BATCHES, KINDS, EndpointRecord
 from hetero.control.metric_series import MAX_HOST_VALUES
 from hetero.control.status import (
     Cause,

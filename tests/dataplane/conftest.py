@@ -25,7 +25,7 @@ from waiting import wait_for
 from hetero.batches.fetch import fetch
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
 from hetero.endpoint.delivery import Delivery
 from hetero.endpoint.link import EndpointLink

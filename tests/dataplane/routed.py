@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.reader.connection import EndpointConnection
 from hetero.reader.routing import ConnectionTable, Router
 from hetero.spec import DatasetSpec

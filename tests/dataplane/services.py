@@ -8,7 +8,7 @@ from typing import Any
 
 from deliveries import TCP
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.endpoint.compute import Compute
 from hetero.endpoint.link import Call, EndpointLink
 from hetero.endpoint.replies import Reply

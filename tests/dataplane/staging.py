@@ -12,7 +12,7 @@ import pytest
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.reader.connection import EndpointConnection, Fetched
 from hetero.reader.fleet import Fleet
 from hetero.reader.reader import Reader

@@ -15,7 +15,7 @@ import pytest
 from calls import Measured
 from chaos_proxy import Chaos, ChaosProxy, Faults, Way
 
-from hetero.control.directory import Directory
+from hetero.control.members.directory import Directory
 from hetero.errors import ExitCode, ProtocolError
 from hetero.reader.fleet import Fleet
 from hetero.reader.reader import Reader

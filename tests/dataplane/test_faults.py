@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from listening import Listener
 
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.errors import BatchTimeoutError, DataPlaneError, EndpointUnavailableError, ExitCode, ProtocolError
 from hetero.reader.fleet import Fleet
 from hetero.reader.reader import Reader

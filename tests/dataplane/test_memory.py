@@ -42,7 +42,7 @@ TRAINER = '''
 
     from hetero.batches.indexed import IndexedWork
     from hetero.batches.request import BatchRequest
-    from hetero.control.directory import Directory, EndpointRecord
+    from hetero.control.members.directory import Directory, EndpointRecord
     from hetero.control.security import load_token
     from hetero.spec import DatasetSpec
     from hetero.reader.fleet import Fleet

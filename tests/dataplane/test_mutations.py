@@ -19,7 +19,7 @@ from ends import connect
 from seeds import BATCHES, answer, seeds
 from waiting import wait_for
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.control.security import proof_of_rank
 from hetero.endpoint.link import EndpointLink
 from hetero.errors import DatasetError, ProtocolError

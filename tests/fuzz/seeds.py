@@ -11,7 +11,7 @@ import numpy as np
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint, status_to_proto
 from hetero.errors import ExitCode, SampleFailure
 from hetero.spec import DatasetSpec

@@ -8,7 +8,7 @@ import re
 import pytest
 from harness import TORCH_CHAIN, Job, StartJob, data
 
-from hetero.launch.progress import PROGRESS_MARK, parse
+from hetero.launch.reporting.progress import PROGRESS_MARK, parse
 from hetero.metrics.lines import METRIC_NAMES
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 

@@ -17,7 +17,7 @@ import pytest
 from harness import CHAIN, Job, StartJob, wait_gone
 
 from hetero.config import Timings
-from hetero.control.membership import Membership
+from hetero.control.members.membership import Membership
 
 SCRIPT = CHAIN.with_name("checkpointed.py")
 DATA = "data_group=ml.c5.9xlarge:1"

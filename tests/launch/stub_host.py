@@ -11,7 +11,7 @@ from typing import Any
 
 from hetero.cluster import Role
 from hetero.config import Timings
-from hetero.control.membership import Member, Membership
+from hetero.control.members.membership import Member, Membership
 from hetero.control.status import Cause, HostState, HostStatus
 from hetero.launch.data_services import Servers
 from hetero.launch.ranks.ranks import AgentStarter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetero.control.status import RankReport
-from hetero.launch.profiling import ProgressLines, progress_text
+from hetero.launch.reporting.profiling import ProgressLines, progress_text
 from hetero.metrics.profile.parts import RankPart
 
 

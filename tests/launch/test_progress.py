@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.control.status import HostStatus, RankReport
-from hetero.launch.progress import Pace, Progress, StatusLine, bar_line, describe, measure, parse
+from hetero.launch.reporting.progress import Pace, Progress, StatusLine, bar_line, describe, measure, parse
 from hetero.metrics.steps import StepSummary, StepTimer
 
 

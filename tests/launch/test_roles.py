@@ -11,7 +11,7 @@ import pytest
 from stub_host import FailedError, StubHost
 
 from hetero.cluster import Role
-from hetero.control.membership import Member
+from hetero.control.members.membership import Member
 from hetero.control.status import HostState, RankReport
 from hetero.launch import roles
 from hetero.launch.data_services import Servers

@@ -11,7 +11,7 @@ from hetero.config import LaunchOptions
 from hetero.control.status import HostStatus
 from hetero.errors import ExitCode
 from hetero.launch import placement
-from hetero.launch.summary import run_facts
+from hetero.launch.reporting.summary import run_facts
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.control.status import HostStatus
-from hetero.launch.timeline import Timeline
+from hetero.launch.reporting.timeline import Timeline
 from hetero.report.model import MAX_EVENTS
 
 STATUS = HostStatus(host="algo-1", incarnation="i", version="1", script_digest="d")

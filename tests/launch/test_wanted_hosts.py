@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.control.status import HostStatus, RankReport
 from hetero.launch.wanted_hosts import BATCHES_COUNTER, BUSY_COUNTER, WantedHosts, Window, window_of
 from hetero.metrics.steps import StepSummary

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hetero.loaders.phases import ENOUGH_S, ENOUGH_STEPS, EXCLUDED_STEPS, Phase, Phases
+from hetero.loaders.measuring.phases import ENOUGH_S, ENOUGH_STEPS, EXCLUDED_STEPS, Phase, Phases
 from hetero.metrics.profile.parts import MIN_STEPS
 
 

@@ -13,9 +13,9 @@ from hetero.batches.failures import dataset_error
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.errors import DatasetError
-from hetero.loaders import profiling
-from hetero.loaders.phases import ENOUGH_STEPS, EXCLUDED_STEPS, Phase
-from hetero.loaders.profiling import LoaderProfiler, ProfiledBatches
+from hetero.loaders.measuring import profiling
+from hetero.loaders.measuring.phases import ENOUGH_STEPS, EXCLUDED_STEPS, Phase
+from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches
 from hetero.metrics.profile.parts import RankPart
 from hetero.metrics.steps import StepTimer
 from hetero.spec import DatasetSpec

@@ -9,7 +9,7 @@ import pytest
 from hetero.config import LaunchOptions
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
-from hetero.loaders.timing import LoaderTiming
+from hetero.loaders.measuring.timing import LoaderTiming
 
 
 def test_loader_without_launcher_leaves_out_as_many_steps_as_a_job(monkeypatch: pytest.MonkeyPatch) -> None:

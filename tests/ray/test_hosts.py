@@ -87,7 +87,7 @@ def test_platform_of_the_command_line_is_used_instead_of_ray(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HETERO_PLATFORM", "ray")
-    monkeypatch.setattr("hetero.cli.launch.bind_to_parent", lambda: None)
+    monkeypatch.setattr("hetero.cli.commands.launch.bind_to_parent", lambda: None)
     cli.main(["launch", "--platform", "volcano", "train.py"])
     found = capfd.readouterr().err
     assert "volcano" in found.lower()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from study_reports import CLUSTERS, PRICED, plan_of, study_of
 
-from hetero.decide.studies.constraints import derive
+from hetero.decide.studies.cells.constraints import derive
 from hetero.decide.studies.runs import Level
 from hetero.errors import ConfigError
 

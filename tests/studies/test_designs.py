@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hetero.decide.studies.designs import correlations, rows_of
+from hetero.decide.studies.cells.designs import correlations, rows_of
 from hetero.decide.studies.study_file import Design, Factor
 from hetero.errors import ConfigError
 

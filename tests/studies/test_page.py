@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from study_reports import CLUSTERS, plan_of, report_of, result_of
 
-from hetero.decide.studies import page, plots
-from hetero.decide.studies.page import study_page
+from hetero.decide.studies.output import page, plots
+from hetero.decide.studies.output.page import study_page
+from hetero.decide.studies.output.plots import Results
+from hetero.decide.studies.output.table import rows
 from hetero.decide.studies.plan import StudyPlan
-from hetero.decide.studies.plots import Results
 from hetero.decide.studies.runs import PlannedRun, RunResult
 from hetero.decide.studies.study_file import Metric
-from hetero.decide.studies.table import rows
 from hetero.documents.findings import Finding
 from hetero.documents.text import html_text
 from hetero.metrics.logged import LoggedMetric

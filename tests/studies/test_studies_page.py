@@ -15,9 +15,9 @@ from hetero.config import LaunchOptions
 from hetero.config.flags import flag_of
 from hetero.control.metric_series import MAX_HOST_VALUES
 from hetero.decide.studies.checks import CHECKS, check_study
+from hetero.decide.studies.output.table import rows
 from hetero.decide.studies.plan import catalogue_of, plan_study
 from hetero.decide.studies.study_file import _OF_SETTINGS, _OF_STUDY, MAX_RUNS, RESERVED, Metric, parse_study
-from hetero.decide.studies.table import rows
 from hetero.metrics.logged import MAX_NAMES, MAX_VALUES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")

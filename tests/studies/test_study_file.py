@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from study_reports import SOURCE, plan_of, report_of, result_of, small_runs, study_of
 
+from hetero.decide.studies.output.table import rows
 from hetero.decide.studies.study_file import RESERVED, read_study
-from hetero.decide.studies.table import rows
 from hetero.errors import ConfigError
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from study_reports import report_of, result_of, small_runs
 
+from hetero.decide.studies.output.table import _column, communication_ratio, csv_text, rows, write_parquet
 from hetero.decide.studies.runs import RunResult
 from hetero.decide.studies.study_file import Metric
-from hetero.decide.studies.table import _column, communication_ratio, csv_text, rows, write_parquet
 from hetero.metrics.logged import LoggedMetric
 
 

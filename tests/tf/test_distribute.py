@@ -16,7 +16,7 @@ from service_jobs import Job, dispatcher_record
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 import hetero.tf  # noqa: E402
-from hetero.control.directory import Directory  # noqa: E402
+from hetero.control.members.directory import Directory  # noqa: E402
 from hetero.errors import ConfigError, EndpointUnavailableError  # noqa: E402
 from hetero.tf import served  # noqa: E402
 from hetero.tf.measured import MeasuredDataset  # noqa: E402

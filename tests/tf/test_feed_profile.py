@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from plain_feed import PlainFeed, epochs
 
-from hetero.loaders import phases, profiling
+from hetero.loaders.measuring import phases, profiling
 from hetero.metrics.profile.parts import RankPart
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hetero.control.directory import Directory
+from hetero.control.members.directory import Directory
 from hetero.control.security import Token, write_token
 from hetero.endpoint.options import EndpointOptions
 from hetero.loaders import remote

@@ -432,7 +432,7 @@ def test_loaders_side_by_side_with_the_same_order_are_said_unless_the_script_cho
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hetero.torch.made_anew._warned", set())
+    monkeypatch.setattr("hetero.torch.order.made_anew._warned", set())
     one, other = (
         DataLoader(list(range(12)), batch_size=4, name=name, **{"shuffle": True, **more})
         for name, more in (("one", options), ("other", others))

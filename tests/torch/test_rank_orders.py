@@ -16,7 +16,8 @@ import torch.distributed
 from loaders import loader_test_noisy
 
 from hetero.errors import DatasetMismatchError
-from hetero.torch import DataLoader, rank_orders
+from hetero.torch import DataLoader
+from hetero.torch.order import ranks as rank_orders
 
 WORLD_SIZE = 3
 

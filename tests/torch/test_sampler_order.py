@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from hetero.batches.indices import as_indices
 from hetero.loaders.state import Start
-from hetero.torch.sampler_order import OccurrenceCounter, SamplerOrder
+from hetero.torch.order.sampler import OccurrenceCounter, SamplerOrder
 
 
 def order_of(sampler: Any, *, is_batch_sampler: bool = False, batch_size: int = 4, seed: int = 0) -> SamplerOrder:

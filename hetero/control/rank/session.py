@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from hetero.control import security
-from hetero.control.directory import BATCHES, Directory, EndpointRecord
 from hetero.control.launcher_link import LauncherLink
+from hetero.control.members.directory import BATCHES, Directory, EndpointRecord
 from hetero.control.rank.alone import EXIT_SIGTERM, end_if_requested, record_requests
 from hetero.control.rank.callbacks import CallbackFailure, run_callbacks
 from hetero.control.rank.stopping import LateStop

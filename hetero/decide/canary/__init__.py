@@ -18,9 +18,7 @@ refusals.py      the reasons to refuse a forecast
 suggestions.py   what more canaries would tell
 comparison.py    which candidate is the cheapest
 model.py         the result, ``canary.json``
-text.py          the result as text
-page.py          the result as a page
-plots.py         its plots, drawn by matplotlib
+output/          shows the result
 
 `line`, `square`, `forecast`, `refusals`, `suggestions` and `comparison` are pure. They know points, not hetero's jobs.
 `hetero.sagemaker.canary` therefore uses them for jobs of any algorithm. `hetero.launch.ranks.observed` observes the

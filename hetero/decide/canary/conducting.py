@@ -26,9 +26,9 @@ from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.decide.canary.identity import identity_of
 from hetero.decide.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport, CandidateForecast
 from hetero.decide.canary.observations import point_of, read_observed
-from hetero.decide.canary.page import PAGE_FILE_NAME, canary_page
+from hetero.decide.canary.output.page import PAGE_FILE_NAME, canary_page
+from hetero.decide.canary.output.text import canary_text
 from hetero.decide.canary.points import CanaryPoint
-from hetero.decide.canary.text import canary_text
 from hetero.decide.studies.conduct import Progress, conduct, read_results
 from hetero.decide.studies.runs import FAILED, STOPPED, Billing, Executor, PlannedRun, RunResult
 from hetero.decide.studies.study_file import PRICE_OPTIONS, Budget

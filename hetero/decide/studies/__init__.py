@@ -8,9 +8,8 @@
 
 study_file.py   reads STUDY.yaml (`Study`)
 file_values.py  reads single values of the file
-constraints.py  derives the quantities of each cell, such as epochs from a fixed number of steps
+cells/          the combinations of levels that a study runs
 placeholders.py replaces {name} in texts by levels and quantities
-designs.py      which combinations of levels run, and the correlations between factors
 plan.py         the runs with their arguments and their order (`StudyPlan`)
 checks.py       mistakes that the plan shows (ST-01 to ST-11)
 runs.py         a run before and after it (`PlannedRun`, `RunResult`), and the interface `Executor`
@@ -19,9 +18,7 @@ child_job.py    the processes of one run, and their output
 conduct.py      executes the runs that are left, within the budget
 ledger.py       ``runs.jsonl``, which lets a killed study go on
 statistics.py   intervals, time to quality, quality after time
-table.py        results as rows, CSV and Parquet
-plots.py        the plots, drawn by matplotlib
-page.py         the page with plots and tables
+output/         shows the results
 study.py        a study from its file to its results
 
 `hetero.sagemaker.study_executor` executes runs on SageMaker. The main thread plans, decides and writes the ledger.

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hetero.decide.studies.constraints import Cell, num_ranks, trainer_groups
+from hetero.decide.studies.cells.constraints import Cell, num_ranks, trainer_groups
 from hetero.decide.studies.placeholders import level_text, placeholders
 from hetero.decide.studies.plan import StudyPlan
 from hetero.decide.studies.study_file import Settings, Study

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetero.config import LaunchOptions
-from hetero.decide.studies.constraints import Cell, derive
-from hetero.decide.studies.designs import Correlations, correlations, rows_of
+from hetero.decide.studies.cells.constraints import Cell, derive
+from hetero.decide.studies.cells.designs import Correlations, correlations, rows_of
 from hetero.decide.studies.placeholders import filled, level_text
 from hetero.decide.studies.runs import Level, PlannedRun
 from hetero.decide.studies.study_file import MAX_RUNS, Study

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from hetero.cluster import slug
+from hetero.decide.studies.cells.constraints import Cell
 from hetero.decide.studies.checks import CHECKS, check_study
 from hetero.decide.studies.conduct import Progress, conduct, read_results
-from hetero.decide.studies.constraints import Cell
 from hetero.decide.studies.executors import LaunchExecutor, SimulateExecutor, check_groups, groups_of, read_cluster
 from hetero.decide.studies.file_values import whole_of
 from hetero.decide.studies.ledger import LEDGER_FILE_NAME, digest_of_script
-from hetero.decide.studies.page import PAGE_FILE_NAME, cell_table, correlation_text, notes, study_page
+from hetero.decide.studies.output.page import PAGE_FILE_NAME, cell_table, correlation_text, notes, study_page
+from hetero.decide.studies.output.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet
 from hetero.decide.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
 from hetero.decide.studies.runs import FAILED, STOPPED, Executor, PlannedRun, RunResult
 from hetero.decide.studies.study_file import MAX_RUNS, Settings, Study, read_study
-from hetero.decide.studies.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet
 from hetero.documents.files import write_text
 from hetero.documents.findings import ERROR, Finding
 from hetero.documents.text import counted

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hetero.cluster import Role
-from hetero.control.directory import BATCHES
-from hetero.control.membership import Membership
+from hetero.control.members.directory import BATCHES
+from hetero.control.members.membership import Membership
 from hetero.control.status import HostStatus, RankReport
 from hetero.launch.auto_endpoints.controller import Controller
 from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision

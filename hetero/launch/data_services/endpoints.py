@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.config.options import AUTO
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.endpoint.options import EndpointOptions
 from hetero.launch.data_services.service import DataService, HostFacts, Servers
 from hetero.pool.pool import EndpointPool, PoolOptions

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hetero.cluster import ClusterSpec
 from hetero.config import LaunchOptions, Timings
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.control.status import Cause, RankReport
 from hetero.pool.pool import EndpointPool
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hetero.cluster import ClusterSpec
 from hetero.config import LaunchOptions, Timings
-from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
+from hetero.control.members.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.control.status import Cause, RankReport
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ExitCode

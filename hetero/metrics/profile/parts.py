@@ -27,7 +27,7 @@ MIN_STEPS = 10
 """Fewest measured steps with which a step time is a figure. If steps vary by 30 %, the mean of ten has an error of
 10 %."""
 PHASES = ("warm-up", "as it runs", "headspace", "done")
-"""The phases of a profile run in a rank, in order. See `hetero.loaders.phases`."""
+"""The phases of a profile run in a rank, in order. See `hetero.loaders.measuring.phases`."""
 MAX_VALUES = 256
 """Limit of the values of one distribution that a rank sends, because a heartbeat carries those of all ranks."""
 MAX_INDICES = 2048

@@ -12,9 +12,9 @@ from freed_memory import LIVE_THREADS, MAX_FAULTS_IF_REUSED, needs_glibc, page_f
 from hubs import TOKEN, wait_for
 
 from hetero.control import security
-from hetero.control.directory import TF_DISPATCHER, EndpointRecord
 from hetero.control.hub import Hub
-from hetero.control.membership import Membership
+from hetero.control.members.directory import TF_DISPATCHER, EndpointRecord
+from hetero.control.members.membership import Membership
 from hetero.control.rank.callbacks import CallbackFailure
 from hetero.control.rank.session import RankSession
 from hetero.control.status import (

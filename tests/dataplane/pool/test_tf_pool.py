@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
+from hetero.control.members.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode
 from hetero.pool.tf_pool import ServiceOptions, ServicePool, _Servers

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from calls import fault_of
 
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.reader.connection import EndpointConnection
 from hetero.reader.consistency import ServedDataset
 from hetero.reader.fleet import Fleet

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hetero.batches.fetch import Description
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.errors import DatasetError, DatasetMismatchError, ExitCode, ProtocolMismatchError, SampleFailure
 from hetero.reader.connection import ConnectionState, EndpointConnection
 from hetero.reader.consistency import ServedDataset

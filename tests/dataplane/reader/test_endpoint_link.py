@@ -11,7 +11,7 @@ import pytest
 from calls import fault_of, in_thread
 from services import Endpoint, echo, fetch
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.endpoint import link as link_module
 from hetero.endpoint.link import EndpointLink
 from hetero.endpoint.replies import Reply

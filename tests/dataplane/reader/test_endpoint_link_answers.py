@@ -12,7 +12,7 @@ CHILD = """
 from concurrent.futures import ThreadPoolExecutor
 
 from google.protobuf.internal import api_implementation
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.wire.faults import CallFailedError
 from hetero.endpoint.link import EndpointLink
 from hetero.wire import channels

@@ -12,7 +12,7 @@ from staging import Stage
 
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.errors import HeteroError, ProtocolError
 from hetero.reader.connection import EndpointConnection, Fetched
 from hetero.reader.consistency import ServedDataset

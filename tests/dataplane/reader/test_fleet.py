@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetero.batches.fetch import Description
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.errors import DatasetMismatchError, EndpointUnavailableError, ExitCode, HeteroError, ProtocolMismatchError
 from hetero.reader.connection import ConnectionState, EndpointConnection
 from hetero.reader.consistency import ServedDataset

@@ -15,7 +15,7 @@ from calls import Asked, Measured, in_thread
 
 from hetero.batches.request import BatchRequest
 from hetero.config import Timings
-from hetero.control.directory import Directory
+from hetero.control.members.directory import Directory
 from hetero.errors import EndpointUnavailableError, ExitCode
 from hetero.reader.connection import ConnectionState
 from hetero.reader.reader import Reader

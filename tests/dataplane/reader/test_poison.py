@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from staging import Stage
 
-from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.errors import DatasetError, EndpointUnavailableError, ExitCode
 from hetero.reader.attempts import PoisonDetector
 from hetero.reader.connection import EndpointConnection

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.reader.connection import EndpointConnection
 from hetero.reader.consistency import ServedDataset
 from hetero.reader.window import Arrived, Window, WindowGrowth

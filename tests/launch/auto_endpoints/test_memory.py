@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.members.directory import EndpointRecord
 from hetero.control.status import HostStatus
 from hetero.launch.auto_endpoints.memory import HostMemory, limit_of, size_on_data_hosts
 from hetero.metrics.hosts import HostReading, HostSampler

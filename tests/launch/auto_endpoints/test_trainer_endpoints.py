@@ -10,8 +10,8 @@ import pytest
 
 from hetero.cluster import Role
 from hetero.config import Timings
-from hetero.control.directory import EndpointRecord
-from hetero.control.membership import Member, Membership
+from hetero.control.members.directory import EndpointRecord
+from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostStatus, RankReport, StepTimes
 from hetero.launch.auto_endpoints.memory import HostMemory
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints

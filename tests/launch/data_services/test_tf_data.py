@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hetero.config import LaunchOptions, Timings
-from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
+from hetero.control.members.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.control.status import RankReport
 from hetero.launch.data_services import Servers, find_service
 from hetero.launch.data_services.tf_data import TfDataWatch

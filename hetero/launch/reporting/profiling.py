@@ -27,7 +27,7 @@ from hetero.control.status import HostState, HostStatus, RankReport
 from hetero.documents.files import write_text
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode, HeteroError, first_line
-from hetero.launch.summary import run_facts, simulated_parts
+from hetero.launch.reporting.summary import run_facts, simulated_parts
 from hetero.metrics.profile.assembly import JobFacts, assemble_profile, check_ranks
 from hetero.metrics.profile.parts import PHASES, HostPart, RankPart
 from hetero.metrics.profile.profile import PROFILE_FILE_NAME, write_profile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero.control.membership import Membership
+from hetero.control.members.membership import Membership
 from hetero.control.status import HostStatus
 from hetero.report.model import MAX_EVENTS, TimedEvent
 

@@ -17,7 +17,7 @@ from typing import TextIO
 from hetero.control.status import HostStatus, RankReport
 from hetero.documents.text import counted
 from hetero.errors import ConfigError
-from hetero.launch.summaries import named_summaries
+from hetero.launch.reporting.summaries import named_summaries
 from hetero.metrics.steps import StepSummary
 
 __all__ = [

@@ -20,8 +20,8 @@ import grpc  # isort: skip
 
 from hetero.cluster import natural_key
 from hetero.control import security
-from hetero.control.joined import JoinedHost
-from hetero.control.joining import request_from_proto
+from hetero.control.members.joined import JoinedHost
+from hetero.control.members.joining import request_from_proto
 from hetero.errors import ClusterError, ExitCode, HeteroError
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb

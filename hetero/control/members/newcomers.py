@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hetero.control.joined import MAX_JOINED, JoinedHost
+from hetero.control.members.joined import MAX_JOINED, JoinedHost
 from hetero.control.status import HostStatus
 from hetero.errors import ExitCode
 

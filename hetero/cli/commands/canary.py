@@ -145,7 +145,7 @@ def _execute(namespace: argparse.Namespace) -> int:
     from hetero.decide.canary.design import CanaryRequest, parse_fractions
     from hetero.decide.canary.forecast import ForecastOptions
     from hetero.decide.canary.model import RULES
-    from hetero.decide.canary.text import canary_text
+    from hetero.decide.canary.output.text import canary_text
     from hetero.decide.studies.executors import SimulateExecutor
     from hetero.decide.studies.plan import catalogue_of
     from hetero.decide.studies.study import progress_text

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetero.control.status import HostStatus
-from hetero.launch.summaries import longest_summary
+from hetero.launch.reporting.summaries import longest_summary
 from hetero.launch.wanted_hosts import Estimate
 from hetero.metrics.figures import Figure
 from hetero.metrics.lines import metric_text

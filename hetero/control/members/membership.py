@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.causes import is_restartable, root_of
-from hetero.control.joined import JoinedHost
-from hetero.control.past_ranks import PastRanks
+from hetero.control.members.joined import JoinedHost
+from hetero.control.members.past_ranks import PastRanks
+from hetero.control.members.roster import ENDED, LEAVING, Roster
 from hetero.control.peers import Member, Peer, differences
-from hetero.control.roster import ENDED, LEAVING, Roster
 from hetero.control.status import Cause, HostState, HostStatus, RankReport
 from hetero.control.stop_points import stop_point
 from hetero.errors import ExitCode

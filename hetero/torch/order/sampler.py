@@ -21,9 +21,9 @@ from hetero.loaders.pipeline import is_checked
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.spec import Index
-from hetero.torch.order_digest import OrderDigest
-from hetero.torch.own_generators import OwnGenerators, draw_key
-from hetero.torch.rank_orders import MAX_INDICES, Drawn
+from hetero.torch.order.digest import OrderDigest
+from hetero.torch.order.own_generators import OwnGenerators, draw_key
+from hetero.torch.order.ranks import MAX_INDICES, Drawn
 
 __all__ = ["OccurrenceCounter", "SamplerOrder", "torch_permutation"]
 

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetero.decide.pages.page import html_page, notice_html, plots_html, table_html
-from hetero.decide.studies.placeholders import placeholders
-from hetero.decide.studies.plan import StudyPlan
-from hetero.decide.studies.plots import (
+from hetero.decide.studies.output.plots import (
     Results,
     communication_plot,
     correlation_plot,
@@ -20,10 +18,12 @@ from hetero.decide.studies.plots import (
     quality_plot,
     scaling_plot,
 )
+from hetero.decide.studies.output.table import Row, by_levels
+from hetero.decide.studies.placeholders import placeholders
+from hetero.decide.studies.plan import StudyPlan
 from hetero.decide.studies.runs import FAILED, FINISHED, Level, RunResult
 from hetero.decide.studies.statistics import Interval, interval_of, series_of, time_to_quality
 from hetero.decide.studies.study_file import Factor, Metric, Settings, Study
-from hetero.decide.studies.table import Row, by_levels
 from hetero.documents.findings import Finding
 from hetero.documents.text import counted, html_text
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN
@@ -50,7 +50,7 @@ def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Ro
     Args:
         plan: The study with its runs.
         results: Results of the runs that ended.
-        table: Rows of these results, see `hetero.decide.studies.table.rows`.
+        table: Rows of these results, see `hetero.decide.studies.output.table.rows`.
         findings: What the checks found.
     """
     study = plan.study

@@ -16,8 +16,8 @@ import grpc  # isort: skip
 
 from hetero.cluster import ClusterSpec, Role
 from hetero.control import security
-from hetero.control.joined import JoinedHost, check_address
-from hetero.control.newcomers import Obstacle
+from hetero.control.members.joined import JoinedHost, check_address
+from hetero.control.members.newcomers import Obstacle
 from hetero.control.peers import differences
 from hetero.control.status import CONTROL_PROTOCOL, OPTIONS, HostStatus
 from hetero.documents.text import escape_line, one_line

@@ -21,8 +21,8 @@ from hetero.documents.files import write_text
 from hetero.documents.text import code_span
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.data_services import find_service
-from hetero.launch.metric_lines import log_metrics, result_metrics
 from hetero.launch.placement import Placement
+from hetero.launch.reporting.metric_lines import log_metrics, result_metrics
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric, thinned
 from hetero.metrics.steps import StepSummary

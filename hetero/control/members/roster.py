@@ -1,6 +1,6 @@
 """The hosts of a job, and what each has reported, as one host knows them. Pure.
 
-`hetero.control.membership` feeds it with messages and decides.
+`hetero.control.members.membership` feeds it with messages and decides.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hetero.cluster import Role
 from hetero.config import Timings
-from hetero.control.directory import EndpointRecord
-from hetero.control.joined import MAX_JOINED, JoinedHost
-from hetero.control.newcomers import Newcomers, Obstacle
+from hetero.control.members.directory import EndpointRecord
+from hetero.control.members.joined import MAX_JOINED, JoinedHost
+from hetero.control.members.newcomers import Newcomers, Obstacle
 from hetero.control.peers import Member, Peer
 from hetero.control.status import HostState, HostStatus
 from hetero.errors import ExitCode

@@ -22,7 +22,7 @@ from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.control.rank.session import RankSession
 from hetero.errors import DatasetError
 from hetero.loaders.ahead import Batches
-from hetero.loaders.phases import Phase, Phases
+from hetero.loaders.measuring.phases import Phase, Phases
 from hetero.loaders.pipeline import LoaderPipeline
 from hetero.metrics.hosts import Gpus
 from hetero.metrics.profile.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, MIN_STEPS, Contents, RankPart, SampledWork

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.decide.pages.drawing import PALETTE, QUIET, Plot, legend, new_axes, plain_ticks, svg_of
 from hetero.decide.pages.front import pareto_front
-from hetero.decide.studies.designs import Correlations
+from hetero.decide.studies.cells.designs import Correlations
+from hetero.decide.studies.output.table import communication_ratio
 from hetero.decide.studies.runs import FINISHED, Level, RunResult
 from hetero.decide.studies.statistics import interval_of, series_of
 from hetero.decide.studies.study_file import Metric
-from hetero.decide.studies.table import communication_ratio
 from hetero.documents.text import counted
 
 if TYPE_CHECKING:

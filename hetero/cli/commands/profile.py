@@ -105,7 +105,7 @@ def _check_type(instance_type: str, options: config.LaunchOptions) -> None:
 
 def _version(folder: Path) -> tuple[int, int] | None:
     """Return what changes when a profile run writes its page into a folder. None without a page."""
-    from hetero.launch.profiling import TEXT_FILE_NAME
+    from hetero.launch.reporting.profiling import TEXT_FILE_NAME
 
     try:
         status = (folder / TEXT_FILE_NAME).stat()
@@ -117,7 +117,7 @@ def _version(folder: Path) -> tuple[int, int] | None:
 @contextlib.contextmanager
 def shown_page(folder: Path) -> Iterator[None]:
     """Print the page that a profile run writes into a folder. If it writes none, name the profile of an earlier run."""
-    from hetero.launch.profiling import TEXT_FILE_NAME
+    from hetero.launch.reporting.profiling import TEXT_FILE_NAME
     from hetero.metrics.profile.profile import PROFILE_FILE_NAME
 
     earlier = _version(folder)

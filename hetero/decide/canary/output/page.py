@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hetero.decide.canary.model import CanaryReport, CandidateForecast
-from hetero.decide.canary.plots import draws_of
-from hetero.decide.canary.text import FIGURE_HEADER, SUMMARY_HEADER, figure_rows, headline_of, summary_rows
+from hetero.decide.canary.output.plots import draws_of
+from hetero.decide.canary.output.text import FIGURE_HEADER, SUMMARY_HEADER, figure_rows, headline_of, summary_rows
 from hetero.decide.pages.page import html_page, plots_html, table_html
 from hetero.documents.text import html_text, shortened
 

@@ -1,0 +1,1 @@
+"""The commands of ``hetero``, one module each. Its ``add`` adds the parser."""
