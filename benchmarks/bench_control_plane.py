@@ -165,7 +165,7 @@ def status_of(host: str, revision: int = 1) -> HostStatus:
 
 
 def cost_of_messages_s(hosts: Sequence[str]) -> float:
-    """Return the CPU seconds of making the peers' heartbeats once, which is no work of the measured host."""
+    """Return the CPU seconds of making the peers' heartbeats once, which the measured host does not do."""
     begin_s = cpu_s()
     for host in hosts:
         status_to_proto(status_of(host, revision=7)).ByteSize()
@@ -232,7 +232,7 @@ def render(rows: Sequence[dict[str, Any]], grpc_s: float) -> str:
 
 
 class _NoContext:
-    """A call that nobody aborts."""
+    """A call that is not aborted."""
 
     def abort(self, code: object, details: str) -> None:
         """Fail."""

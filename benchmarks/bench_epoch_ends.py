@@ -3,7 +3,7 @@
 Question: the first batches of an epoch are requested while the epoch before ends. Does the loop still wait for them?
 
 Method: six pipelines (`pipelines/`), two preprocessing processes. Each row trains epochs of 24 batches, and validates
-with 8 batches after each. A step waits 1.5 times as long as the processes need for a batch, so they keep up in the
+with 8 batches after each. A step waits 1.5 times the processes' time for a batch, so they keep up in the
 middle of an epoch. Each step of the validation takes half of that. The figure is the longest wait for the first batch
 of an epoch, and of a validation pass, over the step time. The first epoch and the first validation do not count.
 

@@ -2,7 +2,7 @@
 
 Question: one endpoint computes a whole batch. When do the first ones of a pass arrive, and the later ones?
 
-Method: eight endpoints, each presented as a host of its own. A batch has 128 samples of 30 ms, which wait instead of
+Method: eight endpoints, each presented as one host. A batch has 128 samples of 30 ms, which wait instead of
 computing: 3.8 s on one endpoint. Each run begins a long pass of a data set that the endpoints have built, and ends when
 32 batches have arrived. The later batches are those from the 17th to the 32nd. Their mean time of arrival counts,
 because batches arrive eight at a time. One loop takes batches as fast as they come. The other one needs 0.6 s per

@@ -33,7 +33,7 @@ SETTLE_S = 10.0
 """Longest wait until the buffers of the stalled transport are full."""
 SAMPLE_S = 0.1
 NUM_STEADY = 5
-"""Samples in a row without growth after which they are full."""
+"""They are full after this number of samples in a row without growth."""
 STEADY_BYTES = 2**20
 ALLOWANCE_MB = 64
 DRIFT_MB = 8

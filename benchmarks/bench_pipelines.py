@@ -192,7 +192,7 @@ def is_ahead(rows: Sequence[Row]) -> bool:
 def overheads(rows: Sequence[Row]) -> dict[str, float]:
     """Return each competitor's CPU-s/GB on both sides, less what computing alone takes: the median over the rounds.
 
-    tf decodes with operators of its own, so its overhead cannot be told from its decoding.
+    tf has other operators that decode, so its overhead cannot be told from its decoding.
     """
     alone = next(row for row in rows if row.trial.competitor == "alone")
     found = {}

@@ -30,7 +30,7 @@ class Job:
     scaled: str = ""
     """Argument whose number the short form scales."""
     refused_by: tuple[str, ...] = ()
-    """Rules of which one must refuse the time, because no line can hold. Empty for jobs that a line can forecast."""
+    """Rules. One of them must refuse the time, because no line can hold. Empty for jobs that a line can forecast."""
     groups: tuple[str, ...] = ("trainer=ml.m5.large:1",)
 
     @property

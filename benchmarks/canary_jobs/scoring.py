@@ -1,4 +1,4 @@
-"""Compares forecasts with what the whole jobs did. Pure."""
+"""Compares forecasts with whole jobs. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 ENOUGH = 0.15
-"""Half-width of the interval at which `frugal` begins no more runs."""
+"""`frugal` begins no more runs from this half-width of the interval on."""
 LIMITS = (0.7, 0.85, 1.15, 1.3)
 """Memory limits that the forecasts are judged by, as shares of the whole's actual peak."""
 

@@ -79,7 +79,7 @@ def hosts(config: Mapping[str, Any]) -> Iterator[list[str]]:
     """Serve a script's data sets from several pools. Yield the paths of the files with their endpoints' records.
 
     Args:
-        config: As for `endpoints`, and ``variables``: environment variables of each host, as many as there are hosts.
+        config: As for `endpoints`, and ``variables``: environment variables of each host, one entry per host.
     """
     chosen = dict(config)
     with contextlib.ExitStack() as stack:

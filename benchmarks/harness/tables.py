@@ -78,7 +78,7 @@ def table(
         columns: Columns to show.
         ratio_metric: Metric of the ratios. Higher is better. The table shows its spread too.
         references: The row with one of these names is in the numerator of the ratios, ``x reference / row``. Without
-            such a row the table has no ratio column.
+            such a row the table lacks the ratio column.
     """
     base = next((row for row in rows if row.trial.name in references), None)
     ratio_titles = [f"{base.trial.name} / this"] if base else []
@@ -108,7 +108,7 @@ def grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def ratio(rows: Sequence[Row], name: str, other: str, metric: str) -> float:
-    """Return the ratio of one name to another, see `Row.over`. NaN if either has no runs."""
+    """Return the ratio of one name to another, see `Row.over`. NaN if one of them has not run."""
     found = {row.trial.name: row for row in rows}
     return found[name].over(found[other], metric) if name in found and other in found else float("nan")
 

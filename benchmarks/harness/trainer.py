@@ -27,7 +27,7 @@ def dispatch(
     competitors: Mapping[str, Callable[[Mapping[str, Any]], Competitor | Job]],
     servers: Mapping[str, Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[Any]]] | None = None,
 ) -> None:
-    """Become a trainer or server process if the command line says so, and then do not return.
+    """Become a trainer or server process if the command line asks for one, and then do not return.
 
     Args:
         competitors: Classes of competitors or jobs. Trainer processes create them.

@@ -88,7 +88,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     )
 
     def judge(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        # The sum over samples, each with the regularisation, so that their mean is the regularised loss.
+        # The sum over samples, each with the regularisation, so their mean is the regularised loss.
         correct = ((scores > 0) == (labels > 0)).sum()
         return correct, len(labels) * regularized_loss(scores, labels, network.weights, LINEAR.regularization)
 

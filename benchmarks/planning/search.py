@@ -41,7 +41,7 @@ _BOUND_MARGIN = 0.97
 """What the bound is multiplied by, because a simulated time has noise."""
 _MIN_STEPS = 150
 _LONG_STEPS = 2000
-"""Steps of a simulation that is no screening. A window that grew needs this long to shrink again."""
+"""Steps of a whole simulation, not of the screening. A window that grew needs this long to shrink again."""
 _FINALISTS = 8
 
 

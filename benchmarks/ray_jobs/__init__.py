@@ -13,7 +13,7 @@ from __future__ import annotations
 __all__ = ["CLUSTER_VARIABLE", "CPUS", "EPOCHS", "LENGTHS_BATCHES"]
 
 CLUSTER_VARIABLE = "BENCH_RAY_CLUSTER"
-"""Environment variable with what `ray_jobs.cluster.serve` has yielded, as JSON."""
+"""Environment variable that holds what `ray_jobs.cluster.serve` has yielded, as JSON."""
 
 CPUS = 2
 """Logical CPUs for preprocessing: hetero's endpoints, or the concurrent tasks or actors of Ray Data."""

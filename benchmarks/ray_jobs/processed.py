@@ -43,7 +43,7 @@ def compute_batch(rows: dict[str, np.ndarray], name: str, root: str, length: int
     """Return a batch: columns of samples, or one row if shapes vary. A task keeps the data set for the next one.
 
     Args:
-        rows: ``id``, numbers from which the indices follow.
+        rows: ``id``, numbers that give the indices.
         name: Name of the pipeline.
         root: Folder of the photographs.
         length: Samples of an epoch.

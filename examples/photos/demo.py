@@ -7,8 +7,8 @@ The JPEGs, their decoding, the training of both ranks, every process and every
 byte between them are real. What this machine lacks is emulated, in both runs
 alike: each sample costs a time of a vCPU of its host, and each step takes a
 time of the accelerator. The real work has to fit into these times. So the
-demo first runs the job without emulation, and chooses the times from what the
-real work took.
+demo first runs the job without emulation, and chooses the times by those of
+the real work.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     here = os.path.relpath(Path(__file__).parent)
     runs = {name: f"{args.output_dir}/{name}" for name in ("measured", "homogeneous", "heterogeneous")}
     trainer_group = "--group=dnn_group=ml.p3.2xlarge:1"
-    # The data hosts make all batches, so that a plan can be made from this run too.
+    # The data hosts make all batches, so a plan can be made from this run too.
     all_groups = ["--group=data_group=ml.c5.9xlarge:2", trainer_group, "--trainer-endpoints=0"]
     options = ["--nproc-per-node=2", f"--warmup-steps={WARMUP_STEPS}"]
     script = [f"{here}/train.py", f"--data={args.data}", "--image-size=64", "--epochs=1"]

@@ -48,7 +48,7 @@ class PhotoDataset(Dataset[tuple[Tensor, int]]):
         image_size: Height and width of the tensors, in pixels.
 
     Raises:
-        FileNotFoundError: If there are no images.
+        FileNotFoundError: If the folder has no image.
     """
 
     def __init__(self, root: str, split: str, image_size: int) -> None:

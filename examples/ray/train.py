@@ -8,7 +8,7 @@ import tempfile
 
 import ray.train.torch
 import torch
-from images import squares  # hetero: the data set has a file of its own, which data hosts import
+from images import squares  # hetero: the data set is in another file, which data hosts import
 from torch.nn import Conv2d, CrossEntropyLoss, Flatten, Linear, MaxPool2d, ReLU, Sequential
 from torch.optim import Adam
 

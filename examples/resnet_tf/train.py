@@ -34,7 +34,7 @@ def list_photos(root: str, split: str) -> tuple[list[str], list[int]]:
     """Return the paths of the photographs, and the number of each one's folder, its class.
 
     Raises:
-        FileNotFoundError: If there are none.
+        FileNotFoundError: If the folder has no image.
     """
     folder = Path(os.path.expandvars(root), split)  # $SM_CHANNEL_... of the platform
     paths = sorted(folder.glob("*/*.jpg"))

@@ -52,7 +52,7 @@ class Reviews(Protocol):
 
 
 class GeneratedReviews:
-    """Reviews of invented words, as many as one wants.
+    """Reviews of invented words, any number of them.
 
     A review has two to five clauses, for example "the roda bemi was not very kusolu". The last word is one of
     `NUM_OPINIONS` opinions, and each of them is good or bad. A negation turns it round, "very" makes it stronger,
@@ -246,7 +246,7 @@ def load_split(
     """Return the reviews of a split.
 
     Nine tenths of ``samples`` are for training. A file's last tenth is every tenth review. Generated reviews for
-    validation are the same ones for every number of samples, so that results of different sizes can be compared. A
+    validation are the same ones for every number of samples, so results of different sizes can be compared. A
     text that is also in the training split is left out of the validation split.
 
     Args:
@@ -349,7 +349,7 @@ def read_tokenizer(folder: str, *, max_length: int) -> Tokenizer:
     """Return the tokenizer of a pretrained model's folder, which has a ``tokenizer.json``.
 
     Raises:
-        FileNotFoundError: If the folder has no such file.
+        FileNotFoundError: If the file is not in the folder.
     """
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():

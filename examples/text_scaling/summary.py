@@ -32,7 +32,7 @@ def read_runs(path: Path, metric: str) -> list[Row]:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If a column is missing, or there is no such run.
+        ValueError: If a column is missing, or the run does not exist.
     """
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)

@@ -49,7 +49,7 @@ class Records:
         """Return the image, shape ``(3, 32, 32)``, and the label of one record. The image is a view of the file.
 
         Raises:
-            IndexError: If there is no such record.
+            IndexError: If the record does not exist.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
@@ -84,7 +84,7 @@ def open_split(folder: Path, split: str) -> Records:
 
     Raises:
         FileNotFoundError: If a file does not exist.
-        ValueError: If a file is malformed, or there is no such split.
+        ValueError: If a file is malformed, or the split does not exist.
     """
     files = {"train": TRAIN_FILES, "test": TEST_FILES}.get(split)
     if files is None:

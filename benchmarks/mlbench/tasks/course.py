@@ -28,8 +28,8 @@ class Course:
     """Decides when the training ends, and logs the metrics that README.md lists.
 
     Args:
-        target_accuracy: Share of the test set at which the time to accuracy is taken.
-        duration_s: Seconds of training after which it ends.
+        target_accuracy: Share of the test set. The time to accuracy ends there.
+        duration_s: The training ends after this time in seconds.
         stops_at_target: Whether the training ends at the target.
         clock: Monotonic clock in seconds.
     """
@@ -142,7 +142,7 @@ def log_start(origin: Origin) -> None:
 
 
 def log_skip(reason: str) -> None:
-    """Log that this run was skipped. It has no other metrics then."""
+    """Log that this run was skipped, and no other metrics."""
     print(f"skipped: {reason}", flush=True)
     hetero.log_metric("skipped", 1.0)
 

@@ -6,7 +6,7 @@ where they happen: a communication hook blocks until the average is there, and t
 
 The time of communication includes waiting for the slowest worker, because an all-reduce ends at the same time for all.
 It also includes copying the gradients into and out of the network's buffers. On a GPU, the hook waits for the GPU
-before and after the all-reduce, so that it measures the all-reduce and not its start.
+before and after the all-reduce, so it measures the all-reduce and not its start.
 """
 
 from __future__ import annotations

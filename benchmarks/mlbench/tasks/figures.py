@@ -90,7 +90,7 @@ def logged_time_to(values: Sequence[LoggedMetric], name: str, target: float) -> 
 
 
 def accuracy_after(found: Sequence[Evaluation], duration_s: float) -> float | None:
-    """Return the value of the last evaluation within a duration, or None if there is none."""
+    """Return the value of the last evaluation within a duration, or None without one."""
     within = [each.value for each in found if each.at_s <= duration_s]
     return within[-1] if within else None
 

@@ -59,7 +59,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
 
 
 def crop_and_flip(image: npt.NDArray[np.float32], *, top: int, left: int, flips: bool) -> npt.NDArray[np.float32]:
-    """Pad a normalised image with `PADDING` zeros on each side, cut a window of its own size out, and mirror it.
+    """Pad a normalised image with `PADDING` zeros on each side, cut out a window of the image's size, and mirror it.
 
     Args:
         image: Shape ``(channels, height, width)``.

@@ -45,7 +45,7 @@ class Matrix:
         folder: Folder that `convert` wrote.
 
     Raises:
-        FileNotFoundError: If there is no such folder.
+        FileNotFoundError: If the folder does not exist.
         ValueError: If its files do not fit its header.
     """
 
@@ -95,7 +95,7 @@ def read_lines(path: Path, num_features: int) -> Iterator[tuple[int, npt.NDArray
         num_features: Features of a sample, 1 to 1,000,000.
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If the file does not exist.
         ValueError: If a line is malformed, or the file is damaged or ends inside a line. The message has the number of
             the line.
     """
@@ -134,7 +134,7 @@ def convert(source: Path, target: Path, num_features: int = EPSILON_FEATURES) ->
 
     Raises:
         FileExistsError: If the folder exists.
-        FileNotFoundError: If there is no source.
+        FileNotFoundError: If the source does not exist.
         ValueError: If the source is malformed or empty.
     """
     if target.exists():

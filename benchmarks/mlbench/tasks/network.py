@@ -1,7 +1,7 @@
 """Workers of one machine behind network interfaces of a stated bandwidth.
 
 Each worker gets a network namespace with one interface, whose sending side is a token bucket (``tc tbf``). A switch in
-a namespace of its own connects the interfaces. Only the connections between the workers, through which gradients go,
+another namespace connects the interfaces. Only the connections between the workers, through which gradients go,
 are made in these namespaces. All other connections of the job stay as they are. Nothing else on the machine changes.
 
 Rank 0 makes the namespaces and deletes them. A killed rank 0 leaves them, and the next run deletes those. Needs root
@@ -133,7 +133,7 @@ def sent_bytes(name: str) -> int:
     """Return the bytes that a worker's interface has sent through its token bucket, headers included.
 
     Raises:
-        RuntimeError: If there is no such namespace.
+        RuntimeError: If the namespace does not exist.
     """
     (found,) = json.loads(_run("tc", "-n", name, "-s", "-j", "qdisc", "show", "dev", _INTERFACE))
     return int(found["bytes"])

@@ -33,9 +33,9 @@ class ImageTask:
     rate_per_sample: float = 0.1 / 256
     """Learning rate divided by the samples of a worker's batch."""
     warmup_epochs: int = 5
-    """Epochs in which the rate grows from that of one worker to that of all workers."""
+    """The rate grows from that of one worker to that of all workers during these epochs."""
     decay_epochs: tuple[int, ...] = (82, 109)
-    """Completed epochs after which the rate is multiplied by `decay`."""
+    """The rate is multiplied by `decay` after each of these numbers of epochs."""
     decay: float = 0.1
     momentum: float = 0.9
     nesterov: bool = True

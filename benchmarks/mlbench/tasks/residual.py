@@ -3,7 +3,7 @@
 Both have a first convolution, three stages of n blocks with 16, 32 and 64 channels, an average over all pixels and a
 linear layer: 6 n + 2 layers with weights. Version 1 normalises after each convolution. Version 2 normalises before it,
 and once more after the last block. A shortcut that changes the shape takes every second pixel and adds channels of
-zeros, so it has no parameters.
+zeros, so it is without parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ResNet(nn.Module):
         depth: Layers with weights, one of `DEPTHS`.
 
     Raises:
-        ValueError: If there is no such network.
+        ValueError: If the document does not have this network.
     """
 
     def __init__(self, *, version: int, depth: int) -> None:

@@ -1,7 +1,7 @@
 """Stand-in data in the published file formats, for machines without CIFAR-10 and epsilon.
 
 The generators are documented here. Accuracies on their data say nothing about the published data sets. Every folder has
-a marker file, `MARKER`, which `origin_of` reads, so that each result names its data.
+a marker file, `MARKER`, which `origin_of` reads, so each result names its data.
 
 The same seed gives the same samples. Last digits of epsilon's features may differ between CPUs.
 """
@@ -138,7 +138,7 @@ def origin_of(folder: Path, published: str, sizes: Sequence[int]) -> Origin:
 
     Args:
         folder: Folder of the data.
-        published: Name of the data set in whose format it is.
+        published: Name of the data set whose format it has.
         sizes: What was found, in the order of `PUBLISHED_SIZES`.
 
     Raises:

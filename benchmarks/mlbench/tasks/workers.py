@@ -19,7 +19,7 @@ __all__ = ["Skipped", "backend_of", "joined"]
 _NAMES_KEY = "mlbench/namespaces"
 _DONE_KEY = "mlbench/done-"
 _RELEASE_S = 0.2
-"""Seconds in which gloo's threads release the tensors of the last collectives."""
+"""gloo's threads need at most these seconds to release the tensors of the last collectives."""
 
 
 class Skipped(Exception):
