@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import importlib
 import importlib.util
 import json
@@ -195,6 +196,11 @@ def test_names_of_platforms_are_only_in_their_modules() -> None:
 def test_no_file_is_too_long() -> None:
     lengths = {str(path.relative_to(PACKAGE)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {name: length for name, length in lengths.items() if length > 500} == {}
+
+
+def test_no_folder_is_too_full() -> None:
+    folders = collections.Counter(str(path.parent) for path in TREES)
+    assert {name: number for name, number in folders.items() if number > 14} == {}, "a stranger must guess the file"
 
 
 def test_import_is_light() -> None:
