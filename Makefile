@@ -94,12 +94,16 @@ test-long: $(DEV)
 test-v3: $(V3)
 	.venv-v3/bin/python -m pytest $(wildcard tests/sagemaker/test_*_v3.py tests/sagemaker/*/test_*_v3.py) tests/sagemaker/test_submit_job.py $(PYTEST_FLAGS)
 
-# After .venv, and one after the other: each installation writes this folder's egg-info.
+# Installed after .venv, and one after the other, because each installation writes this folder's egg-info. The tests then
+# run side by side, because they wait for three quarters of their time.
 test-pythons: $(DEV)
-	@for version in $(PYTHONS); do $(MAKE) --no-print-directory test-python-$$version || exit; done
+	@for version in $(PYTHONS); do $(MAKE) --no-print-directory install-python-$$version || exit; done
+	$(MAKE) --no-print-directory --output-sync=target -j$(words $(PYTHONS)) $(addprefix test-python-,$(PYTHONS))
 
-test-python-%: $(DEV)
+install-python-%: $(DEV)
 	$(if $(call python_of,$*),$(MAKE) --no-print-directory .venv-py$*/.installed,@echo "skipped: no Python $* here")
+
+test-python-%: install-python-%
 	$(if $(call python_of,$*),.venv-py$*/bin/python -m pytest -q -p no:cacheprovider $(PLAIN) $(PYTEST_FLAGS))
 
 repeat: $(DEV)
