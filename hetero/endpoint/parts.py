@@ -18,6 +18,7 @@ from hetero.batches.request import BatchRequest, Helper
 from hetero.endpoint.failures import record_of
 from hetero.endpoint.link import Call, EndpointLink
 from hetero.errors import DatasetError
+from hetero.system.waits import MAX_BACKOFF_S
 from hetero.wire import requests
 from hetero.wire.faults import CallFailedError
 from hetero.wire.framing import BatchDecoder
@@ -45,8 +46,6 @@ class Links:
 
     MAX_IDLE = 64
     """Links without a part in progress. If there are more, the least recently used are closed."""
-    AVOIDED_S = 10.0
-    """How long an endpoint is not asked after it was late."""
 
     def __init__(
         self, connect: Callable[[Helper], EndpointLink], *, clock: Callable[[], float] = time.monotonic
@@ -77,14 +76,14 @@ class Links:
     def avoid(self, helper: Helper) -> None:
         """Note that a part of an endpoint was late. The first time it is logged."""
         with self._lock:
-            self._late_until_s[helper] = self._clock() + self.AVOIDED_S
+            self._late_until_s[helper] = self._clock() + MAX_BACKOFF_S
             is_new = helper not in self._named
             self._named.add(helper)
         if is_new:
             logger.warning(
                 "samples from %s did not come in time. They are computed here, and it is not asked for %g s",
                 helper.endpoint_id,
-                self.AVOIDED_S,
+                MAX_BACKOFF_S,
             )
 
     def is_avoided(self, helper: Helper) -> bool:

@@ -25,10 +25,11 @@ from hetero.control.members.directory import BATCHES, EndpointRecord
 from hetero.documents.text import counted
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError, first_line
 from hetero.pool.figures import PoolFigures
-from hetero.pool.slot import Liveness, RestartBudget, Slot, backoff_s
+from hetero.pool.slot import Liveness, RestartBudget, Slot
 from hetero.pool.spawn import ForkServer, Outputs, PoolOptions, ProcessStarter, failure_from_event
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import describe_exit_status, wait_gone
+from hetero.system.waits import backoff_s
 from hetero.wire.channels import join_address
 
 __all__ = ["EndpointPool", "PoolOptions"]

@@ -1,6 +1,6 @@
 """One endpoint of a pool across restarts: its processes, whether they make progress, and when they restart.
 
-`Liveness`, `RestartBudget` and `backoff_s` are pure. Their caller passes the time.
+`Liveness` and `RestartBudget` are pure. Their caller passes the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hetero.control.members.directory import EndpointRecord
 
-__all__ = ["Action", "Liveness", "RestartBudget", "Slot", "backoff_s", "is_suspended"]
+__all__ = ["Action", "Liveness", "RestartBudget", "Slot", "is_suspended"]
 
 LEAVE_S = 3.0
 """Seconds until the ranks of all hosts know that an endpoint leaves: a heartbeat and a report."""
@@ -27,8 +27,6 @@ MAX_LEAVE_S = 300.0
 DUMP_S = 1.0
 """Seconds from the request for a stack dump to the kill."""
 _LAST_LINES = 20
-_FIRST_BACKOFF_S = 0.2
-_MAX_BACKOFF_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -309,8 +307,3 @@ class RestartBudget:
     def next_in_words(self, now_s: float) -> str:
         """Return the end of a sentence with the time until the next restart is given back, empty if it never is."""
         return f", the next one in {self.next_s - now_s:.0f} s" if self.next_s < math.inf else ""
-
-
-def backoff_s(num_crashes: int) -> float:
-    """Return the seconds to wait before a restart: 0.2 after the first crash in a row, then twice as many, up to 10."""
-    return min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (num_crashes - 1))

@@ -20,6 +20,7 @@ from hetero.documents.text import printable
 from hetero.endpoint.link import Call, EndpointLink, SentFetch
 from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
+from hetero.system.waits import FIRST_BACKOFF_S, backoff_s
 from hetero.wire import requests
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder
@@ -29,9 +30,6 @@ from hetero.wire.tls import Tls
 
 __all__ = ["ConnectionState", "EndpointConnection", "Fetched", "SentBatch"]
 
-_FIRST_BACKOFF_S = 0.2
-_MAX_BACKOFF_S = 5.0
-_BUSY_S = 0.2
 _DESCRIBE_TIMEOUT_S = 300.0
 # The trainer uses the global generator, and may seed all ranks alike. Then all ranks would draw the same back-off.
 _random = random.SystemRandom()
@@ -194,10 +192,9 @@ class EndpointConnection:
         self.prepared.clear()
         self.descriptions.clear()
         self.reserved_by = None
-        bound_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**self._num_failures)
         self._num_failures += 1
         # Full jitter, because ranks that lost the same host must not all call it at the same time.
-        self.retry_at_s = now_s + _random.uniform(0.0, bound_s)
+        self.retry_at_s = now_s + _random.uniform(0.0, backoff_s(self._num_failures))
         # Closed later, because the caller holds the fleet's lock, and closing may wait for calls.
         self._retire_link()
         return was_ready
@@ -210,7 +207,7 @@ class EndpointConnection:
     def mark_busy(self, why: str, now_s: float) -> None:
         """Record that the endpoint rejected a request because it has too many. It gets no request for 0.2 s."""
         self.last_message = why
-        self.busy_until_s = now_s + _BUSY_S
+        self.busy_until_s = now_s + FIRST_BACKOFF_S
 
     def mark_unprepared(self, why: str) -> None:
         """Record that the endpoint has to prepare its data sets again."""

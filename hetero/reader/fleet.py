@@ -30,7 +30,7 @@ from hetero.reader.hedging import Hedging
 from hetero.reader.routing import ConnectionTable, Router, unprepared
 from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory
-from hetero.system.waits import END_TIMEOUT_S, LOG_INTERVAL_S
+from hetero.system.waits import END_TIMEOUT_S, FIRST_BACKOFF_S, LOG_INTERVAL_S
 from hetero.wire.compression import package_of
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.limits import MAX_EXPECTED, MAX_EXPECTED_BYTES, Limits
@@ -456,7 +456,7 @@ class Fleet:
             self.call_failed(connection, error, generation)
         elif error.fault is Fault.BUSY and connection.generation == generation:
             connection.last_message = str(error)
-            connection.retry_at_s = self.clock() + 0.5
+            connection.retry_at_s = self.clock() + FIRST_BACKOFF_S
         else:
             self._mark_down(connection, error, generation)
 

@@ -20,6 +20,7 @@ from hetero.batches.request import BatchRequest
 from hetero.control.members.directory import EndpointRecord
 from hetero.reader.connection import ConnectionState, EndpointConnection
 from hetero.spec import DatasetSpec
+from hetero.system.waits import MAX_BACKOFF_S
 from hetero.wire.limits import MAX_HELPERS
 
 __all__ = ["ConnectionTable", "Router", "Stragglers", "homes_of", "subset", "unprepared"]
@@ -116,15 +117,13 @@ class Stragglers:
     repetition, up to 10 s. Then the endpoint gets one request at a time until it sends a batch.
     """
 
-    MAX_AVOIDED_S = 10.0
-
     def __init__(self) -> None:
         self._until_s: weakref.WeakKeyDictionary[EndpointConnection, tuple[int, float]] = weakref.WeakKeyDictionary()
 
     def avoid(self, connection: EndpointConnection, *, kept_s: float, now_s: float) -> None:
         """Record that ``connection`` kept a request for ``kept_s`` seconds without a result."""
         times, _ = self._until_s.get(connection, (0, 0.0))
-        avoided_s = min(self.MAX_AVOIDED_S, kept_s * 2.0 ** min(times, 16))
+        avoided_s = min(MAX_BACKOFF_S, kept_s * 2.0 ** min(times, 16))
         self._until_s[connection] = times + 1, now_s + avoided_s
 
     def answered(self, connection: EndpointConnection) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["CALL_TIMEOUT_S", "END_TIMEOUT_S", "LOG_INTERVAL_S", "POLL_S", "SHORT_POLL_S"]
+__all__ = [
+    "CALL_TIMEOUT_S",
+    "END_TIMEOUT_S",
+    "FIRST_BACKOFF_S",
+    "LOG_INTERVAL_S",
+    "MAX_BACKOFF_S",
+    "POLL_S",
+    "SHORT_POLL_S",
+    "backoff_s",
+]
 
 POLL_S = 0.5
 """Longest wait for news that a wake-up brings sooner. It bounds what a wake-up costs that is lost."""
@@ -14,3 +23,13 @@ CALL_TIMEOUT_S = 10.0
 """Time limit of a call that the other side answers without work."""
 END_TIMEOUT_S = 5.0
 """Longest wait for threads that were told to end, and for processes that were killed. Then they are left behind."""
+FIRST_BACKOFF_S = 0.2
+"""Seconds until the second try, and until a busy peer is asked again."""
+MAX_BACKOFF_S = 10.0
+"""Longest time between two tries, and for which a peer that served badly is avoided."""
+
+
+def backoff_s(num_failures: int) -> float:
+    """Return the seconds to wait after a number of failures in a row, >= 1: 0.2, then twice as many each time, up to 10."""
+    # Without a bound of the exponent, the power overflows after 1,024 failures.
+    return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(num_failures - 1, 16))

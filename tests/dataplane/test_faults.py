@@ -207,7 +207,7 @@ def test_passing_trouble_is_waited_out(read: Callable[..., Any], answer: Answer)
 def test_unreachable_but_alive_is_no_death(
     read: Callable[..., Any], answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.reader.connection._MAX_BACKOFF_S", 0.05)
+    monkeypatch.setattr("hetero.reader.connection.backoff_s", lambda _: 0.05)
     fleet, _, reader = read([answer] * 16)
     assert len(list(reader)) == 3
     assert fleet.stats.failovers >= 8
@@ -217,7 +217,7 @@ def test_unreachable_but_alive_is_no_death(
 def test_endpoint_that_prepares_but_never_delivers_is_an_error_in_time(
     read: Callable[..., Any], answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.reader.connection._MAX_BACKOFF_S", 0.05)  # it is never away for long
+    monkeypatch.setattr("hetero.reader.connection.backoff_s", lambda _: 0.05)  # it is never away for long
     fleet, _, reader = read([answer] * 10_000, data_timeout_s=1.0)
     with pytest.raises(EndpointUnavailableError, match=r"algo-1/0 \(.*the connection failed(:| during the answer:) "):
         list(reader)

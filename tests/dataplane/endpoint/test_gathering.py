@@ -21,6 +21,7 @@ from hetero.endpoint.gathering import Gathering
 from hetero.endpoint.parts import Links
 from hetero.errors import DatasetError
 from hetero.spec import DatasetSpec
+from hetero.system.waits import MAX_BACKOFF_S
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import Limits
@@ -162,7 +163,7 @@ def test_endpoint_with_nothing_else_to_do_waits_three_times_as_long_as_a_part_ta
     with gathered.gathering() as gathering:
         assert gathering.wait(is_busy=False)  # nobody was asked
         gathered.check(gathered.compute(gathering))
-    gathered.now_s += Links.AVOIDED_S
+    gathered.now_s += MAX_BACKOFF_S
     assert not any(map(gathered.links.is_avoided, HELPERS))
 
 
@@ -179,7 +180,7 @@ def test_host_that_one_batch_has_waited_for_delays_no_other(caplog: pytest.LogCa
         "WARNING",
         "WARNING",
     ]  # one for each of the two hosts
-    gathered.now_s += Links.AVOIDED_S
+    gathered.now_s += MAX_BACKOFF_S
     with gathered.gathering() as third:
         gathered.now_s += 31.0
         assert third.wait(is_busy=True)
