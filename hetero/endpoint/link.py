@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
@@ -39,6 +39,7 @@ _MAX_BEGUN_BYTES = 16 * 2**10
 """Bytes of a request that the kernel takes at once on a new connection too."""
 _TOO_MUCH = "more bytes arrived than the answer had announced"
 _Reply = TypeVar("_Reply", bound=Message)
+_Found = TypeVar("_Found")
 
 
 class Call(Protocol):
@@ -205,9 +206,19 @@ class EndpointLink:
             self._give_back(call, is_usable=is_in_step)
 
     def begin(
-        self, request: bytes, decoder: BatchDecoder, *, timeout_s: float, on_call: Callable[[Call], None]
-    ) -> SentFetch | None:
+        self,
+        request: bytes,
+        decoder: BatchDecoder,
+        *,
+        timeout_s: float,
+        on_call: Callable[[Call], None],
+        finish: Callable[[int], _Found],
+    ) -> SentFetch[_Found] | None:
         """Send a request as `fetch` does, but only over an idle connection. Does not block.
+
+        Args:
+            request, decoder, timeout_s, on_call: As in `fetch`.
+            finish: See `SentFetch`.
 
         Returns:
             The fetch. None if the request is long, if no connection is idle, or if none takes the whole request at
@@ -229,7 +240,15 @@ class EndpointLink:
                 self._give_back(call, is_usable=False)
         if connection is None or not call.is_sent:
             return None
-        return SentFetch(call, connection, decoder, self._limits, timeout_s=timeout_s, why_ended=lambda: self._end)
+        return SentFetch(
+            call,
+            connection,
+            decoder,
+            self._limits,
+            timeout_s=timeout_s,
+            why_ended=lambda: self._end,
+            finish=finish,
+        )
 
     def close(self) -> None:
         """Close the channel and all connections. Calls in progress fail. Idempotent. Blocks until this is done."""
@@ -359,8 +378,18 @@ def _parse(kind: type[_Reply], data: bytes, method: str) -> _Reply:
         raise CallFailedError(Fault.BROKEN, f"its answer to {method} is not a valid message") from error
 
 
-class SentFetch:
-    """A fetch whose request is sent. The caller receives the answer when it arrives. For one thread at a time."""
+class SentFetch(Generic[_Found]):
+    """A fetch whose request is sent. The caller receives the answer when it arrives. For one thread at a time.
+
+    Args:
+        call: The call, which holds the connection.
+        connection: The connection.
+        decoder: Decodes the answer.
+        limits: Bounds of the answer.
+        timeout_s: Bound of the whole fetch.
+        why_ended: Returns why the link has ended.
+        finish: Returns what `receive` returns, when the answer is complete. Called with its bytes before compression.
+    """
 
     def __init__(
         self,
@@ -371,6 +400,7 @@ class SentFetch:
         *,
         timeout_s: float,
         why_ended: Callable[[], str],
+        finish: Callable[[int], _Found],
     ) -> None:
         self._call = call
         self._connection = connection
@@ -379,17 +409,18 @@ class SentFetch:
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
         self._why_ended = why_ended
+        self._finish = finish
         self._message_bytes: int | None = None
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when more of the answer arrives, or the connection ends."""
         return self._connection.fileno()
 
-    def receive(self) -> int | None:
-        """Receive what has arrived. Does not block. Do not call this again after it has returned bytes or raised.
+    def receive(self) -> _Found | None:
+        """Receive what has arrived. Does not block. Do not call this again after it has returned an answer or raised.
 
         Returns:
-            The bytes of the answer before compression, or None if more has to arrive.
+            The answer, or None if more has to arrive.
 
         Raises:
             DatasetError, ProtocolError, CallFailedError: As in `EndpointLink.fetch`.
@@ -405,7 +436,7 @@ class SentFetch:
                 return None
             if self._connection.has_leftover:
                 raise ProtocolError(_TOO_MUCH)
-            return (self._message_bytes or 0) + self._decoder.nbytes
+            return self._finish((self._message_bytes or 0) + self._decoder.nbytes)
         except DatasetError:
             raise
         except CallFailedError as error:

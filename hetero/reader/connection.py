@@ -28,7 +28,7 @@ from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.tls import Tls
 
-__all__ = ["ConnectionState", "EndpointConnection", "Fetched", "SentBatch"]
+__all__ = ["ConnectionState", "EndpointConnection", "Fetched"]
 
 _DESCRIBE_TIMEOUT_S = 300.0
 # The trainer uses the global generator, and may seed all ranks alike. Then all ranks would draw the same back-off.
@@ -65,32 +65,6 @@ class Fetched:
     """Number of endpoints that have computed samples of the batch."""
     skips: Skips | None = None
     """The substituted samples of the batch."""
-
-
-class SentBatch:
-    """A batch whose request is sent, and whose answer the caller receives. For one thread at a time."""
-
-    def __init__(self, fetch: SentFetch, finish: Callable[[int], Fetched]) -> None:
-        self._fetch = fetch
-        self._finish = finish
-
-    def fileno(self) -> int:
-        """See `SentFetch.fileno`."""
-        return self._fetch.fileno()
-
-    def receive(self) -> Fetched | None:
-        """Receive what has arrived. Return the batch once it is complete. Does not block. See `SentFetch.receive`."""
-        nbytes = self._fetch.receive()
-        return None if nbytes is None else self._finish(nbytes)
-
-    @property
-    def is_late(self) -> bool:
-        """See `SentFetch.is_late`."""
-        return self._fetch.is_late
-
-    def give_up(self) -> None:
-        """See `SentFetch.give_up`."""
-        self._fetch.give_up()
 
 
 class EndpointConnection:
@@ -339,11 +313,12 @@ class EndpointConnection:
         timeout_s: float,
         allocate: Callable[[int], memoryview] | None,
         on_call: Callable[[Call], None],
-    ) -> SentBatch | None:
+    ) -> SentFetch[Fetched] | None:
         """Send the request for a batch if a connection is idle. Does not block. The arguments are those of `fetch`.
 
         Returns:
-            The batch to receive, or None if nothing was sent. Then the caller should `fetch` the batch.
+            The fetch, whose `SentFetch.receive` returns the batch. None if nothing was sent. Then the caller should
+            `fetch` the batch.
 
         Raises:
             ConfigError: The request is too large.
@@ -352,10 +327,8 @@ class EndpointConnection:
         if link is None:
             return None
         message, decoder = self._encode(request, allocate)
-        sent = link.begin(message, decoder, timeout_s=timeout_s, on_call=on_call)
-        if sent is None:
-            return None
-        return SentBatch(sent, functools.partial(self._fetched, request, decoder))
+        finish = functools.partial(self._fetched, request, decoder)
+        return link.begin(message, decoder, timeout_s=timeout_s, on_call=on_call, finish=finish)
 
     def _encode(
         self, request: BatchRequest, allocate: Callable[[int], memoryview] | None

@@ -29,7 +29,7 @@ from hetero.reader.consistency import ServedDataset
 from hetero.reader.fleet import Fleet
 from hetero.reader.outcomes import Outcomes
 from hetero.reader.own_fetches import OwnFetches
-from hetero.reader.window import Arrived, Window
+from hetero.reader.window import Window
 from hetero.system.waits import END_TIMEOUT_S, POLL_S
 from hetero.wire.faults import CallFailedError, Fault
 
@@ -198,7 +198,7 @@ class Fetchers:
         sent.give_up()
         self._outcomes.settle(attempt, CallFailedError(Fault.CANCELLED, ""))
 
-    def pop(self) -> Arrived | BaseException | None:
+    def pop(self) -> Fetched | BaseException | None:
         """Return the next outcome in order, None if it has not arrived."""
         outcome = self._window.pop()
         if outcome is not None:

@@ -12,7 +12,7 @@ from hetero.errors import AuthenticationError, DatasetError, HeteroError, Protoc
 from hetero.reader.attempts import Attempt, PendingBatch
 from hetero.reader.connection import Fetched
 from hetero.reader.fleet import Fleet
-from hetero.reader.window import Arrived, Window
+from hetero.reader.window import Window
 from hetero.wire.compression import ChecksumError
 from hetero.wire.faults import CallFailedError
 
@@ -105,7 +105,7 @@ class Outcomes:
         self._window.end(attempt)
         self._router.release(attempt.connection, alone_for=attempt.batch if attempt.is_alone else None)
 
-    def deliver(self, batch: PendingBatch, outcome: Arrived | BaseException) -> None:
+    def deliver(self, batch: PendingBatch, outcome: Fetched | BaseException) -> None:
         """Put the outcome of a batch into the window."""
         self._on_outcome(self._window.put(batch.sequence, outcome))
 
@@ -139,10 +139,7 @@ class Outcomes:
             for other in attempt.batch.attempts:
                 if other.homes is None or other.connection.load_at_s < other.issued_s:
                     self._router.avoid(other.connection, kept_s=now_s - other.since_s)
-        arrived = Arrived(
-            fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes, was_consumer=attempt.is_own
-        )
-        self.deliver(attempt.batch, arrived)
+        self.deliver(attempt.batch, fetched)
 
     def _is_final(self, attempt: Attempt, error: Exception) -> bool:
         """Settle a failed attempt. Its batch fails, will be requested again, or waits for its other attempt.

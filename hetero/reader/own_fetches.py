@@ -17,15 +17,15 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from hetero.endpoint.link import SentFetch
 from hetero.reader.attempts import Attempt
-from hetero.reader.connection import Fetched, SentBatch
+from hetero.reader.connection import Fetched
 from hetero.system.waits import POLL_S
 
 __all__ = ["OwnFetches"]
 
 _ABSENT_S = 1.0
-_SHORT_ABSENCE_S = 1e-3
-"""A consumer that was away for a shorter time does not look for what has arrived meanwhile."""
+"""A consumer that has not received for so long is absent."""
 
 
 class Settle(Protocol):
@@ -52,7 +52,7 @@ class OwnFetches:
         self._clock = clock
         self._settle = settle
         self._hand_over = hand_over
-        self._sent: dict[int, tuple[Attempt, SentBatch]] = {}  # by descriptor
+        self._sent: dict[int, tuple[Attempt, SentFetch[Fetched]]] = {}  # by descriptor
         # Not select.poll, whose cost grows with the descriptors. A rank with 32 data hosts has 512 of them: epoll
         # reduced its CPU time by a tenth.
         self._poll: select.epoll | None = None
@@ -66,7 +66,7 @@ class OwnFetches:
         """Return the number of fetches in progress. Needs no lock."""
         return len(self._sent)
 
-    def add(self, attempt: Attempt, sent: SentBatch) -> None:
+    def add(self, attempt: Attempt, sent: SentFetch[Fetched]) -> None:
         """Add a fetch. The caller holds `lock`."""
         # A signal handler has closed the reader.
         if self._is_closed:
@@ -91,8 +91,7 @@ class OwnFetches:
             arrived_s = None
             # The duration of one epoll call does not tell whether an answer was there before: with 100 descriptors, 37
             # of 60 calls were misjudged.
-            was_away = self._clock() - self._last_receive_s > _SHORT_ABSENCE_S
-            readable = self._readable(0.0) if was_away else []
+            readable = self._readable(0.0)
             if readable:
                 arrived_s = self._last_receive_s
             else:
@@ -108,18 +107,18 @@ class OwnFetches:
     def receive_for_absent(self) -> None:
         """Receive what has arrived, if the consumer does not. Does not block. Called by another thread."""
         # If the consumer has the lock, it waits for the answers itself.
-        if self._sent and self.lock.acquire(blocking=False):
-            try:
-                requested_before_s = self._clock() - _ABSENT_S
-                readable = [descriptor for descriptor in self._readable(0.0) if descriptor in self._sent]
-                old = [each for each in readable if self._sent[each][0].issued_s < requested_before_s]
-                # Young requests are left to the consumer. Their descriptors have used up their one event.
-                for descriptor in set(readable).difference(old):
-                    self._watch(descriptor)
-                self._receive(old, self._last_receive_s)
-                self._receive(self._late(), None)
-            finally:
-                self.lock.release()
+        if not self.lock.acquire(blocking=False):
+            return
+        try:
+            oldest = next(iter(self._sent.values()), None)
+            if oldest is None:
+                return
+            since_s = max(oldest[0].issued_s, self._last_receive_s)
+            if self._clock() - since_s >= _ABSENT_S:
+                self._receive(self._readable(0.0), self._last_receive_s)
+            self._receive(self._late(), None)
+        finally:
+            self.lock.release()
 
     def wake(self) -> None:
         """End the consumer's `receive`, if it waits there. Called with the fleet's lock, and not with `lock`."""

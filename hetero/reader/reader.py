@@ -16,10 +16,11 @@ from typing import Any
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.errors import ConfigError, DatasetError
+from hetero.reader.connection import Fetched
 from hetero.reader.consistency import ServedDataset
 from hetero.reader.fetchers import Fetchers
 from hetero.reader.fleet import Fleet
-from hetero.reader.window import Arrived, Window
+from hetero.reader.window import Window
 from hetero.spec import DatasetSpec
 from hetero.system.cgroups import memory_use
 from hetero.system.waits import LOG_INTERVAL_S, POLL_S
@@ -133,7 +134,7 @@ class Reader(Iterator[Any]):
         try:
             self._fill()
             outcome = self._wait()
-            if isinstance(outcome, Arrived):
+            if isinstance(outcome, Fetched):
                 if outcome.skips is not None and self._on_skips is not None:
                     self._on_skips(outcome.skips)
                 if self._on_received is not None:
@@ -141,7 +142,7 @@ class Reader(Iterator[Any]):
                 # The place of this batch is free, and its successor is computed while the script uses this one.
                 self._fill()
                 if receiver is not None:
-                    receiver.leave(self._fleet.clock(), was_consumer=outcome.was_consumer)
+                    receiver.leave(self._fleet.clock())
                 return outcome.batch
             # Nothing can come after an error of the sampler, whatever its type.
             if not isinstance(outcome, DatasetError) or outcome is self._sampler_failure:
@@ -205,7 +206,7 @@ class Reader(Iterator[Any]):
             if attempt is not None:
                 self._fetchers.send(attempt)
 
-    def _wait(self) -> Arrived | BaseException:
+    def _wait(self) -> Fetched | BaseException:
         """Block until the next outcome has arrived. Return the batch, or the exception to raise."""
         window, fetchers, fleet = self._window, self._fetchers, self._fleet
         begin_s = fleet.clock()

@@ -9,28 +9,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from hetero.batches.request import BatchRequest
-from hetero.batches.skips import Skips
 from hetero.reader.attempts import Attempt, PendingBatch
-from hetero.reader.connection import EndpointConnection
+from hetero.reader.connection import EndpointConnection, Fetched
 from hetero.reader.consistency import ServedDataset
 
-__all__ = ["Arrived", "Window", "WindowGrowth"]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A batch that has arrived and waits for its turn."""
-
-    batch: Any
-    nbytes: int
-    skips: Skips | None = None
-    saved_bytes: int = 0
-    was_consumer: bool = False
-    """Whether the consumer has received it itself."""
+__all__ = ["Window", "WindowGrowth"]
 
 
 class WindowGrowth:
@@ -97,7 +82,7 @@ class Window:
     ) -> None:
         self.next_sequence = 0
         """Number of the next batch to deliver."""
-        self.outcomes: dict[int, Arrived | BaseException] = {}
+        self.outcomes: dict[int, Fetched | BaseException] = {}
         """Batches and exceptions that wait for their turn, by number."""
         self.missing: list[PendingBatch] = []
         """Batches to request, in order."""
@@ -154,13 +139,13 @@ class Window:
         self.put(self._num_added, error)
         self._num_added += 1
 
-    def put(self, sequence: int, outcome: Arrived | BaseException) -> bool:
+    def put(self, sequence: int, outcome: Fetched | BaseException) -> bool:
         """Set the batch to deliver, or the exception to raise, when its turn comes.
 
         Returns:
             Whether the consumer has something to do: take the next outcome, or add requests because the window grew.
         """
-        if isinstance(outcome, Arrived):
+        if isinstance(outcome, Fetched):
             self._held_bytes += outcome.nbytes
         self.outcomes[sequence] = outcome
         return self.deliverable() is not None or self._growth.is_held_up(num_waiting=len(self.outcomes), size=self.size)
@@ -169,7 +154,7 @@ class Window:
         """Return the number of the next outcome in order, None if it has not arrived."""
         return self.next_sequence if self.next_sequence in self.outcomes else None
 
-    def pop(self) -> Arrived | BaseException | None:
+    def pop(self) -> Fetched | BaseException | None:
         """Return the next outcome in order, None if it has not arrived."""
         sequence = self.deliverable()
         if sequence is None:
@@ -178,7 +163,7 @@ class Window:
         self.request = self._requests.pop(sequence, None)
         self.next_sequence += 1
         self._growth.delivered()
-        if isinstance(outcome, Arrived):
+        if isinstance(outcome, Fetched):
             self._held_bytes -= outcome.nbytes
             # A loop had two batches of 40 MB while two more were in flight: 168 MB instead of 129 MB, in one of five
             # runs.

@@ -28,10 +28,10 @@ from hetero.batches.request import BatchRequest
 from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
 from hetero.endpoint.delivery import Delivery
-from hetero.endpoint.link import EndpointLink
+from hetero.endpoint.link import EndpointLink, SentFetch
 from hetero.endpoint.options import EndpointOptions
 from hetero.pool.pool import EndpointPool, PoolOptions
-from hetero.reader.connection import EndpointConnection, Fetched, SentBatch
+from hetero.reader.connection import EndpointConnection, Fetched
 from hetero.reader.fleet import Fleet
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
@@ -339,8 +339,8 @@ def digest(batches: list[dict[str, Any]]) -> list[bytes]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """What readers ask of endpoints, in the order and at the time in which they do."""
     found: list[Asked] = []
-    ask, begin, receive = EndpointConnection.fetch, EndpointConnection.begin, SentBatch.receive
-    entries: weakref.WeakKeyDictionary[SentBatch, Asked] = weakref.WeakKeyDictionary()
+    ask, begin, receive = EndpointConnection.fetch, EndpointConnection.begin, SentFetch.receive
+    entries: weakref.WeakKeyDictionary[SentFetch[Fetched], Asked] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
     def unless_answered(entry: Asked) -> Iterator[None]:
@@ -357,14 +357,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         entry.is_answered = True
         return fetched
 
-    def noting_sent(connection: EndpointConnection, request: BatchRequest, **options: Any) -> SentBatch | None:
+    def noting_sent(connection: EndpointConnection, request: BatchRequest, **options: Any) -> SentFetch[Fetched] | None:
         sent = begin(connection, request, **options)
         if sent is not None:
             found.append(entry := Asked(time.monotonic(), connection.identity, request.position))
             entries[sent] = entry
         return sent
 
-    def noting_received(sent: SentBatch) -> Fetched | None:
+    def noting_received(sent: SentFetch[Fetched]) -> Fetched | None:
         with unless_answered(entries[sent]):
             fetched = receive(sent)
         if fetched is not None:
@@ -373,7 +373,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
 
     monkeypatch.setattr(EndpointConnection, "fetch", noting)
     monkeypatch.setattr(EndpointConnection, "begin", noting_sent)
-    monkeypatch.setattr(SentBatch, "receive", noting_received)
+    monkeypatch.setattr(SentFetch, "receive", noting_received)
     return found
 
 

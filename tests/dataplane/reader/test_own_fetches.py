@@ -16,9 +16,10 @@ import pytest
 from calls import Asked
 from deliveries import num_descriptors
 
+from hetero.endpoint.link import SentFetch
 from hetero.errors import DatasetError
 from hetero.reader import consistency
-from hetero.reader.connection import EndpointConnection, SentBatch
+from hetero.reader.connection import EndpointConnection, Fetched
 from hetero.reader.consistency import ServedDataset
 from hetero.reader.own_fetches import OwnFetches
 from hetero.reader.reader import Reader
@@ -54,7 +55,7 @@ def has_arrived(reader: Reader, tools: Any, num: int) -> None:
 @pytest.fixture(autouse=True)
 def consumer_receives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the consumer receive all batches that are not large."""
-    choice = SimpleNamespace(is_consumer=True, come_back=lambda _: None, leave=lambda _, was_consumer: None)
+    choice = SimpleNamespace(is_consumer=True, come_back=lambda _: None, leave=lambda _: None)
     monkeypatch.setattr(consistency, "ReceiverChoice", lambda: choice)
 
 
@@ -62,15 +63,15 @@ def consumer_receives(monkeypatch: pytest.MonkeyPatch) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads that received batches which a consumer had requested itself, one entry for each batch."""
     found: list[threading.Thread] = []
-    receive = SentBatch.receive
+    receive = SentFetch.receive
 
-    def noting(sent: SentBatch) -> Any:
+    def noting(sent: SentFetch[Fetched]) -> Any:
         fetched = receive(sent)
         if fetched is not None:
             found.append(threading.current_thread())
         return fetched
 
-    monkeypatch.setattr(SentBatch, "receive", noting)
+    monkeypatch.setattr(SentFetch, "receive", noting)
     return found
 
 
@@ -329,7 +330,7 @@ def test_request_without_an_idle_connection_is_handed_to_a_fetcher(
     wanted = tools.requests(tools.spec(), num_batches=60)
     begin, num_sent = EndpointConnection.begin, 0
 
-    def begin_some(connection: EndpointConnection, *given: Any, **options: Any) -> SentBatch | None:
+    def begin_some(connection: EndpointConnection, *given: Any, **options: Any) -> SentFetch[Fetched] | None:
         nonlocal num_sent
         num_sent += 1
         return begin(connection, *given, **options) if num_sent % 3 else None
@@ -347,9 +348,9 @@ def test_own_fetch_that_fails_is_requested_again(shared_job: Any, tools: Any, mo
     reader = Reader(fleet, iter(wanted))
     found = [next(reader) for _ in range(20)]
     reader._fetchers._threads.clear()  # no fetcher is there, as if none had ever been needed
-    receive, num_failed = SentBatch.receive, 0
+    receive, num_failed = SentFetch.receive, 0
 
-    def failing(sent: SentBatch) -> Any:
+    def failing(sent: SentFetch[Fetched]) -> Any:
         nonlocal num_failed
         fetched = receive(sent)
         if fetched is not None and num_failed < 3:
@@ -357,7 +358,7 @@ def test_own_fetch_that_fails_is_requested_again(shared_job: Any, tools: Any, mo
             raise CallFailedError(Fault.BUSY, "on purpose")
         return fetched
 
-    monkeypatch.setattr(SentBatch, "receive", failing)
+    monkeypatch.setattr(SentFetch, "receive", failing)
     found += reader
     assert tools.digest(found) == tools.digest(tools.local(shared_job.script, wanted))
     assert num_failed == fleet.stats.retries == 3

@@ -60,23 +60,25 @@ def link(endpoint: Endpoint, link_to: Any) -> EndpointLink:
     return found
 
 
-def begin(link: EndpointLink, request: bytes = b"request", **options: Any) -> tuple[SentFetch | None, BatchDecoder]:
+def begin(
+    link: EndpointLink, request: bytes = b"request", **options: Any
+) -> tuple[SentFetch[int] | None, BatchDecoder]:
     decoder = BatchDecoder(request=request)
-    options = {"timeout_s": 60.0, "on_call": lambda call: None, **options}
+    options = {"timeout_s": 60.0, "on_call": lambda call: None, "finish": lambda nbytes: nbytes, **options}
     return link.begin(request, decoder, **options), decoder
 
 
-def sent_to(link: EndpointLink, request: bytes = b"request", **options: Any) -> tuple[SentFetch, BatchDecoder]:
+def sent_to(link: EndpointLink, request: bytes = b"request", **options: Any) -> tuple[SentFetch[int], BatchDecoder]:
     found, decoder = begin(link, request, **options)
     assert found is not None
     return found, decoder
 
 
-def wait_readable(fetch: SentFetch) -> None:
+def wait_readable(fetch: SentFetch[int]) -> None:
     assert select.select([fetch], [], [], 30.0)[0]
 
 
-def receive(fetch: SentFetch) -> int:
+def receive(fetch: SentFetch[int]) -> int:
     while (nbytes := fetch.receive()) is None:
         wait_readable(fetch)
     return nbytes

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hetero.control.members.directory import EndpointRecord
-from hetero.reader.connection import EndpointConnection
+from hetero.reader.connection import EndpointConnection, Fetched
 from hetero.reader.consistency import ServedDataset
-from hetero.reader.window import Arrived, Window, WindowGrowth
+from hetero.reader.window import Window, WindowGrowth
 from hetero.wire.limits import Limits
 
 RECORD = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:9", incarnation="a")
@@ -20,6 +20,10 @@ RECORD = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.
 @pytest.fixture
 def connection() -> EndpointConnection:
     return EndpointConnection(RECORD, None, job_id="x", limits=Limits())
+
+
+def fetched(batch: Any, nbytes: int) -> Fetched:
+    return Fetched(batch=batch, nbytes=nbytes, num_queued=0)
 
 
 def filled_window(tools: Any, num_batches: int, *, max_bytes: int, batch_bytes: int) -> Window:
@@ -39,9 +43,9 @@ def test_window_delivers_in_order_whatever_arrives_first(tools: Any, connection:
     found: list[Any] = []
     for attempt in reversed(attempts):
         window.end(attempt)
-        window.put(attempt.batch.sequence, Arrived(attempt.batch.sequence, 10))
+        window.put(attempt.batch.sequence, fetched(attempt.batch.sequence, 10))
     while (outcome := window.pop()) is not None:
-        found.append(outcome.batch if isinstance(outcome, Arrived) else type(outcome))
+        found.append(outcome.batch if isinstance(outcome, Fetched) else type(outcome))
     assert found == [0, 1, 2, LookupError]
     assert window.is_empty
 
@@ -68,7 +72,7 @@ def test_window_has_room_for_its_bytes_and_always_for_the_next_batch(
     assert not window.is_over_bound(first.dataset)
     for attempt in attempts:  # room is kept for what has arrived and not been delivered
         window.end(attempt)
-        window.put(attempt.batch.sequence, Arrived(None, 10))
+        window.put(attempt.batch.sequence, fetched(None, 10))
     assert not window.has_room(window.missing[1])
     window.start(first, connection, 0.0)
     assert window.is_over_bound(first.dataset)
@@ -84,7 +88,7 @@ def test_large_batch_counts_until_the_loop_comes_back(
     attempts = [window.start(batch, connection, 0.0) for batch in (first, second)]
     for attempt in attempts:
         window.end(attempt)
-        window.put(attempt.batch.sequence, Arrived(None, nbytes))
+        window.put(attempt.batch.sequence, fetched(None, nbytes))
     window.pop()
     window.start(window.missing[0], connection, 0.0)  # the next but one
     window.pop()
