@@ -16,12 +16,10 @@ from typing import Final, TypeAlias
 
 from hetero.system.waits import POLL_S
 from hetero.wire.framing import EncodedBatch
+from hetero.wire.limits import AT_ONCE_BYTES
 from hetero.wire.transports.interface import Connection
 
-__all__ = ["AT_ONCE_BYTES", "LATER", "Answer", "Later", "Reply"]
-
-AT_ONCE_BYTES = 2 * 2**20
-"""Largest payload that `Reply.send` sends itself, in bytes. What the kernel does not take, another thread sends."""
+__all__ = ["LATER", "Answer", "Later", "Reply"]
 
 logger = logging.getLogger(__name__)
 

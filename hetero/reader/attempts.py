@@ -21,9 +21,7 @@ from hetero.wire.faults import MAX_ATTEMPTS, CallFailedError, Fault
 __all__ = ["Attempt", "PendingBatch", "PoisonDetector"]
 
 _MAX_NAMED_INDICES = 64
-"""Largest number of indices in the error of a batch that killed endpoints."""
-_MAX_HINTED_INDICES = 8
-"""Largest number of indices in a note on a batch that may have killed endpoints."""
+"""Largest number of indices in a message about a batch that killed endpoints, or may have."""
 
 
 @dataclass(slots=True)
@@ -149,7 +147,7 @@ class PendingBatch:
     def killed_too_often(self) -> DatasetError:
         """Return the error of a request that killed too many endpoints. It names the request's indices."""
         names = [lost.record.endpoint_id for lost in self.poison.endpoints if lost.has_died]
-        indices = self._first_indices(_MAX_NAMED_INDICES)
+        indices = self._first_indices()
         note = ". on_sample_error='skip' handles exceptions only" if self.request.on_sample_error == "skip" else ""
         return dataset_error(
             f"the endpoint died {len(names)} times ({', '.join(names)}) while it computed the batch with the indices "
@@ -163,13 +161,14 @@ class PendingBatch:
         """Return one line with the number of lost calls for this request and its indices, empty if no call was lost."""
         if not self.poison.num_calls:
             return ""
-        indices = self._first_indices(_MAX_HINTED_INDICES)
+        indices = self._first_indices()
         return f"lost calls for batch {self.request.position}: {self.poison.num_calls}. Its indices: {indices}"
 
-    def _first_indices(self, bound: int) -> str:
+    def _first_indices(self) -> str:
         given = self.request.work.labels
-        more = f" and {len(given) - bound} more" if len(given) > bound else ""
-        return ", ".join(index_text(index) for index in given[:bound]) + more
+        num_more = len(given) - _MAX_NAMED_INDICES
+        more = f" and {num_more} more" if num_more > 0 else ""
+        return ", ".join(index_text(index) for index in given[:_MAX_NAMED_INDICES]) + more
 
 
 @dataclass(slots=True, eq=False)

@@ -30,7 +30,6 @@ from hetero.wire.tls import Tls
 
 __all__ = ["ConnectionState", "EndpointConnection", "Fetched"]
 
-_DESCRIBE_TIMEOUT_S = 300.0
 # The trainer uses the global generator, and may seed all ranks alike. Then all ranks would draw the same back-off.
 _random = random.SystemRandom()
 
@@ -252,8 +251,8 @@ class EndpointConnection:
         if reply.HasField("failure"):
             raise _failed(reply.failure)
 
-    def describe(self, spec: DatasetSpec) -> Description:
-        """Return length, fingerprint and environment of a prepared data set.
+    def describe(self, spec: DatasetSpec, *, timeout_s: float) -> Description:
+        """Return length, fingerprint and environment of a prepared data set. May take as long as `prepare`.
 
         Raises:
             CallFailedError: The call failed, or the link that prepared the data set is gone.
@@ -261,7 +260,7 @@ class EndpointConnection:
         """
         request = pb.DescribeRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
         link = self._present_link(Fault.UNREACHABLE)
-        reply = link.call("Describe", request, pb.DescribeReply, _DESCRIBE_TIMEOUT_S)
+        reply = link.call("Describe", request, pb.DescribeReply, timeout_s)
         if reply.HasField("failure"):
             raise _failed(reply.failure)
         return Description(

@@ -15,14 +15,11 @@ from hetero.batches.build import log_warnings
 from hetero.batches.fetch import Description
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ProtocolMismatchError
 from hetero.reader.connection import ConnectionState, EndpointConnection
+from hetero.reader.hedging import Pace
 from hetero.reader.receiver_choice import ReceiverChoice
 from hetero.spec import DatasetSpec
 
 __all__ = ["ServedDataset"]
-
-_NUM_SIZES = 128
-_MAX_UNGATHERED = 3
-_MIN_UNGATHERED_S, _MAX_UNGATHERED_S = 10.0, 300.0
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +38,7 @@ class ServedDataset:
         """The error to raise if no batch of this data set can be trusted, else None."""
         self.batch_bytes = 64 * 2**20
         """Bytes of the largest recent batch. A large guess before the first batch."""
-        self._sizes: deque[int] = deque(maxlen=_NUM_SIZES)
+        self._sizes: deque[int] = deque(maxlen=Pace.NUM_OBSERVATIONS)
         self.receiver = ReceiverChoice()
         self.was_served = False
         """Whether an endpoint was ever ready for the data set."""
@@ -49,34 +46,11 @@ class ServedDataset:
         """Whether a caller has already waited for the other endpoints. Later callers need not wait again."""
         self.descriptions: dict[str, Description] = {}
         """Descriptions by the endpoint's id."""
-        self._num_ungathered = 0  # successive batches that one endpoint has computed although homes were named
-        self._gathered_again_s = 0.0
-        self._ungathered_s = _MIN_UNGATHERED_S
         self.build_s = 0.0
         """Longest time that an endpoint took to prepare, in seconds."""
         self._reference_name = ""
         self._initial: set[tuple[str, str]] = set()
         self._has_warned = False
-
-    def is_gathered(self, now_s: float) -> bool:
-        """Return whether the homes of its samples should be named.
-
-        Not for ten seconds after three successive batches that one endpoint has computed alone. If it happens again,
-        the time doubles, up to five minutes.
-        """
-        return now_s >= self._gathered_again_s
-
-    def observe_gathered(self, *, num_parts: int, now_s: float) -> None:
-        """Record how many endpoints have computed a batch for which homes were named."""
-        if num_parts > 1:
-            self._num_ungathered, self._ungathered_s = 0, _MIN_UNGATHERED_S
-            return
-        self._num_ungathered += 1
-        if self._num_ungathered >= _MAX_UNGATHERED:
-            # Only a pause. Three such batches in a row once ended the use of homes for the rest of the job.
-            self._num_ungathered = 0
-            self._gathered_again_s = now_s + self._ungathered_s
-            self._ungathered_s = min(2 * self._ungathered_s, _MAX_UNGATHERED_S)
 
     def update(self, connections: Sequence[EndpointConnection]) -> None:
         """Choose the reference if an endpoint can give it, and compare the endpoints that have described themselves.

@@ -32,13 +32,9 @@ from hetero.reader.own_fetches import OwnFetches
 from hetero.reader.window import Window
 from hetero.system.waits import END_TIMEOUT_S, POLL_S
 from hetero.wire.faults import CallFailedError, Fault
+from hetero.wire.limits import AT_ONCE_BYTES
 
 __all__ = ["Fetchers"]
-
-_MAX_OWN_BYTES = 2 * 2**20
-"""A larger batch is better received by a fetcher, because several fetchers can receive at the same time."""
-_MAX_SMALL_SAMPLES = 1024
-"""With more samples, a request is too long to be sent at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -146,8 +142,8 @@ class Fetchers:
         batch = self._window.missing[0]
         if (
             not batch.dataset.receiver.is_consumer
-            or batch.dataset.batch_bytes > _MAX_OWN_BYTES
-            or batch.request.work.num_samples > _MAX_SMALL_SAMPLES
+            # A larger batch is better received by a fetcher, because several fetchers can receive at the same time.
+            or batch.dataset.batch_bytes > AT_ONCE_BYTES
             or batch.was_requested
             or not self._window.has_room(batch)
         ):
@@ -170,7 +166,6 @@ class Fetchers:
             and not batch.poison.num_calls
             and not batch.doubted
             and not request.verify
-            and batch.dataset.is_gathered(self._fleet.clock())
         ):
             attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
         return attempt

@@ -418,7 +418,7 @@ class Fleet:
         try:
             connection.prepare(spec, expected=expected, timeout_s=self.prepare_timeout_s)
             dataset.build_s = max(dataset.build_s, self.clock() - begin_s)
-            outcome = connection.describe(spec)
+            outcome = connection.describe(spec, timeout_s=self.prepare_timeout_s)
         except Exception as error:  # noqa: BLE001 - `_conclude` handles it
             outcome = error
         with self.lock:

@@ -54,19 +54,18 @@ class Pace:
 
 
 class Budget:
-    """Limits the number of hedges. After n requests, at most 2 + n / 20 hedges have been sent.
+    """Limits the number of hedges. After n requests, at most 1 + n / 20 hedges have been sent.
 
-    Two hedges are free, so a short job can hedge. Each request earns a twentieth of a hedge. The budget saves at most
-    32 hedges. Therefore any n requests in a row have at most 32 + n / 20 hedges, even after a quiet time.
+    One hedge is free, and each request earns a twentieth of a hedge. The budget saves at most 32 hedges. Therefore any n
+    requests in a row have at most 32 + n / 20 hedges, even after a quiet time.
     """
 
-    FREE = 2
     REQUESTS_PER_HEDGE = 20
     MAX_SAVED = 32
 
     def __init__(self) -> None:
         # In twentieths of a hedge, because integers do not drift.
-        self._credit = self.FREE * self.REQUESTS_PER_HEDGE
+        self._credit = self.REQUESTS_PER_HEDGE
 
     def earn(self) -> None:
         """Record a new request. Called once per request, however often it is sent."""

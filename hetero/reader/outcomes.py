@@ -117,8 +117,6 @@ class Outcomes:
         # Not since the request: that time grows with the window, and when the trainer turns from slow to fast.
         took_s = max(0.0, answered_s - attempt.since_s)
         self._hedging.observe(request, took_s)
-        if attempt.homes is not None:
-            attempt.batch.dataset.observe_gathered(num_parts=fetched.num_parts, now_s=now_s)
         stats.gathered += fetched.num_parts > 1
         self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes

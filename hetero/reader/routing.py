@@ -27,10 +27,6 @@ __all__ = ["ConnectionTable", "Router", "Stragglers", "homes_of", "subset", "unp
 
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
-_MAX_GATHERED = 2**16
-"""Largest number of samples for which homes are looked up. They take a millisecond per host."""
-_MIN_PER_HOME = 2
-"""Smallest mean number of samples in a part."""
 
 
 class ConnectionTable:
@@ -259,7 +255,7 @@ class Router:
             and not connection.record.is_optional
         )
         num_hosts = len(num_endpoints)
-        if not 1 < num_hosts <= MAX_HELPERS + 1 or not num_hosts * _MIN_PER_HOME <= work.num_samples <= _MAX_GATHERED:
+        if not 1 < num_hosts <= MAX_HELPERS + 1 or work.num_samples < num_hosts:
             return (), None
         available: dict[str, list[EndpointConnection]] = {}
         for connection in self._available(spec, self._clock(), besides=lead):

@@ -9,6 +9,7 @@ from hetero.batches.structure.limits import StructureLimits
 from hetero.errors import ConfigError
 
 __all__ = [
+    "AT_ONCE_BYTES",
     "BLOCK_BYTES",
     "GREETING",
     "MAX_FETCH_BYTES",
@@ -39,6 +40,8 @@ MAX_FETCH_BYTES = 16 * 2**20
 """Largest request for a batch. Each 64-bit integer index takes 8 bytes, and its occurrences up to 5 bytes."""
 MAX_KEYED_FETCH_BYTES = 2**20
 """Largest request if not all indices are integers. They are then keys, which take many times their bytes in memory."""
+AT_ONCE_BYTES = 2 * 2**20
+"""Largest batch that the thread that has it sends itself, and that the training loop may receive itself."""
 MAX_EXPECTED = 8
 """Largest number of data sets that a reader announces."""
 MAX_EXPECTED_BYTES = 4096

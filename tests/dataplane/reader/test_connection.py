@@ -62,7 +62,7 @@ def test_preparing_and_describing_use_the_one_link_that_attends(
     connection: EndpointConnection, links: list[FakeLink], tools: Any
 ) -> None:
     connection.prepare(tools.spec(), timeout_s=1.0)
-    connection.describe(tools.spec())
+    connection.describe(tools.spec(), timeout_s=60.0)
     assert [link.calls for link in links] == [["Attend", "Prepare", "Describe"]]
 
 
@@ -72,7 +72,7 @@ def test_without_a_link_only_preparing_opens_one(
     assert fault_of(lambda: fetch(connection, tools))[0] is Fault.UNSENT
     connection.prepare(tools.spec(), timeout_s=1.0)
     connection.mark_down("reset", 0.0)
-    assert fault_of(lambda: connection.describe(tools.spec()))[0] is Fault.UNREACHABLE
+    assert fault_of(lambda: connection.describe(tools.spec(), timeout_s=60.0))[0] is Fault.UNREACHABLE
     assert fault_of(lambda: fetch(connection, tools))[0] is Fault.UNSENT
     assert len(links) == 1
 

@@ -194,30 +194,3 @@ def test_endpoint_without_which_the_job_was_planned_gives_the_reference_if_it_is
     answer(first)
     dataset.update([first])
     assert first.serves(SPEC)
-
-
-def test_homes_are_not_named_for_ten_seconds_after_three_batches_that_nobody_helped_with() -> None:
-    dataset = ServedDataset(DatasetSpec("numbers"))
-    for num_parts in (1, 1, 2, 1, 1):
-        dataset.observe_gathered(num_parts=num_parts, now_s=100.0)
-        assert dataset.is_gathered(100.0)
-    dataset.observe_gathered(num_parts=1, now_s=100.0)
-    assert not dataset.is_gathered(109.9)
-    assert dataset.is_gathered(110.0)
-
-
-def test_homes_are_not_named_for_longer_the_more_often_nobody_helps() -> None:
-    dataset = ServedDataset(DatasetSpec("numbers"))
-    now_s, waits_s = 0.0, []
-    for _ in range(7):
-        for _ in range(3):
-            dataset.observe_gathered(num_parts=1, now_s=now_s)
-        begin_s = now_s
-        while not dataset.is_gathered(now_s):
-            now_s += 5.0
-        waits_s.append(now_s - begin_s)
-    assert waits_s == [10, 20, 40, 80, 160, 300, 300]
-    dataset.observe_gathered(num_parts=2, now_s=now_s)
-    for _ in range(3):
-        dataset.observe_gathered(num_parts=1, now_s=now_s)
-    assert dataset.is_gathered(now_s + 10.0)

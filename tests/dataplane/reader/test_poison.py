@@ -115,7 +115,6 @@ def test_batch_that_three_endpoints_died_with_while_they_sent_it_is_not_blamed(s
 
 def test_batch_that_was_lost_is_not_shared_again(stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its samples may kill endpoints. If another endpoint computes a part of it, two can die at once."""
-    monkeypatch.setattr("hetero.reader.consistency.ServedDataset.is_gathered", lambda *_: True)
     named: list[int] = []
     monkeypatch.setattr(
         "hetero.reader.routing.Router.choose_homes",
