@@ -18,11 +18,10 @@ from hetero.batches.structure.trees import is_plain
 from hetero.endpoint.compute import Compute, Task
 from hetero.endpoint.gathering import Gathering
 from hetero.endpoint.parts import Links
-from hetero.endpoint.replies import AT_ONCE_BYTES
 from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.wire.compression import is_installed
 from hetero.wire.framing import EncodedBatch
-from hetero.wire.limits import Limits
+from hetero.wire.limits import AT_ONCE_BYTES, Limits
 
 __all__ = ["Experience", "RequestedBatch"]
 
@@ -44,8 +43,6 @@ class Experience:
         """Whether no sample was found that cannot be sent without collation."""
         self.num_parts = 0
         """Parts that were computed for other endpoints."""
-        self.sample_s: float | None = None
-        """Mean seconds per sample of the latest parts. None before the first."""
 
     @property
     def is_sent_at_once(self) -> bool:
@@ -57,12 +54,6 @@ class Experience:
         # Batches of 1 MB that take 0.9 ms to compute came at 0.78 of the former rate while the compute thread sent them
         # all. With this limit of the time it is 0.90.
         return self.latest_bytes <= (AT_ONCE_BYTES if self.latest_s < _QUICK_S else _MEDIUM_BYTES)
-
-    def computed_part(self, num_samples: int, took_s: float) -> None:
-        """Record that a part was computed."""
-        self.num_parts += 1
-        sample_s = took_s / num_samples
-        self.sample_s = sample_s if self.sample_s is None else self.sample_s + 0.2 * (sample_s - self.sample_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +87,7 @@ class RequestedBatch:
             return None
         if not (self.experience.is_plain and self.built.is_divisible):
             return None
-        return Gathering(
-            request,
-            limits=self.limits,
-            links=self.links,
-            on_refused=self._note_refused,
-            sample_s=self.experience.sample_s,
-        )
+        return Gathering(request, limits=self.limits, links=self.links, on_refused=self._note_refused)
 
     def compute(self, task: Task, gathering: Gathering | None = None) -> EncodedBatch | tuple[Any, Skips | None, int]:
         """Compute the batch or the part. Runs on a compute thread.
@@ -186,13 +171,12 @@ class RequestedBatch:
     def _compute_part(self, task: Task) -> EncodedBatch:
         if self.links is None or not self.built.is_divisible:
             raise ProtocolError(f"batches of data set {self.request.spec.name!r} are not computed in parts here")
-        begin_s = time.monotonic()
         samples = fetch_part(self.built, self.request, host=self.name, cancelled=task.is_cancelled)
         if not all(map(is_plain, samples)):
             # Collation on the asking endpoint has to get the samples as they were made here.
             raise self._unsendable(ConfigError("a sample may change if it is sent without collation"))
         encoded = self._encode(samples, None, 1, copy=True)
-        self.experience.computed_part(len(samples), time.monotonic() - begin_s)
+        self.experience.num_parts += 1
         return encoded
 
     def _encode(self, batch: Any, skips: Skips | None, num_parts: int, *, copy: bool) -> EncodedBatch:

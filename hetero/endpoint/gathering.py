@@ -24,12 +24,8 @@ from hetero.wire.limits import Limits
 
 __all__ = ["Gathering"]
 
-_PATIENCE = 3.0
-"""How long to wait for parts with nothing else to do, as a multiple of the time that a part takes here."""
-_MIN_PATIENCE_S = 0.5
-"""The least such time."""
-_FIRST_PATIENCE_S = 5.0
-"""Such a time while it is not known how long a part takes here."""
+_PATIENCE_S = 5.0
+"""How long to wait for parts with nothing else to do."""
 _MAX_WAIT_S = 30.0
 """How long to wait for parts in any case."""
 
@@ -42,7 +38,6 @@ class Gathering:
         limits: Bounds of the batch.
         links: Links to the endpoints of the homes.
         on_refused: Called if the samples of this data set cannot be sent.
-        sample_s: Seconds that a sample in a part takes here. None if this is not known.
         clock: Returns monotonic seconds.
     """
 
@@ -53,7 +48,6 @@ class Gathering:
         limits: Limits,
         links: Links,
         on_refused: Callable[[], object],
-        sample_s: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert request.homes is not None
@@ -64,10 +58,6 @@ class Gathering:
         self._parts = Parts(request, limits=limits, links=links, on_refused=on_refused)
         self._is_used = False
         self._begin_s = self._busy_s = clock()
-        self._patience_s = _FIRST_PATIENCE_S
-        if sample_s is not None:
-            largest = int(np.bincount(self._homes)[1:].max(initial=0))
-            self._patience_s = max(_MIN_PATIENCE_S, _PATIENCE * sample_s * largest)
 
     @property
     def num_parts(self) -> int:
@@ -96,12 +86,11 @@ class Gathering:
         if is_busy:
             # Patience counts from the moment when this endpoint has nothing else to do.
             self._busy_s = now_s
-        waited_s = now_s - self._begin_s
         late = [part.helper for part in self._parts.missing if not part.has_ended]
         # Another batch has waited for them already.
         if all(map(self._links.is_avoided, late)):
             return True
-        is_over = now_s - self._busy_s > self._patience_s or waited_s > max(_MAX_WAIT_S, self._patience_s)
+        is_over = now_s - self._busy_s > _PATIENCE_S or now_s - self._begin_s > _MAX_WAIT_S
         for helper in late if is_over else ():
             self._links.avoid(helper)
         return is_over

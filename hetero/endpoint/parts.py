@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -22,11 +23,10 @@ from hetero.system.waits import MAX_BACKOFF_S
 from hetero.wire import requests
 from hetero.wire.faults import CallFailedError
 from hetero.wire.framing import BatchDecoder
-from hetero.wire.limits import Limits
+from hetero.wire.limits import MAX_HELPERS, Limits
 
 __all__ = ["Links", "Part", "Parts"]
 
-_FETCH_TIMEOUT_S = 600.0
 _SPARE_BYTES = 2**20
 _SMALL_PART = 128
 """Samples of one part. The answer to a request has at most 1,024 arrays."""
@@ -39,13 +39,12 @@ logger = logging.getLogger(__name__)
 class Links:
     """This endpoint's links to other endpoints, which stay open for later parts. Thread-safe.
 
+    Without a part in progress, at most `MAX_HELPERS` links stay open. The least recently used are closed first.
+
     Args:
         connect: Opens a link to an endpoint.
         clock: Returns monotonic seconds.
     """
-
-    MAX_IDLE = 64
-    """Links without a part in progress. If there are more, the least recently used are closed."""
 
     def __init__(
         self, connect: Callable[[Helper], EndpointLink], *, clock: Callable[[], float] = time.monotonic
@@ -66,7 +65,8 @@ class Links:
         """
         with self._attended(helper) as link:
             try:
-                link.fetch(message, decoder, timeout_s=_FETCH_TIMEOUT_S, on_call=on_call)
+                # The asking endpoint cancels the call when it needs the part no more.
+                link.fetch(message, decoder, timeout_s=math.inf, on_call=on_call)
             except CallFailedError as error:
                 # A link whose endpoint only failed to compute this part stays open for later ones.
                 if error.fault.is_loss:
@@ -97,33 +97,23 @@ class Links:
     @contextlib.contextmanager
     def _attended(self, helper: Helper) -> Iterator[EndpointLink]:
         """Yield a link that is ready for a fetch."""
-        link, is_new = self._link(helper)
-        try:
-            try:
-                link.attend()
-            except CallFailedError:
-                self._forget(helper, link)
-                if is_new:
-                    raise
-                self._release(link)
-                # The old one had ended while it was idle.
-                link, _ = self._link(helper)
-                link.attend()
-            yield link
-        finally:
-            self._release(link)
-
-    def _link(self, helper: Helper) -> tuple[EndpointLink, bool]:
-        """Return a link, and whether it is a new one. `_release` gives it back."""
         with self._lock:
             link = self._links.pop(helper, None)
-            is_new = link is None
             if link is None:
                 link = self._connect(helper)
             # As the last one, because it is used last.
             self._links[helper] = link
             self._num_users[link] += 1
-            return link, is_new
+        try:
+            try:
+                link.attend()
+            except CallFailedError:
+                # The next part gets a new link.
+                self._forget(helper, link)
+                raise
+            yield link
+        finally:
+            self._release(link)
 
     def _release(self, link: EndpointLink) -> None:
         with self._lock:
@@ -131,7 +121,7 @@ class Links:
             if not self._num_users[link]:
                 del self._num_users[link]
             idle = [helper for helper, each in self._links.items() if each not in self._num_users]
-            dropped = [self._links.pop(helper) for helper in idle[: max(0, len(idle) - self.MAX_IDLE)]]
+            dropped = [self._links.pop(helper) for helper in idle[: max(0, len(idle) - MAX_HELPERS)]]
         for each in dropped:
             each.close()
 

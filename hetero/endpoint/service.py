@@ -34,6 +34,7 @@ from hetero.endpoint.replies import LATER, Answer, Later, Reply
 from hetero.errors import DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
 from hetero.system.fault_injection import faults_at
+from hetero.system.waits import POLL_S
 from hetero.wire import framing, requests  # before grpc: channels sets its environment
 from hetero.wire.limits import MAX_EXPECTED, PROTOCOL, SERVICE, Limits
 from hetero.wire.messages import parse
@@ -53,7 +54,6 @@ DATA_POLICIES: Mapping[str, Policy] = {
 MAX_DATASETS = 64
 """Largest number of data sets that one endpoint keeps."""
 
-_POLL_S = 0.5
 # Runs before all batches, because the priority of a batch is its step, from 0.
 _FIRST = -1
 _Message = TypeVar("_Message", bound=Message)
@@ -263,7 +263,7 @@ class DataServicer:
             yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()
             # Until the grace has passed, and not only until the drain begins: the end of this call closes the reader's
             # connections.
-            while not ended.wait(_POLL_S) and not self.delivery.is_stopped:
+            while not ended.wait(POLL_S) and not self.delivery.is_stopped:
                 pass
         finally:
             self.delivery.dismiss(session_token)
@@ -293,6 +293,8 @@ class DataServicer:
             return self._gather(wanted, gathering, reply)
         # Compression takes longer than sending, and a handler thread can do it while the next batch is computed.
         is_small = served.experience.is_sent_at_once and request.compression is None and not request.is_part
+        if not is_small:
+            return self._compute_and_wait(wanted, wanted.compute, reply)
 
         def send(task: Task) -> None:
             answer: Answer = None
@@ -301,21 +303,9 @@ class DataServicer:
             finally:  # if there is no memory for an answer, the connection ends
                 reply.send(answer)
 
-        task = self._compute.submit(
-            request.step,
-            wanted.compute,
-            emulated_s=self._sample_time_s * request.work.num_samples,
-            is_abandoned=None if is_small else reply.has_left,
-            on_finish=send if is_small else None,
-        )
-        if is_small:
-            # No thread waits for the batch, so the reply learns how to cancel it.
-            reply.if_given_up(task.cancel)
-            return LATER
-        if not _wait(task, reply.has_left):
-            task.cancel()
-            return None
-        return wanted.finish(task)
+        # No thread waits for the batch, so the reply learns how to cancel it.
+        reply.if_given_up(self._submit(wanted, wanted.compute, on_finish=send).cancel)
+        return LATER
 
     def _gather(self, wanted: RequestedBatch, gathering: Gathering, reply: Reply) -> framing.EncodedBatch | None:
         """Answer a request whose samples other hosts keep."""
@@ -325,15 +315,23 @@ class DataServicer:
             while not gathering.wait(is_busy=self._compute.num_queued > 0):
                 if reply.has_left():
                     return None
-            task = self._compute.submit(
-                wanted.request.step,
-                functools.partial(wanted.compute, gathering=gathering),
-                is_abandoned=reply.has_left,
-            )
-            if not _wait(task, reply.has_left):
-                task.cancel()
-                return None
-            return wanted.finish(task)
+            return self._compute_and_wait(wanted, functools.partial(wanted.compute, gathering=gathering), reply)
+
+    def _compute_and_wait(
+        self, wanted: RequestedBatch, work: Callable[[Task], Any], reply: Reply
+    ) -> framing.EncodedBatch | None:
+        """Return a batch once it is computed, None if the reader has left before."""
+        task = self._submit(wanted, work, is_abandoned=reply.has_left)
+        if not _wait(task, reply.has_left):
+            task.cancel()
+            return None
+        return wanted.finish(task)
+
+    def _submit(self, wanted: RequestedBatch, work: Callable[[Task], Any], **options: Any) -> Task:
+        request = wanted.request
+        return self._compute.submit(
+            request.step, work, emulated_s=self._sample_time_s * request.work.num_samples, **options
+        )
 
 
 def _has_homes(name: str) -> bool:
@@ -344,7 +342,7 @@ def _has_homes(name: str) -> bool:
 
 def _wait(task: Task, has_left: Callable[[], bool]) -> bool:
     """Block until the task is done. Return False if the caller left first."""
-    while not task.wait(_POLL_S):
+    while not task.wait(POLL_S):
         if has_left():
             return False
     return True

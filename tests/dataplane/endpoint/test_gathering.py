@@ -24,7 +24,7 @@ from hetero.spec import DatasetSpec
 from hetero.system.waits import MAX_BACKOFF_S
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder
-from hetero.wire.limits import Limits
+from hetero.wire.limits import MAX_HELPERS, Limits
 
 HOMES = np.array([0, 1, 2, 1, 0, 2, 1, 1], np.uint8)
 
@@ -54,14 +54,9 @@ class Gathered:
     def refuse(self) -> None:
         self.num_refused += 1
 
-    def gathering(self, sample_s: float | None = 0.01) -> Gathering:
+    def gathering(self) -> Gathering:
         return Gathering(
-            self.request,
-            limits=Limits(),
-            links=self.links,
-            on_refused=self.refuse,
-            sample_s=sample_s,
-            clock=lambda: self.now_s,
+            self.request, limits=Limits(), links=self.links, on_refused=self.refuse, clock=lambda: self.now_s
         )
 
     def compute(self, gathering: Gathering) -> Any:
@@ -145,18 +140,15 @@ class Silent:
         return [self.data.sample(index) for index in indices]
 
 
-@pytest.mark.parametrize(("sample_s", "patience_s"), [(None, 5.0), (0.001, 0.5), (1.0, 12.0)])
-def test_endpoint_with_nothing_else_to_do_waits_three_times_as_long_as_a_part_takes(
-    sample_s: float | None, patience_s: float
-) -> None:
+def test_endpoint_with_nothing_else_to_do_waits_for_five_seconds() -> None:
     gathered = Gathered(Silent())
-    with gathered.gathering(sample_s) as gathering:
+    with gathered.gathering() as gathering:
         gathered.now_s = 1.0
         assert not gathering.wait(is_busy=True)
-        gathered.now_s = 1.0 + patience_s - 0.01
+        gathered.now_s = 5.99
         assert not gathering.wait(is_busy=False)
         assert not any(map(gathered.links.is_avoided, HELPERS))
-        gathered.now_s = 1.0 + patience_s + 0.01
+        gathered.now_s = 6.01
         assert gathering.wait(is_busy=False)
         gathered.check(gathered.compute(gathering))
     assert all(map(gathered.links.is_avoided, HELPERS))
@@ -250,7 +242,7 @@ def ask(links: Links, helper: Helper) -> None:
 
 def test_links_that_were_used_longest_ago_are_closed_but_none_in_use() -> None:
     gathered = Gathered(lambda link, indices: [0] * len(indices))
-    asked = helpers(Links.MAX_IDLE + 2)
+    asked = helpers(MAX_HELPERS + 2)
     with gathered.links._attended(asked[0]) as used:
         for helper in asked[1:]:
             ask(gathered.links, helper)
@@ -259,11 +251,13 @@ def test_links_that_were_used_longest_ago_are_closed_but_none_in_use() -> None:
     assert sum(link.is_closed for link in gathered.opened) == 2
 
 
-def test_link_that_ended_while_it_was_idle_is_opened_anew() -> None:
+def test_link_that_ended_while_it_was_idle_is_opened_anew_for_the_next_part() -> None:
     gathered = Gathered(lambda link, indices: [0] * len(indices))
     (helper,) = helpers(1)
     ask(gathered.links, helper)
     gathered.opened[0].has_ended = True
+    with pytest.raises(CallFailedError):
+        ask(gathered.links, helper)
     ask(gathered.links, helper)
     assert [link.is_closed for link in gathered.opened] == [True, False]
 
