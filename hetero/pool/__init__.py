@@ -13,5 +13,6 @@ In a process that the launcher starts:
 
 fork_server.py  imports the user's script once and forks endpoints
 builder.py      a process that builds data sets for all endpoints, and then takes over from the fork server
-processes.py    processes of endpoints, and packets between them, as fork server and builder see them
+processes.py    processes of endpoints, as fork server and builder see them
+packets.py      messages between the processes of a host
 """

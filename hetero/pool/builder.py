@@ -20,7 +20,8 @@ from pathlib import Path
 from hetero.documents.text import first_names
 from hetero.endpoint.prebuilt import Prebuilt, build
 from hetero.errors import HeteroError, first_line
-from hetero.pool.processes import receive_packet, why_not_fork
+from hetero.pool.packets import receive_packet
+from hetero.pool.processes import why_not_fork
 from hetero.spec import DatasetSpec
 from hetero.system.memory import prepare_to_fork
 from hetero.system.open_files import mapped_files, open_files

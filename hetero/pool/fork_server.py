@@ -33,23 +33,16 @@ from hetero.endpoint.prebuilt import Announcements, Prebuilt
 from hetero.endpoint.script import load_script
 from hetero.errors import ExitCode, HeteroError
 from hetero.pool.builder import Builder, build_all, receive_starts
-from hetero.pool.processes import (
-    MAX_PACKET_BYTES,
-    EndpointProcess,
-    make_channel,
-    receive_packet,
-    run_forked,
-    why_not_fork,
-)
+from hetero.pool.packets import MAX_PACKET_BYTES, make_channel, receive_packet
+from hetero.pool.processes import EndpointProcess, run_forked, why_not_fork
 from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
 from hetero.system.open_files import open_files
 from hetero.system.process import SignalWaiter, describe_exit_status, die_with_parent
 from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
+from hetero.system.waits import POLL_S
 
 __all__ = ["main"]
-
-_IDLE_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +145,7 @@ class _ForkServer:
             The exit status.
         """
         while True:
-            arrived = self._signals.wait(_IDLE_S, descriptors=self._descriptors())
+            arrived = self._signals.wait(POLL_S, descriptors=self._descriptors())
             self._reap()
             if end_signal() in arrived:
                 return self._stop(self._base.grace_s)
@@ -335,7 +328,7 @@ class _ForkServer:
         self._leave_to_endpoints()
         self._children.clear()
         while (ended := builder.poll()) is None:
-            if end_signal() in self._signals.wait(_IDLE_S):
+            if end_signal() in self._signals.wait(POLL_S):
                 os.kill(builder.pid, end_signal())
         if ended < 0:
             logger.warning("the process that has built data sets for all endpoints %s", describe_exit_status(ended))
@@ -352,7 +345,7 @@ class _ForkServer:
             child.signal(end_signal() if grace_s > 0 else signal.SIGKILL)
         deadline_s = time.monotonic() + grace_s
         while self._children and time.monotonic() < deadline_s:
-            self._signals.wait(min(0.5, max(0.0, deadline_s - time.monotonic())))
+            self._signals.wait(min(POLL_S, max(0.0, deadline_s - time.monotonic())))
             self._reap()
         for child in self._children:
             child.signal(signal.SIGKILL)

@@ -25,19 +25,15 @@ from hetero.control.members.directory import BATCHES, EndpointRecord
 from hetero.documents.text import counted
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError, first_line
 from hetero.pool.figures import PoolFigures
-from hetero.pool.slot import Liveness, RestartBudget, Slot
+from hetero.pool.slot import LAST_LINES, Liveness, RestartBudget, Slot
 from hetero.pool.spawn import ForkServer, Outputs, PoolOptions, ProcessStarter, failure_from_event
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import describe_exit_status, wait_gone
-from hetero.system.waits import backoff_s
+from hetero.system.waits import POLL_S, backoff_s
 from hetero.wire.channels import join_address
 
 __all__ = ["EndpointPool", "PoolOptions"]
 
-_LAST_LINES = 20
-_TICK_S = 0.5
-_IDLE_STARTER_S = 60.0
-"""Seconds without a wanted endpoint after which the fork server ends, because it holds what the script imports."""
 _RETURN_STABLE_TIMES = 60
 """A restart is given back after this many times ``stable_s`` without a crash, an hour by default."""
 
@@ -84,11 +80,10 @@ class EndpointPool(PoolFigures):
         self._thread: threading.Thread | None = None
         # Only the pool's thread uses the fields below.
         self._starter: ProcessStarter | None = None
-        self._starter_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._starter_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._num_starter_crashes = 0
         self._starter_start_at_s: float | None = 0.0
         self._starter_awaits_restart = False
-        self._idle_since_s: float | None = None
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, self._on_line)
 
@@ -188,7 +183,7 @@ class EndpointPool(PoolFigures):
                 self._end_what_is_not_wanted()
                 self._end_idle_starter()
                 self._start_what_is_due()
-                self._turn(_TICK_S)
+                self._turn(POLL_S)
             self._shut_down(self._stop_grace_s)
         except BaseException as error:
             logger.exception("the endpoint pool failed")
@@ -260,20 +255,17 @@ class EndpointPool(PoolFigures):
                 self._starter.end_endpoint(slot.incarnation)
 
     def _end_idle_starter(self) -> None:
-        """End the fork server if no endpoint was wanted for a minute. It starts again with the next one."""
+        """End the fork server if no endpoint is wanted or left. It starts again with the next one."""
         if self._starter is None or self._num_wanted or any(slot.is_started for slot in self._slots):
-            self._idle_since_s = None
             return
-        now_s = time.monotonic()
-        if self._idle_since_s is None:
-            self._idle_since_s = now_s
-        if now_s - self._idle_since_s >= _IDLE_STARTER_S and self._starter.loaded_s is not None:
+        # It holds in memory what the script imports.
+        if self._starter.loaded_s is not None:
             self._drop_starter()
             self._starter_start_at_s = 0.0
 
     def _take_events(self, starter: ProcessStarter) -> None:
         for event in starter.events():
-            if event is not None:
+            if event["event"] != "gone":
                 self._on_event(starter, event)
             elif self._is_registered(starter):
                 # Its descriptor would stay readable, and `poll` reports the exit.

@@ -1,13 +1,10 @@
-"""Processes of endpoints, and packets between them, as the fork server and the builder see them."""
+"""Processes of endpoints, as the fork server and the builder see them."""
 
 from __future__ import annotations
 
-import array
 import gc
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,10 +16,7 @@ from hetero.endpoint.endpoint import run_to_end
 from hetero.system.open_files import names_for_message, opened_since, reopen_files
 from hetero.system.process import SignalWaiter, die_with_parent
 
-__all__ = ["MAX_PACKET_BYTES", "EndpointProcess", "make_channel", "receive_packet", "run_forked", "why_not_fork"]
-
-MAX_PACKET_BYTES = 256 * 1024
-"""Largest size of a packet. The kernel's limit is a little lower by default."""
+__all__ = ["EndpointProcess", "run_forked", "why_not_fork"]
 
 
 class EndpointProcess:
@@ -73,28 +67,6 @@ class EndpointProcess:
         if self.output is not None:
             os.close(self.output)
             self.output = None
-
-
-def make_channel() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a socket for packets between two processes of a host."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def receive_packet(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next packet and its descriptors. None if none has arrived, event ``gone`` if the other end is gone."""
-    try:
-        # Do not use socket.recv_fds. It ignores the flag MSG_DONTWAIT, so it would block until the next packet.
-        size = socket.CMSG_LEN(array.array("i").itemsize)
-        packet, ancillary, _, _ = channel.recvmsg(MAX_PACKET_BYTES, size, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
-    except BlockingIOError:
-        return None
-    except OSError:
-        packet, ancillary = b"", []
-    if not packet:
-        return {"event": "gone"}, []
-    descriptors = [array.array("i", data)[0] for _, _, data in ancillary]
-    facts: dict[str, Any] = json.loads(packet)
-    return facts, descriptors
 
 
 def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -> NoReturn:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hetero.control.members.directory import EndpointRecord
 
-__all__ = ["Action", "Liveness", "RestartBudget", "Slot", "is_suspended"]
+__all__ = ["LAST_LINES", "Action", "Liveness", "RestartBudget", "Slot", "is_suspended"]
 
 LEAVE_S = 3.0
 """Seconds until the ranks of all hosts know that an endpoint leaves: a heartbeat and a report."""
@@ -26,7 +26,8 @@ MAX_LEAVE_S = 300.0
 """Longest time that a leaving endpoint has for the requests that it has accepted."""
 DUMP_S = 1.0
 """Seconds from the request for a stack dump to the kill."""
-_LAST_LINES = 20
+LAST_LINES = 20
+"""Lines of the output of a process that are kept for the error if it fails."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Slot:
     """Processes started so far."""
     num_crashes: int = 0
     """Crashes in a row."""
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     statistics: dict[str, float] = field(default_factory=dict)
     past_statistics: dict[str, float] = field(default_factory=dict)
     memory: tuple[int, int] | None = None

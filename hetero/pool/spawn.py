@@ -21,12 +21,11 @@ from hetero import errors
 from hetero.control.security import TOKEN_FILE_VARIABLE
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroError
+from hetero.pool.packets import make_channel, receive_packet
 from hetero.system.line_relay import LineSource
 from hetero.system.process import start_child, thread_limits
 
 __all__ = ["ForkServer", "Outputs", "PoolOptions", "ProcessStarter", "child_environment", "failure_from_event"]
-
-_MAX_PACKET_BYTES = 128 * 1024
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +91,8 @@ class ProcessStarter(Protocol):
     def stop(self, grace_s: float) -> None:
         """Ask all processes to end."""
 
-    def events(self) -> Iterator[dict[str, Any] | None]:
-        """Yield the events that have arrived. Yield None if no more events can come."""
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events that have arrived. The last is ``gone``, after which no more can come."""
 
     def poll(self) -> int | None:
         """Return the exit status once everything has ended, None before."""
@@ -111,7 +110,7 @@ class ForkServer:
     """
 
     def __init__(self, options: PoolOptions, output: int) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, theirs = make_channel()
         with theirs:
             self._process = start_child(
                 [sys.executable, "-m", "hetero.pool.fork_server", str(theirs.fileno())],
@@ -144,17 +143,12 @@ class ForkServer:
         """Make the fork server end its endpoints and itself."""
         self._command(command="stop", grace_s=grace_s)
 
-    def events(self) -> Iterator[dict[str, Any] | None]:
-        """Yield the events that have arrived. Yield None if no more events can come."""
-        while True:
-            try:
-                packet = self._socket.recv(_MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                packet = b""
-            yield json.loads(packet) if packet else None
-            if not packet:
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events that have arrived. The last is ``gone``."""
+        while (packet := receive_packet(self._socket)) is not None:
+            event, _ = packet
+            yield event
+            if event["event"] == "gone":
                 return
 
     def poll(self) -> int | None:

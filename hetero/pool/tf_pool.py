@@ -23,24 +23,21 @@ from typing import Any
 from hetero.control.members.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.documents.text import counted
 from hetero.errors import ConfigError
+from hetero.pool.packets import make_channel, receive_packet
 from hetero.pool.pool import EndpointPool, PoolOptions
 from hetero.pool.slot import Slot
 from hetero.pool.spawn import ProcessStarter, child_environment
 from hetero.system.process import start_child
+from hetero.system.waits import END_TIMEOUT_S
 from hetero.system.workdir import private_folder
 from hetero.wire.channels import join_address
 
 __all__ = ["ServiceOptions", "ServicePool"]
 
-_MAX_EVENT_BYTES = 64 * 1024
 _ANY_PORT = "%port%"
 """Placeholder for a port. TensorFlow writes a worker's port there. In a list of planned workers it matches any port."""
 _TRAINER_TAG = "COLOCATED"
 """TensorFlow's tag for workers on trainer hosts. Readers with ``target_workers="AUTO"`` skip them."""
-_EXIT_S = 2.0
-"""Seconds that a server's process has to end after its socket is closed."""
-_DISPATCHER_S = 2.0
-"""Seconds that the dispatcher has to end after the workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +196,7 @@ class _Servers:
         Raises:
             ConfigError: The folder for the journal cannot be made.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = make_channel()
         is_worker = _kind(self._options, index) == TF_WORKER
         dispatcher = self.dispatcher if is_worker else ""
         with theirs:
@@ -256,15 +253,15 @@ class _Servers:
         self._end_by_s = time.monotonic() + grace_s
         self._ask_to_end(TF_WORKER)
 
-    def events(self) -> Iterator[dict[str, Any] | None]:
+    def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events that have arrived."""
         for descriptor, _ in self._poller.poll(0):
             server = self._running[descriptor]
-            while (packet := _receive(server.socket)) is not None:
-                if not packet:
+            while (packet := receive_packet(server.socket)) is not None:
+                event, _ = packet
+                if event["event"] == "gone":
                     yield self._ended(server)
                     break
-                event = json.loads(packet)
                 if event["event"] == "ready":
                     server.is_ready = True
                     self._ports[server.index] = event["port"]
@@ -280,7 +277,7 @@ class _Servers:
                 server.process.kill()
         elif self._running and not has_workers and not self._has_asked_dispatcher:
             self._has_asked_dispatcher = True
-            self._end_by_s = max(self._end_by_s, time.monotonic() + _DISPATCHER_S)
+            self._end_by_s = max(self._end_by_s, time.monotonic() + END_TIMEOUT_S)
             self._ask_to_end(TF_DISPATCHER)
         return None if self._running else 0
 
@@ -309,7 +306,7 @@ class _Servers:
         del self._running[server.socket.fileno()]
         server.socket.close()
         try:
-            status = server.process.wait(_EXIT_S)
+            status = server.process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             server.process.kill()
             status = server.process.wait()
@@ -338,16 +335,6 @@ class _Servers:
                     "system with file permissions"
                 ) from error
         return str(self._journal)
-
-
-def _receive(source: socket.socket) -> bytes | None:
-    """Return the next packet, empty at the end, None if nothing has arrived yet."""
-    try:
-        return source.recv(_MAX_EVENT_BYTES, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return None
-    except ConnectionError:
-        return b""
 
 
 def _environment(options: ServiceOptions) -> dict[str, str]:

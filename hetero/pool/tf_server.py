@@ -18,11 +18,11 @@ import sys
 from typing import Any
 
 from hetero.errors import ConfigError, ExitCode
+from hetero.pool.packets import MAX_PACKET_BYTES
 from hetero.system.process import die_with_parent
 
 __all__ = ["main"]
 
-_MAX_PACKET_BYTES = 64 * 1024
 _LIVENESS_PERIOD_S = 1.0
 """Seconds between liveness events."""
 _HEARTBEAT_MS = 2000
@@ -35,7 +35,7 @@ With TensorFlow's own 30 s, a restarted dispatcher would be without workers for 
 def main() -> None:
     """Run the server. See the module's docstring."""
     pool = socket.socket(fileno=int(sys.argv[1]))
-    configuration = json.loads(pool.recv(_MAX_PACKET_BYTES))
+    configuration = json.loads(pool.recv(MAX_PACKET_BYTES))
     die_with_parent(configuration["parent_pid"])
     # Ctrl-C reaches the launcher, which stops everything in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -111,7 +111,7 @@ def _port(server: Any) -> int:
 def _must_end(pool: socket.socket) -> bool:
     """Wait for one liveness period at most. Return whether the pool has closed the socket."""
     readable, _, _ = select.select([pool], [], [], _LIVENESS_PERIOD_S)
-    return bool(readable) and not pool.recv(_MAX_PACKET_BYTES)
+    return bool(readable) and not pool.recv(MAX_PACKET_BYTES)
 
 
 def _send(pool: socket.socket, **event: object) -> None:

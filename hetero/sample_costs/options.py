@@ -10,10 +10,9 @@ from typing import Any
 from hetero.documents.records import decode, encode, limits
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroError
 from hetero.metrics.profile.parts import SampledWork
+from hetero.pool.packets import MAX_PACKET_BYTES, make_channel
 
 __all__ = ["Channel", "SupplyOptions"]
-
-_MAX_PACKET_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +72,7 @@ class Channel:
     @classmethod
     def pair(cls, name: str) -> tuple[Channel, socket.socket]:
         """Return a channel and the socket of the process at its other end."""
-        # Packets keep the bounds of messages, so no lengths are sent.
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own, theirs = make_channel()
         return cls(own, name), theirs
 
     def fileno(self) -> int:
@@ -100,7 +98,7 @@ class Channel:
         """
         self._socket.settimeout(timeout_s)
         try:
-            packet = self._socket.recv(_MAX_PACKET_BYTES)
+            packet = self._socket.recv(MAX_PACKET_BYTES)
         except TimeoutError:
             raise self._failed(f"did not answer within {timeout_s:.0f} s") from None
         except OSError as error:

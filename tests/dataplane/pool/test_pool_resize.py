@@ -38,10 +38,9 @@ def test_pool_that_begins_without_endpoints_is_ready_and_starts_them_later(
 
 
 def test_pool_without_a_wanted_endpoint_ends_its_fork_server_and_starts_it_again(
-    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: Any, tools: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr("hetero.pool.pool._IDLE_STARTER_S", 0.5)
     before = children()
     pool = job.pool(num_endpoints=1, num_at_start=1)
     assert children() > before
