@@ -20,9 +20,10 @@ from typing import TypeAlias
 from hetero.endpoint.replies import Answer, Later, Reply
 from hetero.errors import ProtocolError
 from hetero.system.fault_injection import Strike, faults_at
+from hetero.system.waits import CALL_TIMEOUT_S
 from hetero.wire.faults import Fault
 from hetero.wire.framing import EncodedBatch, encode_refusal
-from hetero.wire.limits import MAX_FETCH_BYTES, SESSION_TOKEN_BYTES
+from hetero.wire.limits import MAX_FETCH_BYTES, MAX_KEYED_FETCH_BYTES, SESSION_TOKEN_BYTES
 from hetero.wire.transports.greeter import Greeter
 from hetero.wire.transports.interface import Connection, Transport, UnauthenticatedPeer
 
@@ -31,10 +32,6 @@ __all__ = ["Delivery"]
 _MAX_CONNECTIONS = 1024
 """Each has a thread, even while it is idle, so it bounds threads (attack A9, bench_strangers: 500 hang). Readers keep
 few idle connections."""
-# Seconds for a surplus connection to send a request, which is then refused.
-_REJECT_S = 5.0
-# A surplus connection with a longer request is closed. Its reader takes this for a failed connection and tries again.
-_REJECT_BYTES = 2**20
 
 Answerer: TypeAlias = Callable[[bytes, Reply], Answer | Later]
 """Called with a request. Returns the answer, or `LATER` if it will call `Reply.send`."""
@@ -154,8 +151,9 @@ class Delivery:
         try:
             if is_full:
                 # If the connection were closed at once, the reader would take it for a failed one.
-                deadline_s = time.monotonic() + _REJECT_S
-                asked = connection.receive_message(_REJECT_BYTES, deadline_s=deadline_s) or b""
+                # A connection with a longer request is closed, and its reader tries again.
+                deadline_s = time.monotonic() + CALL_TIMEOUT_S
+                asked = connection.receive_message(MAX_KEYED_FETCH_BYTES, deadline_s=deadline_s) or b""
                 why_not = f"{_MAX_CONNECTIONS} connections are open already"
                 connection.send(encode_refusal(Fault.BUSY, why_not, request=asked))
                 return

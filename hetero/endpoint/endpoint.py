@@ -40,6 +40,7 @@ from hetero.spec import DatasetSpec
 from hetero.system.memory import ProcessMemory, be_killed_first, keep_freed_memory, process_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
 from hetero.system.stop_signals import end_signal, ignore_platform
+from hetero.system.waits import CALL_TIMEOUT_S
 from hetero.wire import channels
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
@@ -54,7 +55,6 @@ __all__ = ["Endpoint", "EndpointStatistics", "main", "run_endpoint", "run_to_end
 _REPORT_INTERVAL_S = 1.0
 _MEMORY_INTERVAL_S = 10.0
 """The kernel counts the pages of the process for this, which takes milliseconds per gigabyte."""
-_EVENT_TIMEOUT_S = 5.0
 # With 68 calls, jobs of many ranks and few endpoints ran out of them.
 _MAX_CALLS = 1024
 """Largest number of concurrent gRPC calls. Each needs a thread. A rank's Attend call lasts while the rank reads."""
@@ -66,27 +66,27 @@ logger = logging.getLogger(__name__)
 class EndpointStatistics:
     """Counters of one endpoint process since its start, and its load."""
 
-    num_batches: int = 0
-    num_requests: int = 0
+    num_batches: int
+    num_requests: int
     """Requests in progress now."""
-    num_parts: int = 0
+    num_parts: int
     """Parts of batches that were computed for other endpoints."""
-    num_overruns: int = 0
+    num_overruns: int
     """Emulated batches whose real work took longer than the emulated time."""
-    late_s: float = 0.0
+    late_s: float
     """Seconds in which at least one slot was occupied for longer than emulated. See `Compute.late_s`."""
-    busy_s: float = 0.0
+    busy_s: float
     """Seconds spent on batches, over all slots."""
-    auth_failures: int = 0
-    num_kept: int = 0
+    auth_failures: int
+    num_kept: int
     """Samples whose first part was taken from a cache."""
-    num_loaded: int = 0
+    num_loaded: int
     """Samples of data sets with a cache whose first part the user's code has loaded."""
-    num_damaged: int = 0
+    num_damaged: int
     """Kept samples that were damaged, and were loaded anew."""
-    private_bytes: int = 0
+    private_bytes: int
     """Memory that no other process shares, at the latest reading. 0 if the system does not say."""
-    shared_bytes: int = 0
+    shared_bytes: int
 
 
 class Endpoint:
@@ -269,7 +269,7 @@ def run_endpoint(
 def send_event(reports: socket.socket, event: str, **facts: object) -> None:
     """Send one event to the pool. Drop it if the pool is gone or does not read, because the endpoint still serves."""
     message = json.dumps({"event": event, **facts}).encode()
-    deadline_s = time.monotonic() + _EVENT_TIMEOUT_S
+    deadline_s = time.monotonic() + CALL_TIMEOUT_S
     while time.monotonic() < deadline_s:
         try:
             # MSG_NOSIGNAL, because a script may have restored SIGPIPE's default action, which ends the process.
@@ -279,7 +279,7 @@ def send_event(reports: socket.socket, event: str, **facts: object) -> None:
             if event == "statistics":
                 # Newer statistics follow.
                 return
-            select.select([], [reports], [], _EVENT_TIMEOUT_S)
+            select.select([], [reports], [], CALL_TIMEOUT_S)
         except OSError:
             return
 

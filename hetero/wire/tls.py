@@ -28,9 +28,6 @@ The client waits for them, because in TLS 1.3 its handshake ends before the serv
 """
 
 _MAX_FILE_BYTES = 2**20
-_MAX_READ_BYTES = 2**20
-# Largest number of rounds of a handshake between two sessions in memory. TLS 1.2 takes 4.
-_MAX_FLIGHTS = 10
 _ADVICE = "give every host of the job --tls-dir with certificates of one run of hetero certs, or none of them"
 
 _Buffer: TypeAlias = "bytes | memoryview"
@@ -141,14 +138,13 @@ class Tls:
         The handshake applies all checks that the other hosts apply.
         """
         client, server = self.client_session(self.host), self.server_session()
-        is_open = False
+        is_done = is_open = False
         try:
-            for _ in range(_MAX_FLIGHTS):
-                is_done = client.shake_hands()
+            # Each round moves the handshake on, or raises.
+            while not (is_done and is_open):
+                is_done = is_done or client.shake_hands()
                 server.take(client.outgoing())
                 is_open = is_open or server.shake_hands()
-                if is_done and is_open:
-                    break
                 client.take(server.outgoing())
         except TlsError as error:
             raise AuthenticationError(
@@ -221,7 +217,7 @@ class TlsSession:
             # Each call decrypts one record of 16 KiB at most, and releases the interpreter's lock meanwhile.
             while filled < len(room):
                 with self._lock:
-                    size: int = self._ssl.read(_MAX_READ_BYTES, room[filled : filled + _MAX_READ_BYTES])  # type: ignore[assignment]
+                    size: int = self._ssl.read(len(room) - filled, room[filled:])  # type: ignore[assignment]
                 if not size:
                     break
                 filled += size

@@ -40,7 +40,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
     """An endpoint that gives unauthenticated peers less time than users' do."""
     monkeypatch.setattr(channels, "HANDSHAKE_MS", 2_000)
     monkeypatch.setattr(channels, "MAX_IDLE_MS", 2_000)
-    monkeypatch.setattr(greeter, "_HELLO_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(greeter, "CONNECT_TIMEOUT_S", 2.0)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     allow_descriptors()  # as endpoints do; and both ends of every connection are in this process
     with servers.endpoint(tmp_path) as server:

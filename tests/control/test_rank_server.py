@@ -113,7 +113,7 @@ def test_peer_without_the_token_is_closed_unanswered_and_counted(trainer: Hub, s
 def test_peer_that_shows_nothing_in_time_is_closed_and_has_no_thread(
     trainer: Hub, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(greeter, "_HELLO_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(greeter, "CONNECT_TIMEOUT_S", 0.1)
     with connect(trainer, said) as silent:
         assert is_closed(silent)
     assert not any(thread.name == "rank" for thread in threading.enumerate())

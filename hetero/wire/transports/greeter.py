@@ -19,24 +19,22 @@ from collections.abc import Callable, Iterator
 from hetero.system.waits import LOG_INTERVAL_S, POLL_S, SHORT_POLL_S
 from hetero.wire.limits import GREETING, SESSION_TOKEN_BYTES
 from hetero.wire.tls import TlsError
-from hetero.wire.transports.interface import Listener, UnauthenticatedPeer
+from hetero.wire.transports.interface import CONNECT_TIMEOUT_S, Listener, UnauthenticatedPeer
 
 __all__ = ["Greeter"]
 
 _HELLO_BYTES = len(GREETING) + SESSION_TOKEN_BYTES
-# Includes the TLS handshake.
-_HELLO_TIMEOUT_S = 5.0
 _MAX_PEERS = 128
 
 logger = logging.getLogger(__name__)
 
 
 class _Hello:
-    """The bytes that an unauthenticated peer has sent, and the deadline for the rest."""
+    """The bytes that an unauthenticated peer has sent, and the deadline for the rest, TLS included."""
 
     def __init__(self) -> None:
         self.received = b""
-        self.deadline_s = time.monotonic() + _HELLO_TIMEOUT_S
+        self.deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
 
     @property
     def is_wrong(self) -> bool:

@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 
 from hetero.errors import ProtocolError
 
-__all__ = ["Connection", "DeadlineError", "Listener", "Transport", "UnauthenticatedPeer"]
+__all__ = ["CONNECT_TIMEOUT_S", "Connection", "DeadlineError", "Listener", "Transport", "UnauthenticatedPeer"]
 
+CONNECT_TIMEOUT_S = 5.0
+"""Seconds to make a connection, then for a TLS handshake, and for an accepted peer to show that it belongs to the job."""
 _LENGTH = struct.Struct("<I")
 _BUFFER_BYTES = 64 * 2**10
 # Less than this is received through the buffer, to save system calls.

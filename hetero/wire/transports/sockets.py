@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hetero.wire.transports.interface import Connection, Listener, UnauthenticatedPeer
+from hetero.wire.transports.interface import CONNECT_TIMEOUT_S, Connection, Listener, UnauthenticatedPeer
 
 __all__ = ["SocketConnection", "SocketListener", "SocketPeer"]
 
@@ -29,7 +29,6 @@ _SLICE = struct.pack("ll", 1, 0)
 _WAKE_BYTES = 256 * 2**10
 # Pieces per system call, whose limit is 1,024.
 _MAX_PIECES = 512
-_CONNECT_TIMEOUT_S = 5.0
 _SEND_NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 _PEEK_NOW = socket.MSG_PEEK | socket.MSG_DONTWAIT
 """Combined once, because the operator of these enumerations runs in Python."""
@@ -81,7 +80,7 @@ class SocketConnection(Connection):
         Raises:
             OSError: As for `hetero.wire.transports.interface.Transport.connect`.
         """
-        give_up_s = time.monotonic() + _CONNECT_TIMEOUT_S
+        give_up_s = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             self._check(deadline_s)
             # Blocks for one second at most.
@@ -91,7 +90,7 @@ class SocketConnection(Connection):
             if code not in (errno.EINPROGRESS, errno.EALREADY):
                 raise OSError(code, os.strerror(code))
             if time.monotonic() >= give_up_s:
-                raise TimeoutError(errno.ETIMEDOUT, f"no connection within {_CONNECT_TIMEOUT_S:g} s")
+                raise TimeoutError(errno.ETIMEDOUT, f"no connection within {CONNECT_TIMEOUT_S:g} s")
 
     def _send(self, pieces: list[memoryview], deadline_s: float) -> None:
         while pieces:

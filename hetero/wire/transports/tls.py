@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hetero.wire.tls import WELCOME, Tls, TlsError, TlsSession
-from hetero.wire.transports.interface import Connection, DeadlineError, UnauthenticatedPeer
+from hetero.wire.transports.interface import CONNECT_TIMEOUT_S, Connection, DeadlineError, UnauthenticatedPeer
 from hetero.wire.transports.sockets import SocketConnection, SocketPeer
 from hetero.wire.transports.tcp import TCP_OPTIONS, TcpTransport
 
@@ -29,9 +29,6 @@ _RECEIVE_BYTES = 128 * 2**10
 # Bytes encrypted at once before they are sent.
 _SEND_BYTES = 256 * 2**10
 _RECORD_BYTES = 16 * 2**10
-# Bytes received at once from a peer that has not completed its handshake.
-_HANDSHAKE_BYTES = 2**14
-_HANDSHAKE_TIMEOUT_S = 5.0
 _BROKEN_OFF = "it ended the connection during the TLS handshake: does it have --tls-dir, and the same authority?"
 
 
@@ -62,7 +59,7 @@ class _TlsPeer(SocketPeer):
 
     def receive(self, max_bytes: int) -> bytes | None:
         """See `UnauthenticatedPeer.receive`."""
-        data = super().receive(_HANDSHAKE_BYTES)
+        data = super().receive(_RECORD_BYTES)
         return self._decrypt(data, max_bytes) or None if data else data
 
     def admit(self) -> Connection:
@@ -107,13 +104,13 @@ class TlsConnection(SocketConnection):
     def open(self, place: Any, deadline_s: float) -> None:
         """Connect the socket and complete the handshake. See `SocketConnection.open`."""
         super().open(place, deadline_s)
-        give_up_s = time.monotonic() + _HANDSHAKE_TIMEOUT_S
+        give_up_s = time.monotonic() + CONNECT_TIMEOUT_S
         try:
             self._shake_hands(min(deadline_s, give_up_s))
         except DeadlineError:
             if give_up_s > deadline_s:
                 raise
-            raise TimeoutError(errno.ETIMEDOUT, f"no TLS handshake within {_HANDSHAKE_TIMEOUT_S:g} s") from None
+            raise TimeoutError(errno.ETIMEDOUT, f"no TLS handshake within {CONNECT_TIMEOUT_S:g} s") from None
         except (ConnectionResetError, BrokenPipeError) as error:
             raise TlsError(_BROKEN_OFF) from error
 

@@ -110,7 +110,7 @@ def test_unauthenticated_peer_that_leaves_in_the_middle_of_its_hello_is_forgotte
 def test_unauthenticated_peer_that_trickles_is_closed_when_its_time_is_over(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(greeter, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(greeter, "CONNECT_TIMEOUT_S", 0.2)
     served = serve()
     trickling = peer_of(served, streams, GREETING)
     trickling.settimeout(0.01)
@@ -229,7 +229,7 @@ def test_connection_beyond_the_bound_that_asks_nothing_is_closed(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery_module, "_MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(delivery_module, "_REJECT_S", 0.1)
+    monkeypatch.setattr(delivery_module, "CALL_TIMEOUT_S", 0.1)
     served = serve(transport=NETWORK)
     first = admitted(served, streams)
     ask(first)

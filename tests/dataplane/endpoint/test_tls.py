@@ -112,7 +112,7 @@ def test_unauthenticated_peer_in_plaintext_is_closed_and_counted(
 def test_unauthenticated_peers_that_stop_in_the_middle_of_the_handshake_hold_up_nobody(
     served: Delivery, streams: contextlib.ExitStack, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(greeter, "_HELLO_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(greeter, "CONNECT_TIMEOUT_S", 2.0)
     peers = [peer_of(served, streams, CLIENT_HELLO[:size]) for size in (0, 1, 5, len(CLIENT_HELLO)) for _ in range(8)]
     begin_s = time.monotonic()
     assert is_served(served, streams)

@@ -273,7 +273,7 @@ def test_pending_connect_ends_at_its_deadline_or_by_itself(
 ) -> None:
     with pytest.raises(DeadlineError):
         connect(*silent, deadline_s=time.monotonic() + 0.01)
-    monkeypatch.setattr(sockets, "_CONNECT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(sockets, "CONNECT_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutError, match="no connection within 0.01 s") as caught:
         connect(*silent)
     assert not isinstance(caught.value, DeadlineError)

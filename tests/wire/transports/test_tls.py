@@ -181,7 +181,7 @@ def test_handshake_that_gets_no_answer_ends_by_itself_or_at_the_deadline(
     connect = opener(tls(host="algo-2"), "algo-1")
     with pytest.raises(DeadlineError):
         connect(*silent, deadline_s=time.monotonic() + 0.05)
-    monkeypatch.setattr(tls_module, "_HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(tls_module, "CONNECT_TIMEOUT_S", 0.05)
     with pytest.raises(TimeoutError, match="no TLS handshake within 0.05 s") as caught:
         connect(*silent)
     assert not isinstance(caught.value, DeadlineError)
