@@ -20,8 +20,6 @@ MAX_ATTEMPTS = 3
 class _Entry:
     text: str
     """Public text. Details may follow."""
-    reaction: str
-    """What the reader does with the request and with the endpoint."""
     is_refusal: bool = False
     """Whether an endpoint may refuse a request for a batch with this fault. If so, its name is part of the protocol."""
     statuses: tuple[str, ...] = ()
@@ -31,57 +29,32 @@ class _Entry:
 class Fault(enum.Enum):
     """The cause of a failed call, which decides what the reader does next."""
 
-    # Endpoints that die while idle fail the next request before it is sent. Three of these once failed a batch that had
-    # killed none.
-    UNSENT = _Entry(
-        text="the request could not be sent",
-        reaction="Request elsewhere. Connect again after a back-off. Do not blame the request, which was not sent.",
-    )
-    UNREACHABLE = _Entry(
-        text="the connection failed",
-        reaction="Request elsewhere. Connect again after a back-off. Count a death if the endpoint ended.",
-        # Closing the channel cancels its calls.
-        statuses=("UNAVAILABLE", "CANCELLED"),
-    )
-    CUT_OFF = _Entry(
-        text="the connection failed during the answer",
-        reaction="As for UNREACHABLE, but do not blame the request, because its batch was computed.",
-    )
-    LATE = _Entry(
-        text="no answer in time",
-        reaction="Request again, up to three times. Prefer other endpoints for a second.",
-        statuses=("DEADLINE_EXCEEDED",),
-    )
-    BUSY = _Entry(
-        text="it has too many requests",
-        reaction="Request elsewhere. Do not use the endpoint for a fraction of a second.",
-        is_refusal=True,
-        statuses=("RESOURCE_EXHAUSTED",),
-    )
-    UNPREPARED = _Entry(
-        text="it has not built the data set",
-        reaction="Request elsewhere. Prepare the endpoint again.",
-        is_refusal=True,
-        statuses=("NOT_FOUND",),
-    )
-    FOREIGN = _Entry(
-        text="it is not the intended endpoint",
-        reaction="Request elsewhere. Never use this incarnation again.",
-        statuses=("FAILED_PRECONDITION",),
-    )
+    # Each fault has a comment that says what the reader does with the request and with the endpoint.
+
+    # Request elsewhere. Connect again after a back-off. Do not blame the request, which was not sent. Endpoints that die
+    # while idle fail the next request before it is sent. Three of these once failed a batch that had killed none.
+    UNSENT = _Entry(text="the request could not be sent")
+    # Request elsewhere. Connect again after a back-off. Count a death if the endpoint ended. Closing the channel cancels
+    # its calls.
+    UNREACHABLE = _Entry(text="the connection failed", statuses=("UNAVAILABLE", "CANCELLED"))
+    # As for UNREACHABLE, but do not blame the request, because its batch was computed.
+    CUT_OFF = _Entry(text="the connection failed during the answer")
+    # Request again, up to three times. Prefer other endpoints for a second.
+    LATE = _Entry(text="no answer in time", statuses=("DEADLINE_EXCEEDED",))
+    # Request elsewhere. Do not use the endpoint for a fraction of a second.
+    BUSY = _Entry(text="it has too many requests", is_refusal=True, statuses=("RESOURCE_EXHAUSTED",))
+    # Request elsewhere. Prepare the endpoint again.
+    UNPREPARED = _Entry(text="it has not built the data set", is_refusal=True, statuses=("NOT_FOUND",))
+    # Request elsewhere. Never use this incarnation again.
+    FOREIGN = _Entry(text="it is not the intended endpoint", statuses=("FAILED_PRECONDITION",))
+    # Raise ProtocolError. No endpoint would understand the request.
     MALFORMED = _Entry(
-        text="it does not understand the request",
-        reaction="Raise ProtocolError. No endpoint would understand the request.",
-        is_refusal=True,
-        statuses=("INVALID_ARGUMENT", "UNIMPLEMENTED"),
+        text="it does not understand the request", is_refusal=True, statuses=("INVALID_ARGUMENT", "UNIMPLEMENTED")
     )
-    CANCELLED = _Entry(text="the call was cancelled", reaction="Nothing. The reader gave up the call.")
-    BROKEN = _Entry(
-        text="it failed internally",
-        reaction="Request again, up to three times. Prefer other endpoints for a second.",
-        is_refusal=True,
-        statuses=("INTERNAL",),
-    )
+    # Nothing. The reader gave up the call.
+    CANCELLED = _Entry(text="the call was cancelled")
+    # Request again, up to three times. Prefer other endpoints for a second.
+    BROKEN = _Entry(text="it failed internally", is_refusal=True, statuses=("INTERNAL",))
 
     @property
     def is_loss(self) -> bool:
