@@ -15,13 +15,17 @@ __all__ = ["PoolFigures"]
 class PoolFigures:
     """The state of a pool, for any thread. `hetero.pool.pool.EndpointPool` sets the fields."""
 
+    failure: HeteroError | None
+    """The error that made the pool give up, None if it has not given up."""
+    records: tuple[EndpointRecord, ...]
+    """The endpoints that serve now."""
+    num_restarts: int
+    """Crashed processes that were started again."""
+    num_stuck: int
+    """Processes that were killed because they were stuck."""
     _changed: threading.Condition
-    """Guards the other fields."""
+    """Guards the slots. The fields above are replaced as a whole."""
     _slots: Sequence[Slot]
-    _published: tuple[EndpointRecord, ...]
-    _failure: HeteroError | None
-    _num_restarts: int
-    _num_stuck: int
 
     @property
     def num_used(self) -> int:
@@ -40,30 +44,6 @@ class PoolFigures:
         """Endpoint processes, including those that start, but not those that left and are idle."""
         with self._changed:
             return sum(slot.is_started and not slot.is_idle_after_leaving for slot in self._slots)
-
-    @property
-    def failure(self) -> HeteroError | None:
-        """The error that made the pool give up, None if it has not given up."""
-        with self._changed:
-            return self._failure
-
-    @property
-    def records(self) -> tuple[EndpointRecord, ...]:
-        """The endpoints that serve now."""
-        with self._changed:
-            return self._published
-
-    @property
-    def num_restarts(self) -> int:
-        """Crashed processes that were started again."""
-        with self._changed:
-            return self._num_restarts
-
-    @property
-    def num_stuck(self) -> int:
-        """Processes that were killed because they were stuck."""
-        with self._changed:
-            return self._num_stuck
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -65,12 +65,12 @@ class EndpointPool(PoolFigures):
             for index in range(options.endpoint.num_endpoints)
         ]
         self._num_wanted = len(self._slots) if options.num_at_start is None else options.num_at_start
-        self._published: tuple[EndpointRecord, ...] = ()
+        self.records: tuple[EndpointRecord, ...] = ()
         self._changed = threading.Condition()
-        self._failure: HeteroError | None = None
-        self._num_restarts = 0
+        self.failure: HeteroError | None = None
+        self.num_restarts = 0
         self._budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
-        self._num_stuck = 0
+        self.num_stuck = 0
         # The first part of each incarnation. So readers see that a host was replaced, also if they did not look while
         # it was away.
         self._launch = secrets.token_hex(8)
@@ -111,12 +111,10 @@ class EndpointPool(PoolFigures):
             HeteroError: The pool has given up. The error is `failure`.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._failure is not None or len(self._published) == self._num_wanted, timeout_s
-            )
-            if self._failure is not None:
-                raise self._failure
-            return len(self._published) == self._num_wanted
+            self._changed.wait_for(lambda: self.failure is not None or len(self.records) == self._num_wanted, timeout_s)
+            if self.failure is not None:
+                raise self.failure
+            return len(self.records) == self._num_wanted
 
     def resize(self, number: int) -> None:
         """Set the number of endpoints, at most ``options.endpoint.num_endpoints``. Does not wait.
@@ -336,13 +334,13 @@ class EndpointPool(PoolFigures):
             slot.start_at_s = 0.0
             return
         self._publish()
-        if self._failure is not None or self._stop_grace_s is not None:
+        if self.failure is not None or self._stop_grace_s is not None:
             return
         explanation = describe_exit_status(status)
         if (stuck_for_s := slot.liveness.stuck_for_s) is not None:
             explanation = f"was stuck for {stuck_for_s:.0f} s and was killed"
             with self._changed:
-                self._num_stuck += 1
+                self.num_stuck += 1
         # If no restart is left, give up or wait for the next one.
         if not self._may_restart():
             wanted = self._slots[: self._num_wanted]
@@ -376,7 +374,7 @@ class EndpointPool(PoolFigures):
             self._retire(slot)
             slot.awaits_restart, slot.start_at_s = False, 0.0
         self._publish()
-        if self._failure is not None or self._stop_grace_s is not None:
+        if self.failure is not None or self._stop_grace_s is not None:
             return
         explanation = describe_exit_status(status)
         # If no restart is left, give up or wait for the next one.
@@ -403,7 +401,7 @@ class EndpointPool(PoolFigures):
         if not self._budget.take(time.monotonic()):
             return False
         with self._changed:
-            self._num_restarts += 1
+            self.num_restarts += 1
         return True
 
     def _may_wait(self) -> bool:
@@ -427,9 +425,9 @@ class EndpointPool(PoolFigures):
         if self._stop_grace_s is not None:
             records = ()
         with self._changed:
-            if records == self._published:
+            if records == self.records:
                 return
-            self._published = records
+            self.records = records
             self._has_served |= len(records) == self._num_wanted
             self._changed.notify_all()
         self._on_change(records)
@@ -442,14 +440,14 @@ class EndpointPool(PoolFigures):
         )
 
     def _fail(self, error: HeteroError) -> None:
-        if self._failure is None:
+        if self.failure is None:
             # At the start, the failure ends the job, and its launcher logs the whole error.
             is_at_start = not self._has_served and self._options.num_at_start != 0
             shown = first_line(error) if is_at_start else error
             logger.error("hetero gives up the endpoints of %s: %s", self._host, shown)
         with self._changed:
-            if self._failure is None:
-                self._failure = error
+            if self.failure is None:
+                self.failure = error
             self._starter_awaits_restart = False
             self._starter_start_at_s = None
             for slot in self._slots:
