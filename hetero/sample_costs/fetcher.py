@@ -21,10 +21,11 @@ from hetero.endpoint.endpoint import configure_process, exit_process
 from hetero.endpoint.script import load_script
 from hetero.errors import DatasetError, ExitCode, HeteroError
 from hetero.sample_costs.contents import measure_contents
-from hetero.sample_costs.options import Channel, SupplyOptions
+from hetero.sample_costs.options import Channel, CostOptions
 from hetero.sample_costs.samples import measure_samples, requests_of, split
 from hetero.system.memory import keep_freed_memory, process_memory
 from hetero.system.process import die_with_parent, limit_threads
+from hetero.system.waits import CALL_TIMEOUT_S
 from hetero.wire.framing import EncodedBatch
 
 __all__ = ["Fetcher", "main"]
@@ -41,7 +42,7 @@ class Fetcher:
         index: Number of this process, from 0.
     """
 
-    def __init__(self, channel: Channel, options: SupplyOptions, index: int) -> None:
+    def __init__(self, channel: Channel, options: CostOptions, index: int) -> None:
         assert options.work is not None
         self._channel = channel
         self._options = options
@@ -126,11 +127,11 @@ class Fetcher:
 def main() -> None:
     """Serve as a new process. See the module's docstring."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the process that measures")
-    facts = channel.receive(10.0)
+    facts = channel.receive(CALL_TIMEOUT_S)
     die_with_parent(facts["parent_pid"])
     configure_process("WARNING")
     keep_freed_memory()
-    options = SupplyOptions.from_json(facts["options"])
+    options = CostOptions.from_json(facts["options"])
     try:
         load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
         configure_process("WARNING")

@@ -1,4 +1,4 @@
-"""The process that measures the supply of one host: ``python -m hetero.sample_costs.measuring FD``.
+"""The process that measures what samples cost on one host: ``python -m hetero.sample_costs.measuring FD``.
 
 It imports the user's script once, as a fork server does, and forks fetchers. One of them measures single samples alone.
 Then 1, 2, 4, ... of them fetch at the same time in short bursts. It takes about 25 s after the first fetcher has built
@@ -29,27 +29,25 @@ from hetero.metrics.profile.parts import Contents, HostPart
 from hetero.metrics.profile.profile import ConcurrencyPoint, Spread, SupplyProfile
 from hetero.pool.processes import why_not_fork
 from hetero.sample_costs.fetcher import Fetcher
-from hetero.sample_costs.options import Channel, SupplyOptions
+from hetero.sample_costs.options import Channel, CostOptions
+from hetero.sample_costs.samples import CHUNK_S
 from hetero.system.cgroups import memory_use
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
 from hetero.system.open_files import open_files, reopen_files
 from hetero.system.process import die_with_parent
+from hetero.system.waits import CALL_TIMEOUT_S, END_TIMEOUT_S
 
-__all__ = ["burst_sizes", "emulated_supply", "main", "measure_host"]
+__all__ = ["burst_sizes", "emulated_costs", "main", "measure_host"]
 
 _BURSTS_S = 12.0
 """Limit of all bursts together, in seconds."""
-_RECEIVE_S = 1.5
-_CHUNK_S = 0.25
-_LOAD_S = 120.0
 _BUILD_S = 600.0
+"""Limit of importing the script, and of building the data set."""
 _ANSWER_S = 60.0
 _LONG_BUILD_S = 10.0
 """If one build takes longer, the bursts are left out, because each of their processes builds the data set."""
 _MEMORY_SHARE = 0.7
 """Share of the free memory that the fetchers may use together."""
-_MUCH_WAIT = 0.3
-"""Wait for storage / CPU time of a sample above which a profile measures more processes than CPUs."""
 _MAX_PER_CPU = 4
 _MAX_PROCESSES = 128
 """Limits of these processes, because each builds the data set."""
@@ -66,7 +64,7 @@ class _Fetchers:
         before: What `open_files` returned before the script was imported.
     """
 
-    def __init__(self, options: SupplyOptions, before: Mapping[int, str]) -> None:
+    def __init__(self, options: CostOptions, before: Mapping[int, str]) -> None:
         self._options = options
         # Forked fetchers would share the files and connections that the import of the script has opened.
         self._must_spawn = bool(why_not_fork(before))
@@ -87,7 +85,7 @@ class _Fetchers:
         # Not in the loop above, so that new processes import the script at the same time.
         for channel in new:
             if self._must_spawn:
-                channel.receive(_LOAD_S)
+                channel.receive(_BUILD_S)
 
     def ask(self, channels: Sequence[Channel], timeout_s: float, **command: Any) -> list[dict[str, Any]]:
         """Send one command to several fetchers at the same time and return their answers."""
@@ -133,7 +131,7 @@ class _Fetchers:
         channel.send({"parent_pid": os.getpid(), "index": index, "options": self._options.to_json()})
 
 
-def measure_host(options: SupplyOptions, progress: Callable[[str], object]) -> HostPart:
+def measure_host(options: CostOptions, progress: Callable[[str], object]) -> HostPart:
     """Return what was measured on this host. Blocks. Failures become notes.
 
     Args:
@@ -150,13 +148,13 @@ def measure_host(options: SupplyOptions, progress: Callable[[str], object]) -> H
         try:
             load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
             configure_process("WARNING")
-            supply, contents = _measure_supply(options, before, progress, notes)
+            supply, contents = _measure_costs(options, before, progress, notes)
             part = dataclasses.replace(part, supply=supply, contents=contents)
         except (HeteroError, OSError) as error:
-            logger.warning("the supply of %s was not measured: %s", options.host, error)
+            logger.warning("samples were not measured on %s: %s", options.host, error)
             notes.append(f"Samples were not measured on {options.host}: {_first_line(error)}")
     elif options.emulated_sample_s is not None:
-        part = dataclasses.replace(part, supply=emulated_supply(options))
+        part = dataclasses.replace(part, supply=emulated_costs(options))
     # What receiving costs, with leaves of the sizes that were found.
     leaf_bytes = list(options.batch_bytes)
     if contents is not None and options.work is not None:
@@ -164,7 +162,7 @@ def measure_host(options: SupplyOptions, progress: Callable[[str], object]) -> H
     if options.receives and any(leaf_bytes):
         progress("receiving")
         try:
-            value = _receive(leaf_bytes)
+            value = _receive(leaf_bytes, seconds=options.burst_s)
             part = dataclasses.replace(part, receive_cpu_s_per_gb=Figure(value=value, unit="s/GB", basis="measured"))
         except (HeteroError, OSError) as error:
             notes.append(f"The CPU time of receiving was not measured: {_first_line(error)}")
@@ -186,13 +184,13 @@ def most_processes(num_cpus: int, measured: SupplyProfile) -> int:
     profile must have seen all CPUs busy.
     """
     cpu_s = measured.sample_cpu_s.mean + measured.batch_cpu_s.mean
-    if cpu_s <= 0 or measured.sample_wait_s.mean < _MUCH_WAIT * cpu_s:
+    if cpu_s <= 0:
         return num_cpus
     per_cpu = min(_MAX_PER_CPU, 1 + measured.sample_wait_s.mean / cpu_s)
     return max(num_cpus, min(_MAX_PROCESSES, int(num_cpus * per_cpu)))
 
 
-def emulated_supply(options: SupplyOptions) -> SupplyProfile:
+def emulated_costs(options: CostOptions) -> SupplyProfile:
     """Return what the emulation states: each vCPU makes a sample in the stated time, whatever the others do."""
     seconds = options.emulated_sample_s
     assert seconds is not None
@@ -209,8 +207,8 @@ def emulated_supply(options: SupplyOptions) -> SupplyProfile:
     )
 
 
-def _measure_supply(
-    options: SupplyOptions, before: Mapping[int, str], progress: Callable[[str], object], notes: list[str]
+def _measure_costs(
+    options: CostOptions, before: Mapping[int, str], progress: Callable[[str], object], notes: list[str]
 ) -> tuple[SupplyProfile, Contents]:
     is_emulated = options.emulated_sample_s is not None
     fetchers = _Fetchers(options, before)
@@ -224,7 +222,7 @@ def _measure_supply(
         (found,) = fetchers.ask(fetchers.channels, _ANSWER_S, do="measure", seconds=seconds)
         measured: SupplyProfile = decode(SupplyProfile, found["supply"])
         contents = decode(Contents, found["contents"])
-        supply = emulated_supply(options) if is_emulated else measured
+        supply = emulated_costs(options) if is_emulated else measured
         # Several processes at the same time.
         if not is_emulated:
             points = list(_bursts(options, fetchers, measured, build_s, progress, notes))
@@ -245,7 +243,7 @@ def _measure_supply(
 
 
 def _bursts(
-    options: SupplyOptions,
+    options: CostOptions,
     fetchers: _Fetchers,
     measured: SupplyProfile,
     build_s: float,
@@ -267,7 +265,7 @@ def _bursts(
     sizes = burst_sizes(num_processes)
     seconds = min(options.burst_s, _BURSTS_S / len(sizes))
     sample_s = measured.sample_cpu_s.mean + measured.sample_wait_s.mean + measured.batch_cpu_s.mean
-    chunk = max(1, int(min(_CHUNK_S, seconds / 4) / max(sample_s, 1e-9)))
+    chunk = max(1, int(min(CHUNK_S, seconds / 4) / max(sample_s, 1e-9)))
     timeout_s = _ANSWER_S + 100 * sample_s
     for size in sizes:
         progress(f"{size} of {num_processes} processes")
@@ -298,7 +296,7 @@ def _num_within_memory(fetchers: _Fetchers) -> int:
     return max(1, int(_MEMORY_SHARE * free / private))
 
 
-def _receive(leaf_bytes: Sequence[int]) -> float:
+def _receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
     """Run `hetero.sample_costs.receiving` and return its CPU seconds per 10^9 bytes."""
     share = min(1.0, _MAX_RECEIVED_BYTES / sum(leaf_bytes))
     channel, theirs = Channel.pair("the process that receives")
@@ -307,12 +305,12 @@ def _receive(leaf_bytes: Sequence[int]) -> float:
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     try:
         sizes = [max(1, int(share * nbytes)) for nbytes in leaf_bytes if nbytes]
-        channel.send({"parent_pid": os.getpid(), "leaf_bytes": sizes, "seconds": _RECEIVE_S})
+        channel.send({"parent_pid": os.getpid(), "leaf_bytes": sizes, "seconds": seconds})
         return float(channel.receive(_ANSWER_S)["cpu_s_per_gb"])
     finally:
         channel.close()
         try:
-            process.wait(5.0)
+            process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -329,7 +327,7 @@ def _figure(value: float | None, unit: str) -> Figure | None:
 def main() -> None:
     """Measure and send the result. See the module's docstring."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the launcher")
-    options = SupplyOptions.from_json(channel.receive(10.0))
+    options = CostOptions.from_json(channel.receive(CALL_TIMEOUT_S))
     die_with_parent(options.parent_pid)
     configure_process("WARNING")
     keep_freed_memory()

@@ -12,11 +12,11 @@ from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroErr
 from hetero.metrics.profile.parts import SampledWork
 from hetero.pool.packets import MAX_PACKET_BYTES, make_channel
 
-__all__ = ["Channel", "SupplyOptions"]
+__all__ = ["Channel", "CostOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SupplyOptions:
+class CostOptions:
     """What to measure on this host."""
 
     host: str
@@ -42,7 +42,7 @@ class SupplyOptions:
     single_s: float = 4.0
     """Seconds that one process alone measures samples."""
     burst_s: float = 1.5
-    """Seconds of one burst. On a host of many CPUs, each is shorter."""
+    """Seconds of one burst, and of receiving. On a host of many CPUs, each burst is shorter."""
     receives: bool = True
     """Whether to measure the CPU time of a receiver. Only trainer hosts receive."""
 
@@ -52,7 +52,7 @@ class SupplyOptions:
         return result
 
     @classmethod
-    def from_json(cls, value: object) -> SupplyOptions:
+    def from_json(cls, value: object) -> CostOptions:
         """Return the options in parsed JSON."""
         return decode(cls, value)
 

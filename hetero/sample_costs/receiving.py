@@ -28,6 +28,7 @@ from hetero.sample_costs.echo import hetero_profile_batch
 from hetero.sample_costs.options import Channel
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import die_with_parent
+from hetero.system.waits import CALL_TIMEOUT_S
 
 __all__ = ["main", "receive"]
 
@@ -97,7 +98,7 @@ def _show(_name: str, line: str) -> None:
 def main() -> None:
     """Measure once. See the module's docstring."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the process that measures")
-    facts = channel.receive(10.0)
+    facts = channel.receive(CALL_TIMEOUT_S)
     die_with_parent(facts["parent_pid"])
     configure_process("WARNING")
     keep_freed_memory()

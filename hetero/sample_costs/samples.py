@@ -25,9 +25,9 @@ from hetero.spec import DatasetSpec
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.framing import EncodedBatch
 
-__all__ = ["SampleTimes", "measure_samples", "requests_of", "run_delay_s", "split"]
+__all__ = ["CHUNK_S", "SampleTimes", "measure_samples", "requests_of", "run_delay_s", "split"]
 
-_CHUNK_S = 0.25
+CHUNK_S = 0.25
 """Seconds that one fetch takes at most, unless a single sample takes longer. Longer batches are fetched in parts."""
 _MAX_FAILURES = 10
 _MAX_SAMPLES = 20_000
@@ -159,7 +159,7 @@ def _measure_samples(
 
 
 def _chunk(sample_s: float) -> int:
-    return max(1, int(_CHUNK_S / max(sample_s, 1e-9)))
+    return max(1, int(CHUNK_S / max(sample_s, 1e-9)))
 
 
 class _Stopwatch:

@@ -37,7 +37,7 @@ from hetero.pricing import Catalogue
 from hetero.report.build import build_report
 from hetero.report.model import Report
 from hetero.report.overruns import excess_share, overrun_sentences
-from hetero.sample_costs.options import Channel, SupplyOptions
+from hetero.sample_costs.options import Channel, CostOptions
 from hetero.system.cgroups import usable_cpus
 from hetero.system.process import start_child
 
@@ -185,7 +185,7 @@ class JobProfile:
                 notes=(f"Samples were not measured on {host.name}, because simulated hosts share a machine.",)
             )
         leaves = () if first.contents is None else first.contents.leaves
-        request = SupplyOptions(
+        request = CostOptions(
             host=host.name,
             instance_type=host.cluster.current_group.instance_type,
             script=options.script,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hetero.metrics.profile.parts import HostPart, SampledWork
-from hetero.sample_costs.options import Channel, SupplyOptions
+from hetero.sample_costs.options import Channel, CostOptions
 
 SCRIPT = """
 import threading, time
@@ -64,7 +64,7 @@ def measure(folder: Path, *, at_import: str = "", arguments: str = "{}", **chang
         "burst_s": 0.2,
         "receives": False,
     }
-    options = SupplyOptions(**values | changes)
+    options = CostOptions(**values | changes)
     channel, theirs = Channel.pair("the process that measures")
     with theirs:
         command = [sys.executable, "-m", "hetero.sample_costs.measuring", str(theirs.fileno())]

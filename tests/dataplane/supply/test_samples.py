@@ -14,8 +14,8 @@ from hetero.errors import ConfigError, DatasetError
 from hetero.metrics.profile.parts import SampledWork
 from hetero.metrics.profile.profile import Spread, SupplyProfile
 from hetero.sample_costs.contents import measure_contents
-from hetero.sample_costs.measuring import burst_sizes, emulated_supply, most_processes
-from hetero.sample_costs.options import SupplyOptions
+from hetero.sample_costs.measuring import burst_sizes, emulated_costs, most_processes
+from hetero.sample_costs.options import CostOptions
 from hetero.sample_costs.samples import measure_samples, requests_of, split
 
 
@@ -168,7 +168,7 @@ def test_bursts_double_up_to_all_cpus(num_processes: int, sizes: list[int]) -> N
 
 @pytest.mark.parametrize(
     ("wait_s", "num_processes"),
-    [(0.0, 8), (0.002, 8), (0.01, 16), (0.025, 28), (1.0, 32)],
+    [(0.0, 8), (0.002, 9), (0.01, 16), (0.025, 28), (1.0, 32)],
 )
 def test_bursts_have_more_processes_than_cpus_if_they_wait_for_storage(wait_s: float, num_processes: int) -> None:
     measured = SupplyProfile(
@@ -182,8 +182,8 @@ def test_bursts_have_more_processes_than_cpus_if_they_wait_for_storage(wait_s: f
     assert most_processes(96, measured) <= 128
 
 
-def test_emulated_supply_is_what_the_emulation_states() -> None:
-    options = SupplyOptions(
+def test_emulated_costs_is_what_the_emulation_states() -> None:
+    options = CostOptions(
         host="algo-1",
         instance_type="ml.c5.xlarge",
         script="train.py",
@@ -195,8 +195,8 @@ def test_emulated_supply_is_what_the_emulation_states() -> None:
         emulated_sample_s=0.02,
         parent_pid=1,
     )
-    supply = emulated_supply(options)
+    supply = emulated_costs(options)
     assert (supply.instance_type, supply.vcpus) == ("ml.c5.xlarge", 4)
     assert (supply.sample_cpu_s.mean, supply.sample_cpu_s.basis) == (0.02, "simulated")
     assert [(point.num_processes, point.samples_per_s) for point in supply.concurrency] == [(1, 50), (2, 100), (4, 200)]
-    assert SupplyOptions.from_json(options.to_json()) == options
+    assert CostOptions.from_json(options.to_json()) == options
