@@ -238,7 +238,7 @@ def child_environment(options: PoolOptions) -> dict[str, str]:
         environment.pop(TOKEN_FILE_VARIABLE, None)
     else:
         environment[TOKEN_FILE_VARIABLE] = options.token_path
-    package_parent = str(Path(__file__).resolve().parents[3])
+    package_parent = str(Path(errors.__file__).resolve().parents[1])
     if package_parent not in {*site.getsitepackages(), site.getusersitepackages()}:
         # hetero is not installed but runs from a source tree, which the processes must find.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), package_parent]))
