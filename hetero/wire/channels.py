@@ -28,7 +28,6 @@ __all__ = [
     "MAX_REPLY_BYTES",
     "MAX_REQUEST_BYTES",
     "PROXY_VARIABLES",
-    "add_port",
     "bind",
     "client_options",
     "find_owner",
@@ -55,6 +54,17 @@ _PORT_ADVICE = "end what holds the port, or give every host of the job another -
 
 Option = tuple[str, int]
 
+_KEEPALIVE: tuple[Option, ...] = (
+    # Keepalive notices a silent peer (power loss, partition, SIGSTOP) in 15 s. The kernel would take 15 minutes.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # Newer gRPC cores wait a minute for the answer to any ping (bandwidth estimation also sends pings) and send no
+    # keepalive meanwhile. Without this option a stopped peer was noticed only after 61 s.
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    # Keepalive also runs between calls, because a stalled trainer must notice a lost peer before its next request.
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
 
 def client_options() -> tuple[Option, ...]:
     """Return the options of a channel to an endpoint or launcher."""
@@ -62,14 +72,7 @@ def client_options() -> tuple[Option, ...]:
         # hetero does not send larger messages.
         ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
         ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
-        # Keepalive notices a silent peer (power loss, partition, SIGSTOP) in 15 s. The kernel would take 15 minutes.
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        # Newer gRPC cores wait a minute for the answer to any ping (bandwidth estimation also sends pings) and send no
-        # keepalive meanwhile. Without this option a stopped peer was noticed only after 61 s.
-        ("grpc.http2.ping_timeout_ms", 5_000),
-        # Keepalive also runs between calls, because a stalled trainer must notice a lost peer before its next request.
-        ("grpc.keepalive_permit_without_calls", 1),
+        *_KEEPALIVE,
         ("grpc.http2.max_pings_without_data", 0),
         # The default backs off to 120 s, much longer than an endpoint needs to restart. If the job fails
         # because of a peer with another version, its hosts wait 4 s for that peer. It must reconnect by then.
@@ -105,11 +108,8 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
         # The server must allow the clients' keepalive (10 s), else it answers with GOAWAY too_many_pings.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
-        # Keepalive drops the connections of silent clients, with all their calls.
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.http2.ping_timeout_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
+        # Drops the connections of silent clients, with all their calls.
+        *_KEEPALIVE,
         # Limits the TLS and HTTP/2 handshakes of a new connection. The default is two minutes.
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # Limits how long a connection may be without calls. hetero's own connections always have calls: launchers call
@@ -158,26 +158,6 @@ def open_channel(target: str, *, name: str, tls: Tls | None) -> grpc.Channel:
     )
 
 
-def add_port(server: grpc.Server, target: str, tls: Tls | None) -> int:
-    """Add a listening port to a server. Return the port, or 0 if the server cannot listen there.
-
-    Args:
-        server: A server that has not been started.
-        target: Numeric ``address:port``.
-        tls: This host's certificate. If given, clients must use TLS and show a certificate of the job.
-    """
-    import grpc
-
-    try:
-        if tls is None:
-            return server.add_insecure_port(target)
-        authority, certificate, key = tls.reveal()
-        credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
-        return server.add_secure_port(target, credentials)
-    except RuntimeError:
-        return 0
-
-
 def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = None) -> int:
     """Bind a server to one address.
 
@@ -185,7 +165,7 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
         server: A server that has not been started.
         address: Numeric address of this host, never all interfaces.
         port: The port. 0 picks a free one.
-        tls: As in `add_port`.
+        tls: This host's certificate. If given, clients must use TLS and show a certificate of the job.
 
     Returns:
         The port.
@@ -194,8 +174,18 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
         PortError: If the address does not belong to this host, or if the port is taken. The message names the process
             that has the port if possible.
     """
+    import grpc
+
     target = join_address(address, port)
-    bound = add_port(server, target, tls)
+    bound = 0
+    # gRPC raises if the server cannot listen there.
+    with contextlib.suppress(RuntimeError):
+        if tls is None:
+            bound = server.add_insecure_port(target)
+        else:
+            authority, certificate, key = tls.reveal()
+            credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+            bound = server.add_secure_port(target, credentials)
     if bound == 0 or (port and bound != port):
         owner = find_owner(address, port)
         advice = f"; {_PORT_ADVICE}" if port else ""

@@ -20,7 +20,7 @@ from hetero.errors import ProtocolError
 __all__ = ["CONNECT_TIMEOUT_S", "Connection", "DeadlineError", "Listener", "Transport", "UnauthenticatedPeer"]
 
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds to make a connection, then for a TLS handshake, and for an accepted peer to show that it belongs to the job."""
+"""Seconds to connect, then for a TLS handshake, and for an accepted peer to show that it belongs to the job."""
 _LENGTH = struct.Struct("<I")
 _BUFFER_BYTES = 64 * 2**10
 # Less than this is received through the buffer, to save system calls.
@@ -42,7 +42,7 @@ class Connection(ABC):
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0  # unread part of the buffer
         self._is_shut_down = False
-        self._arriving: _ArrivingMessage | None = None
+        self._arriving = bytearray()  # the part of a message that `receive_message_now` has received
 
     def send(self, message: bytes, payload: Sequence[memoryview] = (), *, deadline_s: float = math.inf) -> None:
         """Send a message and then payload, without copying a large payload. Block until the kernel has taken all of it.
@@ -98,32 +98,20 @@ class Connection(ABC):
         Raises:
             ProtocolError, OSError: As in `receive_message`, and OSError also if the other side ended the connection.
         """
-        if self._arriving is None:
-            message = self._buffered_message(max_bytes)
-            if message is not None:
-                return message
-            self._arriving = _ArrivingMessage(max_bytes)
-        while not self._arriving.is_complete:
-            size = self.receive_now(self._arriving.room)
+        part = self._arriving
+        while True:
+            wanted = _LENGTH.size
+            if len(part) >= _LENGTH.size:
+                wanted += _size(part[: _LENGTH.size], max_bytes)
+                if len(part) == wanted:
+                    break
+            room = memoryview(bytearray(wanted - len(part)))
+            size = self.receive_now(room)
             if not size:
                 return None
-            self._arriving.filled(size)
-        message = self._arriving.message
-        self._arriving = None
-        return message
-
-    def _buffered_message(self, max_bytes: int) -> bytes | None:
-        """Return the next message if all of it fits into the buffer and has arrived. Otherwise leave it there."""
-        if self._begin == self._end:
-            self._begin, self._end = 0, self._take_arrived(self._buffer)
-        begin = self._begin + _LENGTH.size
-        if begin > self._end:
-            return None
-        end = begin + _size(self._buffer[self._begin : begin], max_bytes)
-        if end > self._end:
-            return None
-        self._begin = end
-        return bytes(self._buffer[begin:end])
+            part += room[:size]
+        self._arriving = bytearray()
+        return bytes(part[_LENGTH.size :])
 
     def receive_now(self, room: memoryview) -> int:
         """Receive payload that has arrived into ``room``. Return its length, 0 if nothing has arrived. Does not block.
@@ -272,34 +260,6 @@ def _joined_if_small(message: bytes, payload: Sequence[memoryview]) -> list[memo
     """Return what is sent for a message and its payload. One piece is sent faster than several small ones."""
     pieces = [memoryview(_LENGTH.pack(len(message)) + message), *payload]
     return [memoryview(b"".join(pieces))] if sum(map(len, pieces)) <= _BUFFER_BYTES else pieces
-
-
-class _ArrivingMessage:
-    """A message of which a part has arrived."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._part = memoryview(bytearray(_LENGTH.size))
-        self._filled = 0
-        self._is_length = True
-
-    @property
-    def is_complete(self) -> bool:
-        return not self._is_length and self._filled == len(self._part)
-
-    @property
-    def message(self) -> bytes:
-        return bytes(self._part)
-
-    @property
-    def room(self) -> memoryview:
-        return self._part[self._filled :]
-
-    def filled(self, num_bytes: int) -> None:
-        self._filled += num_bytes
-        if self._is_length and self._filled == len(self._part):
-            size = _size(self._part, self._max_bytes)
-            self._part, self._filled, self._is_length = memoryview(bytearray(size)), 0, False
 
 
 def _size(prefix: bytearray | memoryview, max_bytes: int) -> int:
