@@ -113,7 +113,7 @@ class Anywhere(Homes):
 
     def start(self) -> None:
         """Name no homes."""
-        Router.choose_homes = lambda *_: ((), None)  # type: ignore[method-assign]  # this process runs nothing else
+        Router.choose_owners = lambda *_: ((), None)  # type: ignore[method-assign]  # this process runs nothing else
         super().start()
 
 

@@ -143,7 +143,7 @@ class BatchRequest:
     """Compression for sending the payload, see `hetero.wire.compression`. It does not affect the batch."""
     helpers: tuple[Helper, ...] = ()
     """One endpoint of each other host that keeps samples of the batch. They do not affect the batch."""
-    homes: npt.NDArray[np.uint8] | None = None
+    owners: npt.NDArray[np.uint8] | None = None
     """For each sample, the helper whose host keeps it: its number in ``helpers``, from 1. 0 stands for the host of the
     endpoint that has the request. None without helpers."""
     is_part: bool = False

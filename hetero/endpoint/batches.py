@@ -83,7 +83,7 @@ class RequestedBatch:
     def gathering(self) -> Gathering | None:
         """Return how other hosts give the samples that they keep. None: this endpoint computes all samples."""
         request = self.request
-        if request.homes is None or request.verify or request.on_sample_error == "skip" or self.links is None:
+        if request.owners is None or request.verify or request.on_sample_error == "skip" or self.links is None:
             return None
         if not (self.experience.is_plain and self.built.is_divisible):
             return None

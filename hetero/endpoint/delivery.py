@@ -23,7 +23,7 @@ from hetero.system.fault_injection import Strike, faults_at
 from hetero.system.waits import CALL_TIMEOUT_S
 from hetero.wire.faults import Fault
 from hetero.wire.framing import EncodedBatch, encode_refusal
-from hetero.wire.limits import MAX_FETCH_BYTES, MAX_KEYED_FETCH_BYTES, SESSION_TOKEN_BYTES
+from hetero.wire.limits import MAX_FETCH_BYTES, MAX_PARSED_BYTES, SESSION_TOKEN_BYTES
 from hetero.wire.transports.greeter import Greeter
 from hetero.wire.transports.interface import Connection, Transport, UnauthenticatedPeer
 
@@ -153,7 +153,7 @@ class Delivery:
                 # If the connection were closed at once, the reader would take it for a failed one.
                 # A connection with a longer request is closed, and its reader tries again.
                 deadline_s = time.monotonic() + CALL_TIMEOUT_S
-                asked = connection.receive_message(MAX_KEYED_FETCH_BYTES, deadline_s=deadline_s) or b""
+                asked = connection.receive_message(MAX_PARSED_BYTES, deadline_s=deadline_s) or b""
                 why_not = f"{_MAX_CONNECTIONS} connections are open already"
                 connection.send(encode_refusal(Fault.BUSY, why_not, request=asked))
                 return

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,7 +39,7 @@ from hetero.spec import DatasetSpec
 from hetero.system.memory import ProcessMemory, be_killed_first, keep_freed_memory, process_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
 from hetero.system.stop_signals import end_signal, ignore_platform
-from hetero.system.waits import CALL_TIMEOUT_S
+from hetero.system.waits import CALL_TIMEOUT_S, LOG_INTERVAL_S
 from hetero.wire import channels
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
@@ -50,43 +49,14 @@ import grpc  # isort: skip
 import grpc._server  # isort: skip - each endpoint would import these two itself, into memory of its own
 import grpc._utilities  # isort: skip
 
-__all__ = ["Endpoint", "EndpointStatistics", "main", "run_endpoint", "run_to_end"]
+__all__ = ["Endpoint", "main", "run_endpoint", "run_to_end"]
 
 _REPORT_INTERVAL_S = 1.0
-_MEMORY_INTERVAL_S = 10.0
-"""The kernel counts the pages of the process for this, which takes milliseconds per gigabyte."""
 # With 68 calls, jobs of many ranks and few endpoints ran out of them.
 _MAX_CALLS = 1024
 """Largest number of concurrent gRPC calls. Each needs a thread. A rank's Attend call lasts while the rank reads."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointStatistics:
-    """Counters of one endpoint process since its start, and its load."""
-
-    num_batches: int
-    num_requests: int
-    """Requests in progress now."""
-    num_parts: int
-    """Parts of batches that were computed for other endpoints."""
-    num_overruns: int
-    """Emulated batches whose real work took longer than the emulated time."""
-    late_s: float
-    """Seconds in which at least one slot was occupied for longer than emulated. See `Compute.late_s`."""
-    busy_s: float
-    """Seconds spent on batches, over all slots."""
-    auth_failures: int
-    num_kept: int
-    """Samples whose first part was taken from a cache."""
-    num_loaded: int
-    """Samples of data sets with a cache whose first part the user's code has loaded."""
-    num_damaged: int
-    """Kept samples that were damaged, and were loaded anew."""
-    private_bytes: int
-    """Memory that no other process shares, at the latest reading. 0 if the system does not say."""
-    shared_bytes: int
 
 
 class Endpoint:
@@ -182,8 +152,10 @@ class Endpoint:
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
 
-    def statistics(self, *, reads_memory: bool = False) -> EndpointStatistics:
-        """Return the counters. Blocks while the service is stuck, so a result shows that the service is not stuck.
+    def statistics(self, *, reads_memory: bool = False) -> dict[str, float]:
+        """Return the counters since the start of this process, and its load, as the pool gets them.
+
+        This blocks while the service is stuck, so a result shows that the service is not stuck.
 
         Args:
             reads_memory: Whether the memory is to be read now. Otherwise it is up to 10 s old.
@@ -191,19 +163,27 @@ class Endpoint:
         self._service.show_life()
         now_s = time.monotonic()
         if reads_memory or now_s >= self._memory_due_s:
-            self._memory, self._memory_due_s = process_memory(), now_s + _MEMORY_INTERVAL_S
-        return EndpointStatistics(
-            num_batches=self._service.delivery.num_batches,
-            num_requests=self._service.delivery.num_busy,
-            num_parts=self._service.num_parts,
-            num_overruns=self._compute.num_overruns,
-            late_s=self._compute.late_s,
-            busy_s=self._compute.busy_s,
-            auth_failures=self._access.auth_failures + self._service.delivery.greeter.num_rejected,
-            private_bytes=0 if self._memory is None else self._memory.private_bytes,
-            shared_bytes=0 if self._memory is None else self._memory.shared_bytes,
+            # The kernel counts the pages of the process for this, which takes milliseconds per gigabyte.
+            self._memory, self._memory_due_s = process_memory(), now_s + LOG_INTERVAL_S
+        return {
+            "num_batches": self._service.delivery.num_batches,
+            # Requests in progress now.
+            "num_requests": self._service.delivery.num_busy,
+            # Parts of batches that were computed for other endpoints.
+            "num_parts": self._service.num_parts,
+            # Emulated batches whose real work took longer than the emulated time.
+            "num_overruns": self._compute.num_overruns,
+            # Seconds in which at least one slot was occupied for longer than emulated.
+            "late_s": self._compute.late_s,
+            # Seconds spent on batches, over all slots.
+            "busy_s": self._compute.busy_s,
+            "auth_failures": self._access.auth_failures + self._service.delivery.greeter.num_rejected,
+            # Memory that no other process shares, at the latest reading. 0 if the system does not say.
+            "private_bytes": 0 if self._memory is None else self._memory.private_bytes,
+            "shared_bytes": 0 if self._memory is None else self._memory.shared_bytes,
+            # Samples of data sets with a cache: taken from it, loaded by the user's code, and damaged there.
             **dataclasses.asdict(COUNTS),
-        )
+        }
 
 
 def run_endpoint(
@@ -248,10 +228,10 @@ def run_endpoint(
         def serve() -> int:
             while end_signal() not in signals.wait(_REPORT_INTERVAL_S):
                 # The pool takes it as a sign of life.
-                report("statistics", dataclasses.asdict(endpoint.statistics()))
+                report("statistics", endpoint.statistics())
             endpoint.stop(options.grace_s)
             close_tiers()
-            report("statistics", dataclasses.asdict(endpoint.statistics(reads_memory=True)))
+            report("statistics", endpoint.statistics(reads_memory=True))
             return int(ExitCode.OK)
 
         with endpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Iterator
@@ -50,33 +51,15 @@ class Failures:
         except BaseException as error:  # noqa: BLE001 - a broken answer must not end the thread that sends it
             return framing.encode_refusal(*self._explain(error), request=request)
 
-    def guarded(
-        self, method: Callable[[bytes, grpc.ServicerContext], bytes], strike: Strike | None
-    ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        """Return the method, with exceptions converted to statuses. A fault for tests aborts the call."""
-
-        def guarded(data: bytes, context: grpc.ServicerContext) -> bytes:
-            try:
-                _fail_on_purpose(strike, context)
-                return method(data, context)
-            except Exception as error:  # noqa: BLE001
-                self._abort(error, context)
-
-        return guarded
-
-    def guarded_stream(
-        self, method: Callable[[bytes, grpc.ServicerContext], Iterator[bytes]], strike: Strike | None
-    ) -> Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]:
-        """Return the method, which answers with a stream, as `guarded` does."""
-
-        def guarded(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-            try:
-                _fail_on_purpose(strike, context)
-                yield from method(data, context)
-            except Exception as error:  # noqa: BLE001
-                self._abort(error, context)
-
-        return guarded
+    @contextlib.contextmanager
+    def as_statuses(self, context: grpc.ServicerContext, strike: Strike | None) -> Iterator[None]:
+        """Convert exceptions of the body of a ``with`` to the status of a call. A fault for tests aborts the call."""
+        try:
+            if strike is not None and strike() is not None:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "on purpose")
+            yield
+        except Exception as error:  # noqa: BLE001
+            self._abort(error, context)
 
     def _abort(self, error: Exception, context: grpc.ServicerContext) -> NoReturn:
         if context.code() is not None or not context.is_active():  # type: ignore[attr-defined]
@@ -105,9 +88,3 @@ class Failures:
 def record_of(error: DatasetError) -> SampleFailure:
     """Return the description of an exception of the user's code."""
     return cast("SampleFailure", error.record)
-
-
-def _fail_on_purpose(strike: Strike | None, context: grpc.ServicerContext) -> None:
-    """Abort the call if a fault for tests strikes it."""
-    if strike is not None and strike() is not None:
-        context.abort(grpc.StatusCode.UNAVAILABLE, "on purpose")

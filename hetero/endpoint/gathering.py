@@ -1,7 +1,7 @@
 """Gathers the samples of a batch from the hosts that keep them.
 
-With a cache, each sample is kept by one host: its home. The reader names one endpoint of each home in its request. The
-endpoint with the request asks them for their samples at once, on the thread of the connection. When the parts have
+With a cache, each sample is kept by one host: its owner. The reader names one endpoint of each owner in its request.
+The endpoint with the request asks them for their samples at once, on the thread of the connection. When the parts have
 arrived, its compute thread computes the samples that its own host keeps, and collates. So compute threads never wait
 for each other.
 
@@ -34,9 +34,9 @@ class Gathering:
     """The samples of one batch that other hosts keep. Use it as a context manager, and `positions` with `fetch`.
 
     Args:
-        request: The batch, with homes.
+        request: The batch, with owners.
         limits: Bounds of the batch.
-        links: Links to the endpoints of the homes.
+        links: Links to the endpoints of the owners.
         on_refused: Called if the samples of this data set cannot be sent.
         clock: Returns monotonic seconds.
     """
@@ -50,8 +50,8 @@ class Gathering:
         on_refused: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        assert request.homes is not None
-        self._homes = request.homes
+        assert request.owners is not None
+        self._owners = request.owners
         self._helpers = request.helpers
         self._clock = clock
         self._links = links
@@ -68,7 +68,7 @@ class Gathering:
         for number, helper in enumerate(self._helpers, 1):
             # Samples that no helper is asked for are computed here at once.
             if not self._links.is_avoided(helper):
-                self._parts.ask(helper, np.flatnonzero(self._homes == number).tolist())
+                self._parts.ask(helper, np.flatnonzero(self._owners == number).tolist())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,4 +114,4 @@ class Gathering:
     def _own(self) -> list[int]:
         """Positions of the samples that no other endpoint was asked for."""
         asked = {position for part in self._parts.all for position in part.positions}
-        return [position for position in range(len(self._homes)) if position not in asked]
+        return [position for position in range(len(self._owners)) if position not in asked]

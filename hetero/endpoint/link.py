@@ -1,6 +1,6 @@
 """The open connections between a reader process and one endpoint: a gRPC channel, and connections that carry batches.
 
-The calls Attend, Prepare and Describe use the channel. The answer to Attend contains the port for batches. The Attend
+The calls Attend and Prepare use the channel. The answer to Attend contains the port for batches. The Attend
 call lasts until the endpoint process dies, is stopped, or cannot be reached (gRPC's keepalive). Fetches that run at the
 same time use different connections. An idle connection is kept for a minute for later fetches.
 """
@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
@@ -42,14 +42,44 @@ _Reply = TypeVar("_Reply", bound=Message)
 _Found = TypeVar("_Found")
 
 
-class Call(Protocol):
-    """A fetch in progress."""
+class Call:
+    """A fetch that another thread may cancel without ending the next fetch on the same connection.
+
+    Args:
+        give_back: Takes the connection from this call, and closes it or keeps it.
+    """
+
+    def __init__(self, give_back: Callable[..., None]) -> None:
+        self.give_back = give_back
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self.is_cancelled = False
+        self.is_sent = False
+        """Whether the endpoint may have received the request."""
+
+    def hold(self, connection: Connection) -> None:
+        """Set the connection that the fetch uses."""
+        with self._lock:
+            self._connection = connection
+            if self.is_cancelled:
+                connection.shut_down()
+
+    def let_go(self) -> Connection | None:
+        """Return the connection that the fetch used. From now on `cancel` does not shut that connection down."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            return connection
 
     def give_up(self) -> None:
         """Close the connection of the fetch, which no thread uses any more. Idempotent."""
+        self.give_back(self, is_usable=False)
 
     def cancel(self) -> None:
         """Make the fetch fail with `Fault.CANCELLED`, unless it has ended. Called from any thread."""
+        with self._lock:
+            self.is_cancelled = True
+            if self._connection is not None:
+                self._connection.shut_down()
 
 
 class EndpointLink:
@@ -78,7 +108,7 @@ class EndpointLink:
         self._host = record.host
         self._transport = choose_transport(tls) if transport is None else transport
         self._metadata = metadata
-        self._limits = limits
+        self.limits = limits
         self._lock = threading.Lock()  # guards the fields below
         self._attending = threading.Lock()  # held by the one thread that runs `attend`
         self._channel = channels.open_channel(address, name=record.host, tls=tls)
@@ -87,7 +117,8 @@ class EndpointLink:
         self._hello = b""
         self._connections: set[Connection] = set()
         self._idle: list[tuple[float, Connection]] = []  # pairs of idle-since time and connection, last in first out
-        self._end = ""  # why the link has ended
+        self.why_ended = ""
+        """Why the link has ended. Empty while it is open."""
 
     def call(self, method: str, request: Message, reply: type[_Reply], timeout_s: float) -> _Reply:
         """Call a method of the service and return its answer. Blocks.
@@ -96,11 +127,11 @@ class EndpointLink:
             CallFailedError: The call failed.
             AuthenticationError: The endpoint refuses the token.
         """
-        with self._grpc_errors():
+        with self._grpc_errors(method):
             data = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)(
                 request.SerializeToString(), timeout=timeout_s, metadata=self._metadata
             )
-        return _parse(reply, data, method)
+            return parse(reply, data)
 
     def attend(self) -> None:
         """Register this process with the endpoint, unless it is registered. Block until a batch connection is open.
@@ -109,8 +140,8 @@ class EndpointLink:
             CallFailedError, AuthenticationError: As in `call`. CallFailedError also if the link has ended.
         """
         with self._attending:
-            if self._end:
-                raise CallFailedError(Fault.UNREACHABLE, self._end)
+            if self.why_ended:
+                raise CallFailedError(Fault.UNREACHABLE, self.why_ended)
             if self._attendance is not None:
                 return
             is_late = threading.Event()
@@ -122,7 +153,7 @@ class EndpointLink:
             timer = threading.Timer(_ATTEND_TIMEOUT_S, expire)  # the call has no timeout, because it stays open
             timer.daemon = True
             try:
-                with self._grpc_errors():
+                with self._grpc_errors("Attend"):
                     call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(
                         pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=self._metadata
                     )
@@ -136,7 +167,8 @@ class EndpointLink:
                 timer.cancel()
             # The answer names the port for batches and the session token that this process has to show there.
             try:
-                reply = _parse(pb.AttendReply, data, "Attend")
+                with self._grpc_errors("Attend"):
+                    reply = parse(pb.AttendReply, data)
                 if not 0 < reply.port < 2**16 or len(reply.ticket) != SESSION_TOKEN_BYTES:
                     raise CallFailedError(Fault.BROKEN, "its answer to Attend lacks a valid port or session token")
             except CallFailedError:
@@ -174,7 +206,7 @@ class EndpointLink:
             CallFailedError: The call failed.
         """
         deadline_s = time.monotonic() + timeout_s
-        call = _FetchCall(self._give_back)
+        call = Call(self._give_back)
         call.is_sent = was_sent
         # Before anything blocks, so that another thread can cancel the connecting too.
         on_call(call)
@@ -201,7 +233,9 @@ class EndpointLink:
             raise _late(timeout_s) from error
         except OSError as error:
             fault = Fault.CUT_OFF if has_begun else Fault.UNREACHABLE if call.is_sent else Fault.UNSENT
-            raise CallFailedError(Fault.CANCELLED if call.is_cancelled else fault, self._end or str(error)) from error
+            raise CallFailedError(
+                Fault.CANCELLED if call.is_cancelled else fault, self.why_ended or str(error)
+            ) from error
         finally:
             self._give_back(call, is_usable=is_in_step)
 
@@ -216,9 +250,7 @@ class EndpointLink:
     ) -> SentFetch[_Found] | None:
         """Send a request as `fetch` does, but only over an idle connection. Does not block.
 
-        Args:
-            request, decoder, timeout_s, on_call: As in `fetch`.
-            finish: See `SentFetch`.
+        The arguments are those of `fetch`, and ``finish`` is that of `SentFetch`.
 
         Returns:
             The fetch. None if the request is long, if no connection is idle, or if none takes the whole request at
@@ -226,29 +258,19 @@ class EndpointLink:
         """
         if len(request) > _MAX_BEGUN_BYTES:
             return None
-        call = _FetchCall(self._give_back)
+        call = Call(self._give_back)
         on_call(call)
-        connection: Connection | None = None
         try:
             connection = self._reuse(call)
             if connection is not None and connection.send_now(request) is None:
                 call.is_sent = True
+                return SentFetch(self, call, connection, decoder, timeout_s=timeout_s, finish=finish)
         except OSError:
             pass  # the connection had ended
         finally:
             if not call.is_sent:  # an endpoint ignores a part of a request
                 self._give_back(call, is_usable=False)
-        if connection is None or not call.is_sent:
-            return None
-        return SentFetch(
-            call,
-            connection,
-            decoder,
-            self._limits,
-            timeout_s=timeout_s,
-            why_ended=lambda: self._end,
-            finish=finish,
-        )
+        return None
 
     def close(self) -> None:
         """Close the channel and all connections. Calls in progress fail. Idempotent. Blocks until this is done."""
@@ -257,7 +279,7 @@ class EndpointLink:
 
     def _try_port(self) -> None:
         """Open the first fetch's connection now, to find out whether the endpoint can deliver batches."""
-        call = _FetchCall(self._give_back)
+        call = Call(self._give_back)
         is_usable = False
         try:
             self._connect(call, math.inf)
@@ -265,11 +287,11 @@ class EndpointLink:
         except OSError as error:
             self._drop(f"no connection for batches: {error}")
             self._attendance.cancel()
-            raise CallFailedError(Fault.UNREACHABLE, self._end) from error
+            raise CallFailedError(Fault.UNREACHABLE, self.why_ended) from error
         finally:
             self._give_back(call, is_usable=is_usable)
 
-    def _ask(self, call: _FetchCall, request: bytes, deadline_s: float) -> tuple[Connection, bytes]:
+    def _ask(self, call: Call, request: bytes, deadline_s: float) -> tuple[Connection, bytes]:
         """Send the request. Return the answer's message, and the connection, which the call still holds."""
         connection = self._reuse(call)
         if connection is not None:
@@ -282,15 +304,15 @@ class EndpointLink:
         connection = self._connect(call, deadline_s)
         return connection, self._exchange(call, connection, request, deadline_s)
 
-    def _exchange(self, call: _FetchCall, connection: Connection, request: bytes, deadline_s: float) -> bytes:
+    def _exchange(self, call: Call, connection: Connection, request: bytes, deadline_s: float) -> bytes:
         call.is_sent = True
         connection.send(request, deadline_s=deadline_s)
-        message = connection.receive_message(self._limits.max_answer_bytes, deadline_s=deadline_s)
+        message = connection.receive_message(self.limits.max_answer_bytes, deadline_s=deadline_s)
         if message is None:
             raise ConnectionResetError("the endpoint closed the connection")
         return message
 
-    def _reuse(self, call: _FetchCall) -> Connection | None:
+    def _reuse(self, call: Call) -> Connection | None:
         """Give an idle connection to the call and return it, None if all are in use."""
         while True:
             with self._lock:
@@ -302,7 +324,7 @@ class EndpointLink:
                 return connection
             self._give_back(call, is_usable=False)  # the connection has ended, or sent data that was not asked for
 
-    def _connect(self, call: _FetchCall, deadline_s: float) -> Connection:
+    def _connect(self, call: Call, deadline_s: float) -> Connection:
         """Open a connection, give it to the call, and return it.
 
         Raises:
@@ -311,8 +333,8 @@ class EndpointLink:
 
         def register(connection: Connection) -> None:
             with self._lock:
-                if self._end or not self._hello:
-                    raise ConnectionAbortedError(self._end or "there is no connection yet")
+                if self.why_ended or not self._hello:
+                    raise ConnectionAbortedError(self.why_ended or "there is no connection yet")
                 self._connections.add(connection)
             call.hold(connection)
 
@@ -323,7 +345,7 @@ class EndpointLink:
         connection.send_raw(self._hello, deadline_s=deadline_s)
         return connection
 
-    def _give_back(self, call: _FetchCall, *, is_usable: bool) -> None:
+    def _give_back(self, call: Call, *, is_usable: bool) -> None:
         """Take the connection from the call. Keep it if it is usable, else close it. Close old idle ones too."""
         connection = call.let_go()
         if connection is None:
@@ -331,7 +353,7 @@ class EndpointLink:
         now_s = time.monotonic()
         closed = []
         with self._lock:
-            if is_usable and not call.is_cancelled and not self._end:
+            if is_usable and not call.is_cancelled and not self.why_ended:
                 self._idle.append((now_s, connection))
             else:
                 closed.append(connection)
@@ -344,9 +366,9 @@ class EndpointLink:
     def _drop(self, why: str) -> None:
         """End the connections. A call that uses one fails at once and gives it back. May run in gRPC's thread."""
         with self._lock:
-            if self._end:
+            if self.why_ended:
                 return
-            self._end = why
+            self.why_ended = why
             idle = [connection for _, connection in self._idle]
             self._idle.clear()
             self._connections.difference_update(idle)
@@ -356,8 +378,8 @@ class EndpointLink:
             connection.close()
 
     @contextlib.contextmanager
-    def _grpc_errors(self) -> Iterator[None]:
-        """Translate gRPC's exceptions to hetero's. The ``with`` block must contain only the gRPC call."""
+    def _grpc_errors(self, method: str) -> Iterator[None]:
+        """Translate the exceptions of a gRPC call and of parsing its answer to hetero's. For nothing else."""
         try:
             yield
         except grpc.RpcError as error:
@@ -367,48 +389,38 @@ class EndpointLink:
                     f"{self._name} rejects this job's token: give every host of the job the same token"
                 ) from error
             raise CallFailedError(fault_of_status(code.name), channels.short_details(error)) from error
+        except ProtocolError as error:
+            raise CallFailedError(Fault.BROKEN, f"its answer to {method} is not a valid message") from error
         except ValueError as error:  # gRPC raises this if the channel was closed meanwhile
             raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
-
-
-def _parse(kind: type[_Reply], data: bytes, method: str) -> _Reply:
-    try:
-        return parse(kind, data)
-    except ProtocolError as error:
-        raise CallFailedError(Fault.BROKEN, f"its answer to {method} is not a valid message") from error
 
 
 class SentFetch(Generic[_Found]):
     """A fetch whose request is sent. The caller receives the answer when it arrives. For one thread at a time.
 
     Args:
+        link: The link of the connection.
         call: The call, which holds the connection.
-        connection: The connection.
-        decoder: Decodes the answer.
-        limits: Bounds of the answer.
-        timeout_s: Bound of the whole fetch.
-        why_ended: Returns why the link has ended.
+        connection, decoder, timeout_s: As in `EndpointLink.fetch`.
         finish: Returns what `receive` returns, when the answer is complete. Called with its bytes before compression.
     """
 
     def __init__(
         self,
-        call: _FetchCall,
+        link: EndpointLink,
+        call: Call,
         connection: Connection,
         decoder: BatchDecoder,
-        limits: Limits,
         *,
         timeout_s: float,
-        why_ended: Callable[[], str],
         finish: Callable[[int], _Found],
     ) -> None:
+        self._link = link
         self._call = call
         self._connection = connection
         self._decoder = decoder
-        self._limits = limits
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
-        self._why_ended = why_ended
         self._finish = finish
         self._message_bytes: int | None = None
 
@@ -437,11 +449,9 @@ class SentFetch(Generic[_Found]):
             if self._connection.has_leftover:
                 raise ProtocolError(_TOO_MUCH)
             return self._finish((self._message_bytes or 0) + self._decoder.nbytes)
-        except DatasetError:
-            raise
-        except CallFailedError as error:
+        except (DatasetError, CallFailedError) as error:
             # A late answer may still arrive. The next request on this connection would get it.
-            is_in_step = error.fault is not Fault.LATE
+            is_in_step = not (isinstance(error, CallFailedError) and error.fault is Fault.LATE)
             raise
         except OSError as error:
             is_in_step = False
@@ -451,7 +461,7 @@ class SentFetch(Generic[_Found]):
             if isinstance(error, ConnectionResetError | BrokenPipeError) and not has_begun:
                 raise
             fault = Fault.CUT_OFF if has_begun else Fault.UNREACHABLE
-            raise CallFailedError(fault, self._why_ended() or str(error)) from error
+            raise CallFailedError(fault, self._link.why_ended or str(error)) from error
         except BaseException:
             is_in_step = False
             raise
@@ -472,7 +482,7 @@ class SentFetch(Generic[_Found]):
         """Receive what has arrived. Return whether the answer is complete."""
         connection, decoder = self._connection, self._decoder
         if self._message_bytes is None:
-            message = connection.receive_message_now(self._limits.max_answer_bytes)
+            message = connection.receive_message_now(self._link.limits.max_answer_bytes)
             if message is None:
                 return False
             self._message_bytes = len(message)
@@ -489,43 +499,3 @@ class SentFetch(Generic[_Found]):
 
 def _late(timeout_s: float) -> CallFailedError:
     return CallFailedError(Fault.LATE, f"waited {timeout_s:g} s")
-
-
-class _FetchCall:
-    """A fetch that another thread may cancel without ending the next fetch on the same connection.
-
-    Args:
-        give_back: Takes the connection from this call, and closes it or keeps it.
-    """
-
-    def __init__(self, give_back: Callable[..., None]) -> None:
-        self.give_back = give_back
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self.is_cancelled = False
-        self.is_sent = False
-        """Whether the endpoint may have received the request."""
-
-    def hold(self, connection: Connection) -> None:
-        """Set the connection that the fetch uses."""
-        with self._lock:
-            self._connection = connection
-            if self.is_cancelled:
-                connection.shut_down()
-
-    def let_go(self) -> Connection | None:
-        """Return the connection that the fetch used. From now on `cancel` does not shut that connection down."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-            return connection
-
-    def give_up(self) -> None:
-        """See `Call`."""
-        self.give_back(self, is_usable=False)
-
-    def cancel(self) -> None:
-        """See `Call`."""
-        with self._lock:
-            self.is_cancelled = True
-            if self._connection is not None:
-                self._connection.shut_down()

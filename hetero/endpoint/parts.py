@@ -296,7 +296,7 @@ class Parts:
                     verify=False,
                     compression=None,
                     helpers=(),
-                    homes=None,
+                    owners=None,
                     is_part=True,
                 ),
                 limits,

@@ -1,4 +1,4 @@
-"""Answers the readers of an endpoint: Prepare, Describe and Attend over gRPC, batches over separate connections.
+"""Answers the readers of an endpoint: Prepare and Attend over gRPC, batches over separate connections.
 
 Handler threads parse requests. Only `Compute` runs the user's code. A handler thread waits for a large batch and sends
 it, while `Compute` computes the next. It checks every half second whether the caller has left, and then stops waiting.
@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
-from hetero.batches.fetch import Description, describe
+from hetero.batches.fetch import describe
 from hetero.batches.request import Helper
 from hetero.control.security import Policy
 from hetero.datasets import get_factory
@@ -47,7 +47,6 @@ __all__ = ["DATA_POLICIES", "DataServicer"]
 
 DATA_POLICIES: Mapping[str, Policy] = {
     f"/{SERVICE}/Prepare": Policy.TOKEN,
-    f"/{SERVICE}/Describe": Policy.TOKEN,
     f"/{SERVICE}/Attend": Policy.TOKEN,
 }
 
@@ -67,10 +66,7 @@ class _Served:
     def __init__(self) -> None:
         self.build: Task | None = None
         self.built: BuiltDataset | None = None
-        self.description: Task | None = None
         self.experience = Experience()
-        self.globals: dict[str, str] = {}
-        """Digests of the globals that the data set's code reads, taken before that code ran in this process."""
 
 
 class DataServicer:
@@ -94,6 +90,7 @@ class DataServicer:
 
     Raises:
         PortError, OSError: As for `Delivery`.
+        ConfigError: If `HETERO_FAULTS` is malformed.
     """
 
     def __init__(
@@ -119,6 +116,7 @@ class DataServicer:
         self._compute = compute
         self._name = name
         self._failures = Failures(name)
+        self._faults = {method: faults_at(method) for method in ("Prepare", "Attend")}
         self._worker_index = worker_index
         self._num_workers = num_workers
         self._sample_time_s = sample_time_s
@@ -129,23 +127,12 @@ class DataServicer:
         self.delivery = Delivery(address, self._answer, max_requests=max_requests, transport=transport)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return the service for ``grpc.server``. Its methods get bytes and handle parsing errors themselves.
-
-        Raises:
-            ConfigError: If `HETERO_FAULTS` is malformed.
-        """
+        """Return the service for ``grpc.server``. Its methods get bytes and handle parsing errors themselves."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Prepare": grpc.unary_unary_rpc_method_handler(
-                    self._failures.guarded(self._prepare, faults_at("Prepare"))
-                ),
-                "Describe": grpc.unary_unary_rpc_method_handler(
-                    self._failures.guarded(self._describe, faults_at("Describe"))
-                ),
-                "Attend": grpc.unary_stream_rpc_method_handler(
-                    self._failures.guarded_stream(self._attend, faults_at("Attend"))
-                ),
+                "Prepare": grpc.unary_unary_rpc_method_handler(self._prepare),
+                "Attend": grpc.unary_stream_rpc_method_handler(self._attend),
             },
         )
 
@@ -160,23 +147,24 @@ class DataServicer:
         with self._lock:
             return sum(served.experience.num_parts for served in self._served.values())
 
-    # Prepare, Describe, Attend
+    # Prepare, Attend
 
     def _prepare(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        request = _parse(pb.PrepareRequest, data)
-        reply = pb.PrepareReply()
-        try:
-            expected = [requests.spec_from_proto(each) for each in request.expected[:MAX_EXPECTED]]
-            task = self._start_build(requests.spec_from_proto(request.dataset), expected)
-            if not _wait(task, lambda: not context.is_active()):
-                return b""
-            task.result()
-        except DatasetError as error:
-            reply.failure.CopyFrom(requests.failure_to_proto(record_of(error)))
-        return reply.SerializeToString()
+        with self._failures.as_statuses(context, self._faults["Prepare"]):
+            request = _parse(pb.PrepareRequest, data)
+            try:
+                expected = [requests.spec_from_proto(each) for each in request.expected[:MAX_EXPECTED]]
+                task = self._start_build(requests.spec_from_proto(request.dataset), expected)
+                if not _wait(task, lambda: not context.is_active()):
+                    return b""
+                reply: bytes = task.result()
+            except DatasetError as error:
+                failure = requests.failure_to_proto(record_of(error))
+                reply = pb.PrepareReply(failure=failure).SerializeToString()
+            return reply
 
     def _start_build(self, spec: DatasetSpec, expected: Sequence[DatasetSpec]) -> Task:
-        """Return the task that builds a data set, which is queued, running or done. Concurrent calls share one task.
+        """Return the task that builds and describes a data set: queued, running or done. Concurrent calls share it.
 
         Raises:
             DatasetError: This endpoint already holds `MAX_DATASETS` data sets.
@@ -199,7 +187,7 @@ class DataServicer:
             assert served.build is not None
             return served.build
 
-    def _build(self, spec: DatasetSpec, named: Sequence[DatasetSpec], served: _Served, _task: Task) -> None:
+    def _build(self, spec: DatasetSpec, named: Sequence[DatasetSpec], served: _Served, _task: Task) -> bytes:
         # Before the build is reported, because this process may end here, and its successor reports its own builds.
         if self._announce is not None:
             self._announce([each for each in named if is_shareable(each)])
@@ -207,8 +195,12 @@ class DataServicer:
         self._on_build(False)
         try:
             prebuilt = self._prebuilt.get(spec) or build(spec, host=self._name)
-            prebuilt.built.become_worker(self._worker_index, self._num_workers, host=self._name)
-            served.globals, served.built = prebuilt.globals, prebuilt.built
+            built = prebuilt.built
+            built.become_worker(self._worker_index, self._num_workers, host=self._name)
+            if spec not in self._prebuilt:
+                logger.info("built data set %s in %.1f s", spec, time.monotonic() - begin_s)
+            description = describe(built, host=self._name)
+            served.built = built
         except BaseException as error:
             with self._lock:
                 # The next Prepare tries again, because a mount may have been late.
@@ -218,31 +210,13 @@ class DataServicer:
             raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
         finally:
             self._on_build(True)
-        if spec not in self._prebuilt:
-            logger.info("built data set %s in %.1f s", spec, time.monotonic() - begin_s)
-
-    def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        request = _parse(pb.DescribeRequest, data)
-        served, built = self._find(requests.spec_from_proto(request.dataset))
-        with self._lock:
-            if served.description is None:
-                served.description = self._compute.submit(_FIRST, lambda _task: describe(built, host=self._name))
-            task = served.description
-        if not _wait(task, lambda: not context.is_active()):
-            return b""
-        try:
-            description: Description = task.result()
-        except DatasetError as error:
-            with self._lock:
-                served.description = None
-            return pb.DescribeReply(failure=requests.failure_to_proto(record_of(error))).SerializeToString()
-        return pb.DescribeReply(
+        return pb.PrepareReply(
             num_samples=description.num_samples,
             fingerprint=description.fingerprint,
             environment=description.environment,
-            globals=served.globals,
+            globals=prebuilt.globals,
             warnings=description.warnings,
-            keeps_samples=self._links is not None and built.is_divisible and _has_homes(request.dataset.name),
+            keeps_samples=self._links is not None and built.is_divisible and _has_owners(spec.name),
         ).SerializeToString()
 
     def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:
@@ -253,20 +227,21 @@ class DataServicer:
         return served, served.built
 
     def _attend(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        _parse(pb.AttendRequest, data)
-        session_token = self.delivery.admit()
-        try:
-            ended = threading.Event()
-            # The caller has left already, and gRPC will not call back.
-            if not context.add_callback(ended.set):
-                return
-            yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()
-            # Until the grace has passed, and not only until the drain begins: the end of this call closes the reader's
-            # connections.
-            while not ended.wait(POLL_S) and not self.delivery.is_stopped:
-                pass
-        finally:
-            self.delivery.dismiss(session_token)
+        with self._failures.as_statuses(context, self._faults["Attend"]):
+            _parse(pb.AttendRequest, data)
+            session_token = self.delivery.admit()
+            try:
+                ended = threading.Event()
+                # The caller has left already, and gRPC will not call back.
+                if not context.add_callback(ended.set):
+                    return
+                yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()
+                # Until the grace has passed, and not only until the drain begins: the end of this call closes the
+                # reader's connections.
+                while not ended.wait(POLL_S) and not self.delivery.is_stopped:
+                    pass
+            finally:
+                self.delivery.dismiss(session_token)
 
     # Batches
 
@@ -334,7 +309,7 @@ class DataServicer:
         )
 
 
-def _has_homes(name: str) -> bool:
+def _has_owners(name: str) -> bool:
     """Return whether each sample of a data set is kept by one of several hosts."""
     cache = get_factory(name).cache
     return cache is not None and cache.homes

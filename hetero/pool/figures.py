@@ -61,7 +61,10 @@ class PoolFigures:
         return (sum(own for own, _ in found), max(shared for _, shared in found)) if found else None
 
     def statistics(self) -> dict[str, float]:
-        """Return sums of the endpoints' `EndpointStatistics` over all processes, including ended ones."""
+        """Return sums of the endpoints' statistics over all processes, including ended ones.
+
+        `hetero.endpoint.endpoint.Endpoint.statistics` has their names.
+        """
         total: dict[str, float] = {}
         with self._changed:
             for slot in self._slots:

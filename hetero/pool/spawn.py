@@ -147,8 +147,10 @@ class ForkServer:
         """Yield the events that have arrived. The last is ``gone``."""
         while (packet := receive_packet(self._socket)) is not None:
             event, _ = packet
+            # Before the caller has the event, which it may change.
+            is_last = event["event"] == "gone"
             yield event
-            if event["event"] == "gone":
+            if is_last:
                 return
 
     def poll(self) -> int | None:

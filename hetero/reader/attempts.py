@@ -191,8 +191,8 @@ class Attempt:
     """Whether the other attempt has settled the batch. Then the outcome of this one does not matter."""
     helpers: tuple[EndpointConnection, ...] = ()
     """One endpoint of each other host that keeps samples of the batch."""
-    homes: npt.NDArray[np.uint8] | None = None
-    """See `BatchRequest.homes`."""
+    owners: npt.NDArray[np.uint8] | None = None
+    """See `BatchRequest.owners`."""
     call: Any = None
     """The call in progress, see `hetero.endpoint.link.Call`. Set without the fleet's lock."""
     generation: int = field(init=False)
@@ -217,7 +217,7 @@ class Attempt:
             )
             for record in records
         ]
-        return dataclasses.replace(self.batch.request, helpers=tuple(named), homes=self.homes)
+        return dataclasses.replace(self.batch.request, helpers=tuple(named), owners=self.owners)
 
     @property
     def since_s(self) -> float:

@@ -20,7 +20,7 @@ from hetero.documents.text import printable
 from hetero.endpoint.link import Call, EndpointLink, SentFetch
 from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
-from hetero.system.waits import FIRST_BACKOFF_S, backoff_s
+from hetero.system.waits import FIRST_BACKOFF_S, MAX_BACKOFF_S, backoff_s
 from hetero.wire import requests
 from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder
@@ -69,7 +69,7 @@ class Fetched:
 class EndpointConnection:
     """One endpoint as this process sees it.
 
-    The fleet's lock guards the fields. `prepare`, `describe` and `fetch` block and are called without the lock.
+    The fleet's lock guards the fields. `prepare` and `fetch` block and are called without the lock.
 
     Args:
         record: The endpoint's entry in the directory.
@@ -100,6 +100,8 @@ class EndpointConnection:
         self.chosen_at = 0
         """Number of the router's last choice that chose this endpoint."""
         self.busy_until_s = 0.0
+        self._num_avoided = 0  # requests served badly since the last batch
+        self._avoided_until_s = 0.0
         self.retry_at_s = 0.0
         self.reserved_by: object | None = None
         """The request that reserved the endpoint, because it must run alone, or None."""
@@ -141,7 +143,7 @@ class EndpointConnection:
 
     def delivered(self) -> None:
         """Record that a batch arrived. The next failure counts as the first one again."""
-        self._num_failures = 0
+        self._num_failures = self._num_avoided = 0
         self.last_message = "answered"
 
     def mark_down(self, why: str, now_s: float, generation: int | None = None) -> bool:
@@ -181,6 +183,23 @@ class EndpointConnection:
         """Record that the endpoint rejected a request because it has too many. It gets no request for 0.2 s."""
         self.last_message = why
         self.busy_until_s = now_s + FIRST_BACKOFF_S
+
+    def avoid(self, kept_s: float, now_s: float) -> None:
+        """Record that the endpoint served a request badly: it kept the request for ``kept_s`` seconds without a result.
+
+        It failed, was late, or sent a damaged answer, or a hedge (a second request for the same batch) was answered
+        sooner. It is avoided for the same time, which doubles with each repetition, up to 10 s.
+        """
+        self._avoided_until_s = now_s + min(MAX_BACKOFF_S, kept_s * 2.0 ** min(self._num_avoided, 16))
+        self._num_avoided += 1
+
+    def is_avoided(self, now_s: float) -> bool:
+        """Return whether the endpoint gets a request only if no other endpoint can take it.
+
+        Otherwise a stuck endpoint would get the next request, because the request that it did not answer is cancelled
+        and no longer counts as its load. After its time it gets one request at a time until it sends a batch.
+        """
+        return self._num_avoided > 0 and (now_s < self._avoided_until_s or self.num_outstanding > 0)
 
     def mark_unprepared(self, why: str) -> None:
         """Record that the endpoint has to prepare its data sets again."""
@@ -225,7 +244,7 @@ class EndpointConnection:
         for link in stale:
             link.close()
 
-    def prepare(self, spec: DatasetSpec, *, expected: Sequence[DatasetSpec] = (), timeout_s: float) -> None:
+    def prepare(self, spec: DatasetSpec, *, expected: Sequence[DatasetSpec] = (), timeout_s: float) -> Description:
         """Make the endpoint build the data set. May take minutes.
 
         Args:
@@ -233,8 +252,11 @@ class EndpointConnection:
             expected: Data sets that may be asked for later.
             timeout_s: Seconds that the endpoint has.
 
+        Returns:
+            Length, fingerprint and environment of the data set.
+
         Raises:
-            DatasetError: The factory raised on the endpoint.
+            DatasetError: The data set raised on the endpoint while it was built or described.
             CallFailedError: The call failed.
             AuthenticationError: The endpoint refuses the token.
         """
@@ -248,19 +270,6 @@ class EndpointConnection:
         # and not with its first batch.
         link.attend()
         reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
-        if reply.HasField("failure"):
-            raise _failed(reply.failure)
-
-    def describe(self, spec: DatasetSpec, *, timeout_s: float) -> Description:
-        """Return length, fingerprint and environment of a prepared data set. May take as long as `prepare`.
-
-        Raises:
-            CallFailedError: The call failed, or the link that prepared the data set is gone.
-            DatasetError, AuthenticationError: As in `prepare`.
-        """
-        request = pb.DescribeRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
-        link = self._present_link(Fault.UNREACHABLE)
-        reply = link.call("Describe", request, pb.DescribeReply, timeout_s)
         if reply.HasField("failure"):
             raise _failed(reply.failure)
         return Description(
@@ -339,7 +348,7 @@ class EndpointConnection:
             if not request.helpers:
                 raise
             # Only the names of the helpers made it too long. Without them one endpoint computes all samples.
-            message = requests.serialize(dataclasses.replace(request, helpers=(), homes=None), self._limits)
+            message = requests.serialize(dataclasses.replace(request, helpers=(), owners=None), self._limits)
         options = {} if allocate is None else {"allocate": allocate}
         # At least one sample has worked, because a batch without one raises. An answer that claims more is refused.
         max_skipped = max(0, request.work.num_samples - 1) if request.on_sample_error == "skip" else 0
@@ -388,7 +397,7 @@ class EndpointConnection:
 
 
 def _failed(failure: pb.Failure) -> Exception:
-    """Return the exception for an answer to Prepare or Describe that reports a failure of the user's code."""
+    """Return the exception for an answer to Prepare that reports a failure of the user's code."""
     try:
         return DatasetError(requests.failure_from_proto(failure))
     except ProtocolError as error:

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from hetero.batches.request import BatchRequest
@@ -91,7 +91,8 @@ class Fetchers:
         self._fleet = fleet
         self._router = fleet.router
         self._hedging = fleet.hedging
-        self._window = window
+        self.window = window
+        """The reader's batches."""
         self._data_timeout_s = data_timeout_s
         self._allocate = allocate
         self._arrived = threading.Condition(fleet.lock)  # the consumer waits for it
@@ -131,21 +132,21 @@ class Fetchers:
         # Once per request, however often it is sent. A busy endpoint refuses a request several times a second. When
         # each attempt earned, hedges were most where endpoints had too much to do already.
         self._hedging.budget.earn()
-        self._window.add(request, dataset)
+        self.window.add(request, dataset)
         attempt = self._start_own()
-        if self._window.missing:
+        if self.window.missing:
             self._on_missing()
         return attempt
 
     def _start_own(self) -> Attempt | None:
         """Start an attempt for the lowest missing batch if the consumer should send the request, and receive it."""
-        batch = self._window.missing[0]
+        batch = self.window.missing[0]
         if (
             not batch.dataset.receiver.is_consumer
             # A larger batch is better received by a fetcher, because several fetchers can receive at the same time.
             or batch.dataset.batch_bytes > AT_ONCE_BYTES
             or batch.was_requested
-            or not self._window.has_room(batch)
+            or not self.window.has_room(batch)
         ):
             return None
         connection = self._router.choose(batch.request.spec)
@@ -157,7 +158,7 @@ class Fetchers:
 
     def _start(self, batch: PendingBatch, connection: EndpointConnection) -> Attempt:
         """Start an attempt for a missing batch. It names endpoints of the hosts that keep the samples."""
-        attempt = self._window.start(batch, connection, self._fleet.clock())
+        attempt = self.window.start(batch, connection, self._fleet.clock())
         request = batch.request
         if (
             # With one sample that raises, a part would be of no use.
@@ -167,7 +168,7 @@ class Fetchers:
             and not batch.doubted
             and not request.verify
         ):
-            attempt.helpers, attempt.homes = self._router.choose_homes(request, connection)
+            attempt.helpers, attempt.owners = self._router.choose_owners(request, connection)
         return attempt
 
     def send(self, attempt: Attempt) -> None:
@@ -195,7 +196,7 @@ class Fetchers:
 
     def pop(self) -> Fetched | BaseException | None:
         """Return the next outcome in order, None if it has not arrived."""
-        outcome = self._window.pop()
+        outcome = self.window.pop()
         if outcome is not None:
             self._needs_endpoint = False
             # Delivery frees bytes, and the batch that is next now may exceed the byte limit.
@@ -204,7 +205,7 @@ class Fetchers:
 
     def come_back(self) -> None:
         """Note that the consumer wants the next batch, so the one before counts no more."""
-        self._window.come_back()
+        self.window.come_back()
         self._wake_one()
 
     def wait(self, timeout_s: float) -> None:
@@ -234,7 +235,7 @@ class Fetchers:
             Seconds until the batch is overdue, infinite if no attempt has to be watched.
         """
         self._needs_endpoint = False
-        attempt = self._window.attempt_of_next()
+        attempt = self.window.attempt_of_next()
         if attempt is None or attempt.is_given_up:
             return math.inf
         batch, now_s = attempt.batch, self._fleet.clock()
@@ -244,7 +245,7 @@ class Fetchers:
         remaining_s = attempt.since_s + self._hedging.deadline_s(batch.request) - now_s
         if remaining_s > 0:
             return remaining_s
-        if not self._hedging.budget.allows or self._window.is_over_bound(batch.dataset):
+        if not self._hedging.budget.allows or self.window.is_over_bound(batch.dataset):
             return math.inf
         other = self._router.choose_other(batch.request.spec, attempt.connection)
         if other is None:
@@ -259,7 +260,7 @@ class Fetchers:
             now_s - attempt.issued_s,
             other.name,
         )
-        self._for_fetchers.append(self._window.start(batch, other, now_s, is_hedge=True))
+        self._for_fetchers.append(self.window.start(batch, other, now_s, is_hedge=True))
         self._ensure_thread()
         # All fetchers, because a single notified one may have been woken for a missing batch.
         self._work.notify_all()
@@ -280,11 +281,6 @@ class Fetchers:
 
     # For the fleet
 
-    @property
-    def used_bytes(self) -> int:
-        """See `hetero.reader.fleet.FleetListener`."""
-        return self._window.used_bytes
-
     def on_fleet_change(self) -> None:
         """See `hetero.reader.fleet.FleetListener`."""
         self._work.notify_all()
@@ -293,11 +289,6 @@ class Fetchers:
     def receive_for_absent(self) -> None:
         """See `hetero.reader.fleet.FleetListener`."""
         self._own.receive_for_absent()
-
-    @property
-    def attempts(self) -> Iterable[Attempt]:
-        """See `hetero.reader.fleet.FleetListener`."""
-        return self._window.attempts
 
     def abandon(self) -> None:
         """Close soon, in another thread. For finalizers, which may run in a thread that holds any lock."""
@@ -311,7 +302,7 @@ class Fetchers:
         """
         if self._pid != os.getpid():
             return
-        window = self._window
+        window = self.window
         with self._fleet.lock:
             # From here on no outcome reaches the window, and calls that begin cancel themselves.
             self._outcomes.is_closed = True
@@ -344,7 +335,7 @@ class Fetchers:
 
     def _ensure_thread(self) -> None:
         """Start a fetcher if all may be busy, at most one for each batch in flight and for each second attempt."""
-        window, num_threads = self._window, len(self._threads)
+        window, num_threads = self.window, len(self._threads)
         if num_threads >= len(window.missing) + len(window.attempts) - len(self._own):
             return
         if num_threads >= window.size:
@@ -363,7 +354,7 @@ class Fetchers:
         A fetcher looks for work before it waits, and wakes another fetcher if it finds some. Therefore it is enough to
         wake one, and a fetcher that makes room itself need not wake any.
         """
-        if self._window.missing:
+        if self.window.missing:
             self._work.notify()
 
     def _run(self) -> None:
@@ -386,17 +377,17 @@ class Fetchers:
                     return attempt
                 # Nothing wakes a fetcher when a busy endpoint may be asked again. Without this bound it was asked after
                 # 0.5 s instead of 0.2 s.
-                self._work.wait(min(POLL_S, self._router.next_free_s()) if self._window.missing else POLL_S)
+                self._work.wait(min(POLL_S, self._router.next_free_s()) if self.window.missing else POLL_S)
         return None
 
     def _start_first(self) -> Attempt | None:
         """Start an attempt for the lowest missing batch that has room and an endpoint."""
         passed: set[ServedDataset] = set()  # data sets that lack room or an endpoint for one batch, and so for all
         # A copy, because `_is_held_back` removes batches that fail.
-        for batch in tuple(self._window.missing):
+        for batch in tuple(self.window.missing):
             if batch.dataset in passed:
                 continue
-            if not self._window.has_room(batch):
+            if not self.window.has_room(batch):
                 passed.add(batch.dataset)
                 continue
             if self._is_held_back(batch):
@@ -424,7 +415,7 @@ class Fetchers:
             return False
         error = batch.killed_too_often() if batch.poison.is_proven else self._outcomes.lost_too_long(batch)
         if error is not None:
-            self._window.missing.remove(batch)
+            self.window.missing.remove(batch)
             self._router.unreserve((batch,))
             self._outcomes.deliver(batch, error)
         return True

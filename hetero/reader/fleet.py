@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,11 +23,12 @@ from hetero.batches.fetch import Description
 from hetero.control.members.directory import Directory
 from hetero.control.security import Token
 from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError
-from hetero.reader.attempts import Attempt
 from hetero.reader.connection import ConnectionState, EndpointConnection
 from hetero.reader.consistency import ServedDataset
 from hetero.reader.hedging import Hedging
+from hetero.reader.own_fetches import ABSENT_S
 from hetero.reader.routing import ConnectionTable, Router, unprepared
+from hetero.reader.window import Window
 from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory
 from hetero.system.waits import END_TIMEOUT_S, FIRST_BACKOFF_S, LOG_INTERVAL_S
@@ -39,7 +40,6 @@ from hetero.wire.tls import Tls
 __all__ = ["Fleet", "FleetStatistics"]
 
 _SETTLE_S = 5.0
-_IDLE_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +74,8 @@ class FleetStatistics:
 class FleetListener(Protocol):
     """The part of a reader that the fleet calls."""
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the batches that have arrived or are in progress. Read with the lock held."""
-
-    @property
-    def attempts(self) -> Iterable[Attempt]:
-        """The attempts in progress. Read with the lock held."""
+    window: Window
+    """The reader's batches. Read with the lock held."""
 
     def on_fleet_change(self) -> None:
         """React to an endpoint that came, left, or is free. Called with the lock held."""
@@ -258,7 +253,7 @@ class Fleet:
 
     def used_bytes(self) -> int:
         """Return the bytes of the batches of all readers that have arrived or are in progress. Needs the lock."""
-        return sum(listener.used_bytes for listener in self._listeners)
+        return sum(listener.window.used_bytes for listener in self._listeners)
 
     def count_outstanding(self) -> None:
         """Count the requests in progress anew, because an exception may have ended a consumer at any point.
@@ -268,7 +263,7 @@ class Fleet:
         for connection in self._table.all():
             connection.num_outstanding = 0
         for listener in self._listeners:
-            for attempt in listener.attempts:
+            for attempt in listener.window.attempts:
                 attempt.connection.num_outstanding += 1
 
     def raise_failure(self, dataset: ServedDataset) -> None:
@@ -287,7 +282,7 @@ class Fleet:
             connection.mark_busy(str(error), self.clock())
         elif error.fault in (Fault.LATE, Fault.BROKEN):
             # The endpoint may be faulty. While it fails, it has the least load, so it would be chosen again and again.
-            self.router.avoid(connection, kept_s=1.0)
+            connection.avoid(1.0, self.clock())
         elif error.fault is Fault.UNPREPARED:
             connection.mark_unprepared(str(error))
         elif error.fault is Fault.FOREIGN:
@@ -398,7 +393,7 @@ class Fleet:
                 ).start()
             with self.lock:
                 if not self._news and not self._is_closed:
-                    self._changed.wait(max(0.01, min(next_due_s, now_s + _IDLE_S) - self.clock()))
+                    self._changed.wait(max(0.01, min(next_due_s, now_s + ABSENT_S) - self.clock()))
 
     def _receive_for_absent(self) -> None:
         with self.lock:
@@ -416,9 +411,8 @@ class Fleet:
         outcome: Description | Exception
         begin_s = self.clock()
         try:
-            connection.prepare(spec, expected=expected, timeout_s=self.prepare_timeout_s)
+            outcome = connection.prepare(spec, expected=expected, timeout_s=self.prepare_timeout_s)
             dataset.build_s = max(dataset.build_s, self.clock() - begin_s)
-            outcome = connection.describe(spec, timeout_s=self.prepare_timeout_s)
         except Exception as error:  # noqa: BLE001 - `_conclude` handles it
             outcome = error
         with self.lock:

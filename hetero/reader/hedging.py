@@ -56,8 +56,8 @@ class Pace:
 class Budget:
     """Limits the number of hedges. After n requests, at most 1 + n / 20 hedges have been sent.
 
-    One hedge is free, and each request earns a twentieth of a hedge. The budget saves at most 32 hedges. Therefore any n
-    requests in a row have at most 32 + n / 20 hedges, even after a quiet time.
+    One hedge is free, and each request earns a twentieth of a hedge. The budget saves at most 32 hedges. Therefore any
+    n requests in a row have at most 32 + n / 20 hedges, even after a quiet time.
     """
 
     REQUESTS_PER_HEDGE = 20

@@ -135,8 +135,8 @@ class Outcomes:
             self._fleet.stats.hedges_won += 1
             now_s = self._fleet.clock()
             for other in attempt.batch.attempts:
-                if other.homes is None or other.connection.load_at_s < other.issued_s:
-                    self._router.avoid(other.connection, kept_s=now_s - other.since_s)
+                if other.owners is None or other.connection.load_at_s < other.issued_s:
+                    other.connection.avoid(now_s - other.since_s, now_s)
         self.deliver(attempt.batch, fetched)
 
     def _is_final(self, attempt: Attempt, error: Exception) -> bool:
@@ -180,7 +180,7 @@ class Outcomes:
         if isinstance(error, ProtocolError):
             fleet.stats.checksum_errors += isinstance(error, ChecksumError)
             logger.warning("batch %d from %s is damaged: %s", batch.request.position, connection.name, error)
-            self._router.avoid(connection, kept_s=1.0)
+            connection.avoid(1.0, fleet.clock())
             return batch.damaged(connection, error)
         if isinstance(error, DatasetError):
             why = str(error).splitlines()[0]

@@ -15,24 +15,17 @@ import os
 import select
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any
 
 from hetero.endpoint.link import SentFetch
 from hetero.reader.attempts import Attempt
 from hetero.reader.connection import Fetched
 from hetero.system.waits import POLL_S
 
-__all__ = ["OwnFetches"]
+__all__ = ["ABSENT_S", "OwnFetches"]
 
-_ABSENT_S = 1.0
-"""A consumer that has not received for so long is absent."""
-
-
-class Settle(Protocol):
-    """See `OwnFetches`."""
-
-    def __call__(self, attempt: Attempt, outcome: Fetched | Exception, *, answered_s: float | None = None) -> None:
-        """Settle an attempt, whose answer arrived at this monotonic time, or now."""
+ABSENT_S = 1.0
+"""A consumer that has not received for so long is absent. Another thread looks once in this time."""
 
 
 class OwnFetches:
@@ -42,11 +35,13 @@ class OwnFetches:
 
     Args:
         clock: Returns monotonic seconds.
-        settle: Called with the outcome of each attempt, with `lock` held.
+        settle: See `hetero.reader.outcomes.Outcomes.settle`. Called with `lock` held.
         hand_over: Called instead if the connection ended. Another thread should fetch the batch.
     """
 
-    def __init__(self, clock: Callable[[], float], *, settle: Settle, hand_over: Callable[[Attempt], object]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], *, settle: Callable[..., Any], hand_over: Callable[[Attempt], object]
+    ) -> None:
         self.lock = threading.RLock()
         """Held by the consumer while it waits. Reentrant, because a signal handler may close the reader meanwhile."""
         self._clock = clock
@@ -114,7 +109,7 @@ class OwnFetches:
             if oldest is None:
                 return
             since_s = max(oldest[0].issued_s, self._last_receive_s)
-            if self._clock() - since_s >= _ABSENT_S:
+            if self._clock() - since_s >= ABSENT_S:
                 self._receive(self._readable(0.0), self._last_receive_s)
             self._receive(self._late(), None)
         finally:

@@ -14,8 +14,8 @@ _NUM_ROUNDS = 16
 _MAX_AWAY_S = 0.5e-3
 """Mean time away up to which the consumer receives.
 
-Up to 0.4 ms it was quicker in nearly all loops, up to 1.9 times. From 0.5 ms on, loops that sleep or compute natively, as
-a training step does, were quicker with fetchers: see "Who receives" in benchmarks/README.md.
+Up to 0.4 ms it was quicker in nearly all loops, up to 1.9 times. From 0.5 ms on, loops that sleep or compute natively,
+as a training step does, were quicker with fetchers: see "Who receives" in benchmarks/README.md.
 """
 
 

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from hashlib import blake2b
 
 import numpy as np
@@ -20,10 +18,9 @@ from hetero.batches.request import BatchRequest
 from hetero.control.members.directory import EndpointRecord
 from hetero.reader.connection import ConnectionState, EndpointConnection
 from hetero.spec import DatasetSpec
-from hetero.system.waits import MAX_BACKOFF_S
 from hetero.wire.limits import MAX_HELPERS
 
-__all__ = ["ConnectionTable", "Router", "Stragglers", "homes_of", "subset", "unprepared"]
+__all__ = ["ConnectionTable", "Router", "owners_of", "subset", "unprepared"]
 
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
@@ -102,42 +99,6 @@ class ConnectionTable:
         return "; ".join(texts) if texts else "no endpoint has appeared in the directory"
 
 
-class Stragglers:
-    """Endpoints that served a request badly, and have sent no batch since.
-
-    Such an endpoint failed, was late, or sent a damaged answer, or a hedge (a second request for the same batch) was
-    answered sooner. It is ready, but other endpoints are preferred for a while. Otherwise a stuck endpoint would get
-    the next request, because the request that it did not answer is cancelled and no longer counts as its load.
-
-    An endpoint is avoided for the time that it kept the request without a result. This time doubles with each
-    repetition, up to 10 s. Then the endpoint gets one request at a time until it sends a batch.
-    """
-
-    def __init__(self) -> None:
-        self._until_s: weakref.WeakKeyDictionary[EndpointConnection, tuple[int, float]] = weakref.WeakKeyDictionary()
-
-    def avoid(self, connection: EndpointConnection, *, kept_s: float, now_s: float) -> None:
-        """Record that ``connection`` kept a request for ``kept_s`` seconds without a result."""
-        times, _ = self._until_s.get(connection, (0, 0.0))
-        avoided_s = min(MAX_BACKOFF_S, kept_s * 2.0 ** min(times, 16))
-        self._until_s[connection] = times + 1, now_s + avoided_s
-
-    def answered(self, connection: EndpointConnection) -> None:
-        """Record that ``connection`` delivered a batch."""
-        if self._until_s:
-            self._until_s.pop(connection, None)
-
-    def avoided(self, now_s: float) -> AbstractSet[EndpointConnection]:
-        """Return the endpoints that get a request only if no other endpoint can take it."""
-        if not self._until_s:
-            return frozenset()
-        return {
-            connection
-            for connection, (_, until_s) in self._until_s.items()
-            if now_s < until_s or connection.num_outstanding
-        }
-
-
 class Router:
     """Chooses endpoints for requests, and knows how busy they are.
 
@@ -165,7 +126,6 @@ class Router:
         self._world_size = world_size
         self._clock = clock
         self._on_free = on_free
-        self._stragglers = Stragglers()
         self._num_choices = 0
 
     def update(self) -> None:
@@ -194,7 +154,6 @@ class Router:
             is_optional_allowed: Whether endpoints may be chosen that the job added while it ran.
         """
         now_s = self._clock()
-        avoided = self._stragglers.avoided(now_s)
         ready = [
             connection
             for connection in self.used
@@ -207,7 +166,7 @@ class Router:
             ready,
             key=lambda connection: (
                 connection.reserved_by is not alone_for,
-                connection in avoided,
+                connection.is_avoided(now_s),
                 *_burden(connection, now_s),
             ),
             default=None,
@@ -221,15 +180,16 @@ class Router:
                 return None
         return self._occupy(chosen)
 
-    def choose_homes(
+    def choose_owners(
         self, request: BatchRequest, lead: EndpointConnection
     ) -> tuple[tuple[EndpointConnection, ...], npt.NDArray[np.uint8] | None]:
         """Return one endpoint of each host that keeps samples of a batch, and the number of the endpoint per sample.
 
-        The numbers are those of `BatchRequest.homes`. If a host has no endpoint that can take its samples now, ``lead``
-        computes them. No endpoints are returned if the data set has no cache, or if only one host has endpoints.
+        The numbers are those of `BatchRequest.owners`. If a host has no endpoint that can take its samples now,
+        ``lead`` computes them. No endpoints are returned if the data set has no cache, or if only one host has
+        endpoints.
         Endpoints that the job added while it ran keep what they compute, because their number changes. Ranks of a large
-        job use only some of the hosts. Then a sample has one home among the hosts of each rank, often the same one.
+        job use only some of the hosts. Then a sample has one owner among the hosts of each rank, often the same one.
 
         If hosts have equally many endpoints, each endpoint asks the same endpoint of another host each time, so that
         there are few connections.
@@ -245,7 +205,7 @@ class Router:
         # Only positions are kept.
         if not isinstance(work, IndexedWork) or not isinstance(work.indices, np.ndarray):
             return (), None
-        # All ranks count all endpoints of a host, so that they find the same homes.
+        # All ranks count all endpoints of a host, so that they find the same owners.
         hosts = {connection.record.host for connection in self.used}
         num_endpoints = Counter(
             connection.record.host
@@ -265,15 +225,15 @@ class Router:
                 available.setdefault(connection.record.host, []).append(connection)
         # Endpoints of a host with fewer endpoints ask all those of the other one by turns.
         turn = _index_on_host(lead) + request.step * num_endpoints[lead.record.host]
-        homes = homes_of(work.indices, num_endpoints)
+        owners = owners_of(work.indices, num_endpoints)
         helpers: list[EndpointConnection] = []
         numbers = np.zeros(len(num_endpoints), np.uint8)
         for number, host in enumerate(num_endpoints):
             candidates = sorted(available.get(host, ()), key=_index_on_host)
-            if host != lead.record.host and candidates and (homes == number).any():
+            if host != lead.record.host and candidates and (owners == number).any():
                 helpers.append(candidates[turn % len(candidates)])
                 numbers[number] = len(helpers)
-        return (tuple(helpers), numbers[homes]) if helpers else ((), None)
+        return (tuple(helpers), numbers[owners]) if helpers else ((), None)
 
     def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
         """Return the endpoint for a second attempt, None if none would help now. `release` gives it back.
@@ -303,11 +263,10 @@ class Router:
         self, spec: DatasetSpec, now_s: float, *, besides: EndpointConnection
     ) -> Iterator[EndpointConnection]:
         """Yield the endpoints that may help with a request of ``besides``: ready, not reserved, and no stragglers."""
-        avoided = self._stragglers.avoided(now_s)
         for connection in self.used:
             if (
                 connection is not besides
-                and connection not in avoided
+                and not connection.is_avoided(now_s)
                 and connection.serves(spec)
                 and connection.busy_until_s <= now_s
                 and connection.reserved_by is None
@@ -334,13 +293,8 @@ class Router:
 
     def answered(self, connection: EndpointConnection, *, num_queued: int, now_s: float) -> None:
         """Record that an endpoint delivered a batch, and the load that it reported."""
-        self._stragglers.answered(connection)
         connection.delivered()
         connection.load, connection.load_at_s = num_queued, now_s
-
-    def avoid(self, connection: EndpointConnection, *, kept_s: float) -> None:
-        """Prefer other endpoints for a while, because this one kept a request for ``kept_s`` seconds without result."""
-        self._stragglers.avoid(connection, kept_s=kept_s, now_s=self._clock())
 
     def next_free_s(self) -> float:
         """Return the seconds until the first busy endpoint may be asked again, infinite if none are busy."""
@@ -429,7 +383,7 @@ def _index_on_host(connection: EndpointConnection) -> int:
     return int(index) if index.isdigit() else 0
 
 
-def homes_of(indices: npt.NDArray[np.int64], hosts: Mapping[str, int]) -> npt.NDArray[np.intp]:
+def owners_of(indices: npt.NDArray[np.int64], hosts: Mapping[str, int]) -> npt.NDArray[np.intp]:
     """Return for each sample the number of its host in ``hosts``.
 
     This is weighted rendezvous hashing: each host has a pseudo-random score for each sample, and the largest score
@@ -449,7 +403,7 @@ def homes_of(indices: npt.NDArray[np.int64], hosts: Mapping[str, int]) -> npt.ND
 
 
 def _key(host: str) -> np.uint64:
-    # Not `hash`, which differs between processes. All ranks have to find the same homes.
+    # Not `hash`, which differs between processes. All ranks have to find the same owners.
     return np.uint64(int.from_bytes(blake2b(host.encode(), digest_size=8).digest(), "little"))
 
 

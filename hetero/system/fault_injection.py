@@ -15,7 +15,7 @@ strikes:
 
 Sites and their actions:
 
-- ``Prepare``, ``Describe``, ``Attend`` (gRPC calls of an endpoint): ``unavailable``, ``delay``
+- ``Prepare``, ``Attend`` (gRPC calls of an endpoint): ``unavailable``, ``delay``
 - ``Fetch`` (a request for a batch): ``unavailable`` (ends the connection), ``busy``, ``delay``
 - ``compute`` (a piece of the user's work): ``hang`` (for ``delay_s`` or forever), ``kill``, ``delay``
 - ``send`` (a batch): ``corrupt`` (flips a bit), ``truncate``, ``delay``
@@ -47,7 +47,6 @@ FAULTS_VARIABLE = "HETERO_FAULTS"
 
 _ACTIONS: Mapping[str, tuple[str, ...]] = {
     "Prepare": ("unavailable", "delay"),
-    "Describe": ("unavailable", "delay"),
     "Attend": ("unavailable", "delay"),
     "Fetch": ("unavailable", "busy", "delay"),
     "compute": ("hang", "kill", "delay"),

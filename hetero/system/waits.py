@@ -30,6 +30,6 @@ MAX_BACKOFF_S = 10.0
 
 
 def backoff_s(num_failures: int) -> float:
-    """Return the seconds to wait after a number of failures in a row, >= 1: 0.2, then twice as many each time, up to 10."""
+    """Return the seconds to wait after failures in a row: 0.2 after the first, doubled after each other, up to 10."""
     # Without a bound of the exponent, the power overflows after 1,024 failures.
     return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(num_failures - 1, 16))

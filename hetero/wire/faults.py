@@ -31,11 +31,11 @@ class Fault(enum.Enum):
 
     # Each fault has a comment that says what the reader does with the request and with the endpoint.
 
-    # Request elsewhere. Connect again after a back-off. Do not blame the request, which was not sent. Endpoints that die
-    # while idle fail the next request before it is sent. Three of these once failed a batch that had killed none.
+    # Request elsewhere. Connect again after a back-off. Do not blame the request, which was not sent. Endpoints that
+    # die while idle fail the next request before it is sent. Three of these once failed a batch that had killed none.
     UNSENT = _Entry(text="the request could not be sent")
-    # Request elsewhere. Connect again after a back-off. Count a death if the endpoint ended. Closing the channel cancels
-    # its calls.
+    # Request elsewhere. Connect again after a back-off. Count a death if the endpoint ended. Closing the channel
+    # cancels its calls.
     UNREACHABLE = _Entry(text="the connection failed", statuses=("UNAVAILABLE", "CANCELLED"))
     # As for UNREACHABLE, but do not blame the request, because its batch was computed.
     CUT_OFF = _Entry(text="the connection failed during the answer")

@@ -14,7 +14,7 @@ __all__ = [
     "GREETING",
     "MAX_FETCH_BYTES",
     "MAX_HELPERS",
-    "MAX_KEYED_FETCH_BYTES",
+    "MAX_PARSED_BYTES",
     "MAX_SKIPS_BYTES",
     "PROTOCOL",
     "SERVICE",
@@ -22,7 +22,7 @@ __all__ = [
     "Limits",
 ]
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of the data plane's messages. Both sides must have the same version."""
 SERVICE = "hetero.v1.Data"
 """Name of the data plane's gRPC service."""
@@ -37,9 +37,9 @@ Larger blocks do not compress better (measured with photographs: 64 KiB, 256 KiB
 With smaller blocks, threads need the interpreter's lock more often. A receiver needs one block as extra memory.
 """
 MAX_FETCH_BYTES = 16 * 2**20
-"""Largest request for a batch. Each 64-bit integer index takes 8 bytes, and its occurrences up to 5 bytes."""
-MAX_KEYED_FETCH_BYTES = 2**20
-"""Largest request if not all indices are integers. They are then keys, which take many times their bytes in memory."""
+"""Largest request for a batch. Each 64-bit integer index takes 8 bytes, its occurrences 4, and its owner 1."""
+MAX_PARSED_BYTES = 2**20
+"""Largest keys, or helpers, of a request. When parsed, they take many times their bytes in memory."""
 AT_ONCE_BYTES = 2 * 2**20
 """Largest batch that the thread that has it sends itself, and that the training loop may receive itself."""
 MAX_EXPECTED = 8
@@ -62,12 +62,6 @@ class Limits(StructureLimits):
     """Bytes of an exception with its traceback."""
     max_indices: int = 2**20
     """Samples per batch."""
-    max_index_bytes: int = 4096
-    """Bytes of a str (in UTF-8) or of a bytes object in an index."""
-    max_index_integer_bytes: int = 1024
-    """Bytes of an integer in an index. Python cannot print more than 4,300 digits (1,786 bytes) in an error message."""
-    max_index_parts: int = 65_536
-    """Number of all indices of a request, including the items inside tuples and lists."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -10,8 +10,9 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from hetero.errors import ProtocolError
+from hetero.wire.limits import MAX_PARSED_BYTES
 
-__all__ = ["parse"]
+__all__ = ["parse", "parse_bounded"]
 
 _Message = TypeVar("_Message", bound=Message)
 
@@ -32,3 +33,17 @@ def parse(kind: type[_Message], data: bytes) -> _Message:
             f"{len(data)} bytes are not a valid {kind.DESCRIPTOR.name} message: {type(exc).__name__}"
         ) from None
     return message
+
+
+def parse_bounded(kind: type[_Message], data: bytes) -> _Message:
+    """Return the message in these bytes, which may hold many small ones.
+
+    Raises:
+        ProtocolError: As in `parse`, and if there are more than `MAX_PARSED_BYTES`.
+    """
+    # Before parsing: a value without content has two bytes, and takes about a hundred once it is parsed.
+    if len(data) > MAX_PARSED_BYTES:
+        raise ProtocolError(
+            f"a {kind.DESCRIPTOR.name} of a request has {len(data)} bytes, at most {MAX_PARSED_BYTES} are allowed"
+        )
+    return parse(kind, data)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hetero.batches.indexed import IndexedWork
-from hetero.batches.request import BatchRequest, Helper, Work
+from hetero.batches.request import BatchRequest, Helper
 from hetero.documents.text import printable, without_middle
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.spec import DatasetSpec
 from hetero.wire import indexed
 from hetero.wire.compression import compression_from_proto, compression_to_proto
-from hetero.wire.limits import MAX_FETCH_BYTES, MAX_HELPERS, MAX_KEYED_FETCH_BYTES, PROTOCOL, Limits
-from hetero.wire.messages import parse
+from hetero.wire.limits import MAX_FETCH_BYTES, MAX_HELPERS, MAX_PARSED_BYTES, PROTOCOL, Limits
+from hetero.wire.messages import parse, parse_bounded
 from hetero.wire.proto import data_pb2 as pb
 
 __all__ = [
@@ -37,33 +36,10 @@ _MAX_TEXT_BYTES = {"exception": 10_000, "traceback": 30_000}
 """Limits of a failure's longest fields. Other fields may have 4,000 bytes. All fit in `Limits.max_failure_bytes`."""
 _MAX_TYPES = 16
 _MAX_TYPE_BYTES = 400
-_LENGTH_DELIMITED = 2
-_MAX_BYTES_BY_NUMBER = {
-    pb.FetchRequest.INDICES_FIELD_NUMBER: 8 * 2**20,
-    pb.FetchRequest.OCCURRENCES_FIELD_NUMBER: 5 * 2**20,
-    pb.FetchRequest.HELPERS_FIELD_NUMBER: 2 * 2**20,
-}
-"""Limits in bytes for all parts of a request's field together. Other fields may have `MAX_KEYED_FETCH_BYTES`."""
-_MAX_OCCURRENCES = 2**20
 _MAX_HELPER_TEXT = 512
+_SAME = ("seed", "epoch", "position", "collate", "as_is", "contiguous", "is_part", "step", "verify")
+"""Fields of a request that its message has under the same name and with the same value."""
 _STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
-
-
-class _Kind(Protocol):
-    """Interface of a module that converts one kind of work."""
-
-    def is_in(self, message: pb.FetchRequest) -> bool:
-        """Return whether a request has this kind of work."""
-
-    def write(self, message: pb.FetchRequest, work: Any, limits: Limits) -> None:
-        """Set the fields of a request for this work."""
-
-    def read(self, message: pb.FetchRequest, limits: Limits) -> Work:
-        """Return the work in a request."""
-
-
-_KINDS: dict[type[Work], _Kind] = {IndexedWork: indexed}
-"""The kinds of work that can be sent. A request without the fields of another kind is of the last kind."""
 
 
 def spec_to_proto(spec: DatasetSpec) -> pb.DatasetSpec:
@@ -95,23 +71,17 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
         message = pb.FetchRequest(
             protocol=PROTOCOL,
             dataset=spec_to_proto(request.spec),
-            seed=request.seed,
-            epoch=request.epoch,
-            position=request.position,
-            collate=request.collate,
-            as_is=request.as_is,
-            contiguous=request.contiguous,
-            is_part=request.is_part,
-            step=request.step,
-            verify=request.verify,
+            **{name: getattr(request, name) for name in _SAME},
             max_batch_bytes=limits.max_batch_bytes,
             compression=compression_to_proto(request.compression),
             on_sample_error=pb.SKIP if request.on_sample_error == "skip" else pb.RAISE,
         )
-        if request.homes is not None:
-            message.helpers.items.extend(pb.Helper(**dataclasses.asdict(each)) for each in request.helpers)
-            message.helpers.homes = request.homes.tobytes()
-        _KINDS[type(request.work)].write(message, request.work, limits)
+        if request.owners is not None:
+            items = [pb.Helper(**dataclasses.asdict(each)) for each in request.helpers]
+            message.helpers = pb.Helpers(items=items).SerializeToString()
+            message.owners = request.owners.tobytes()
+        assert isinstance(request.work, IndexedWork)
+        indexed.write(message, request.work)
     except ValueError as exc:
         # protobuf raises it for a number out of range or text that is not UTF-8.
         raise ConfigError(f"a batch request cannot be sent: {exc}") from exc
@@ -134,12 +104,12 @@ def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
     """
     message = to_proto(request, limits)
     data = message.SerializeToString()
-    max_bytes = MAX_KEYED_FETCH_BYTES if message.keys else MAX_FETCH_BYTES
-    if len(data) > max_bytes:
-        raise ConfigError(
-            f"the indices of batch {request.position} take {len(data)} bytes, at most {max_bytes} are allowed\n"
-            "  Use smaller batches or shorter keys."
-        )
+    for size, max_bytes in ((len(message.keys), MAX_PARSED_BYTES), (len(data), MAX_FETCH_BYTES)):
+        if size > max_bytes:
+            raise ConfigError(
+                f"the indices of batch {request.position} take {size} bytes, at most {max_bytes} are allowed\n"
+                "  Use smaller batches or shorter keys."
+            )
     return data
 
 
@@ -147,64 +117,11 @@ def parse_request(data: bytes) -> pb.FetchRequest:
     """Return the message of a request.
 
     Raises:
-        ProtocolError: If the bytes are not a request, or if a request of more than `MAX_KEYED_FETCH_BYTES` has keys,
-            too many or too large fields, or more occurrences than a batch may have samples. When parsed, keys and
-            occurrences take many times their bytes.
+        ProtocolError: If the bytes are not a request, or more than `MAX_FETCH_BYTES`.
     """
     if len(data) > MAX_FETCH_BYTES:
         raise ProtocolError(f"a request has {len(data)} bytes, at most {MAX_FETCH_BYTES} are allowed")
-    # Before parsing: 16.7 million occurrences of one byte each fit into a request, and take 159 MB once they are
-    # parsed.
-    if len(data) > MAX_KEYED_FETCH_BYTES and not _has_few_fields(data):
-        raise ProtocolError(
-            f"a request of {len(data)} bytes has keys, too many fields or too large ones; "
-            f"at most {MAX_KEYED_FETCH_BYTES} bytes are allowed for such a request"
-        )
     return parse(pb.FetchRequest, data)
-
-
-def _has_few_fields(data: bytes) -> bool:
-    """Return whether a request has no keys, and no more fields, bytes in a field and occurrences than allowed."""
-    position = num_occurrences = 0
-    sizes: dict[int, int] = {}
-    for _ in range(len(pb.FetchRequest.DESCRIPTOR.fields)):
-        if position == len(data):
-            return True
-        tag, position = _varint(data, position)
-        number = tag >> 3
-        if number == pb.FetchRequest.KEYS_FIELD_NUMBER:
-            return False
-        if tag & 7 == _LENGTH_DELIMITED:
-            size, position = _varint(data, position)
-            # All parts of a field together, because protobuf joins the parts of a packed field.
-            sizes[number] = sizes.get(number, 0) + size
-            if position + size > len(data) or sizes[number] > _MAX_BYTES_BY_NUMBER.get(number, MAX_KEYED_FETCH_BYTES):
-                return False
-            if number == pb.FetchRequest.OCCURRENCES_FIELD_NUMBER:
-                # Only the last byte of each number is below 0x80.
-                num_occurrences += int(np.count_nonzero(np.frombuffer(data, np.uint8, size, position) < 0x80))
-            position += size
-        elif tag & 7 == 0:
-            _, position = _varint(data, position)
-        else:
-            return False
-        if position > len(data) or num_occurrences > _MAX_OCCURRENCES:
-            return False
-    return position == len(data)
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return a varint and the position after it. If the varint does not end, the position is outside the data."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            break
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    return 0, len(data) + 1
 
 
 def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> BatchRequest:
@@ -218,66 +135,56 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
             f"the request has protocol {message.protocol}, this endpoint has protocol {PROTOCOL}\n"
             "  Install the same version of hetero on all hosts."
         )
-    for kind in _KINDS.values():
-        if kind.is_in(message):
-            break
-    work = kind.read(message, limits)
+    work = indexed.read(message, limits)
     if not message.collate and work.num_samples != 1:
         raise ProtocolError(f"a request without collation has {work.num_samples} indices, expected exactly 1")
     if message.on_sample_error not in (pb.RAISE, pb.SKIP):
         raise ProtocolError(f"a request has the unknown policy {message.on_sample_error} for samples that raise")
     if message.on_sample_error == pb.SKIP and not message.collate:
         raise ProtocolError("a request without collation cannot skip: no other sample can be the substitute")
-    helpers, homes = (
-        _helpers_from_proto(message.helpers, work.num_samples) if message.HasField("helpers") else ((), None)
-    )
+    helpers: tuple[Helper, ...] = ()
+    owners: npt.NDArray[np.uint8] | None = None
+    if message.helpers or message.owners:
+        helpers, owners = _helpers_from_proto(message, work.num_samples)
     if message.is_part and (helpers or message.verify or message.on_sample_error == pb.SKIP):
         raise ProtocolError("a request for a part of a batch has options that are for whole batches")
     return BatchRequest(
         spec=spec_from_proto(message.dataset),
         work=work,
-        seed=message.seed,
-        epoch=message.epoch,
-        position=message.position,
-        collate=message.collate,
-        as_is=message.as_is,
-        contiguous=message.contiguous,
-        step=message.step,
-        verify=message.verify,
+        **{name: getattr(message, name) for name in _SAME},
         compression=compression_from_proto(message.compression),
         on_sample_error="skip" if message.on_sample_error == pb.SKIP else "raise",
         helpers=helpers,
-        homes=homes,
-        is_part=message.is_part,
+        owners=owners,
     )
 
 
-def _helpers_from_proto(message: pb.Helpers, num_samples: int) -> tuple[tuple[Helper, ...], npt.NDArray[np.uint8]]:
-    """Return the helpers in a request, and the homes of its samples.
+def _helpers_from_proto(message: pb.FetchRequest, num_samples: int) -> tuple[tuple[Helper, ...], npt.NDArray[np.uint8]]:
+    """Return the helpers in a request, and the owners of its samples.
 
     Raises:
-        ProtocolError: If there are too many helpers, a helper has no valid address, or a home is not one of them.
+        ProtocolError: If there are too many helpers, a helper has no valid address, or an owner is not one of them.
     """
-    if len(message.items) > MAX_HELPERS:
-        raise ProtocolError(f"a request names {len(message.items)} helpers, at most {MAX_HELPERS} are allowed")
-    for each in message.items:
+    items = parse_bounded(pb.Helpers, message.helpers).items
+    if len(items) > MAX_HELPERS:
+        raise ProtocolError(f"a request names {len(items)} helpers, at most {MAX_HELPERS} are allowed")
+    for each in items:
         if not all(0 < len(getattr(each, field.name)) <= _MAX_HELPER_TEXT for field in dataclasses.fields(Helper)):
             raise ProtocolError("a request names a helper whose fields are empty or too long")
         # The endpoint connects to this address, so it must not be made to look up a name.
         if not _is_numeric(each.address):
             raise ProtocolError("a request names a helper whose address is not ip:port")
     helpers = tuple(
-        Helper(**{field.name: getattr(each, field.name) for field in dataclasses.fields(Helper)})
-        for each in message.items
+        Helper(**{field.name: getattr(each, field.name) for field in dataclasses.fields(Helper)}) for each in items
     )
-    homes = np.frombuffer(message.homes, np.uint8)
-    largest = int(homes.max(initial=0))
-    if len(homes) != num_samples or largest > len(helpers):
+    owners = np.frombuffer(message.owners, np.uint8)
+    largest = int(owners.max(initial=0))
+    if len(owners) != num_samples or largest > len(helpers):
         raise ProtocolError(
-            f"a request for {num_samples} samples names {len(helpers)} helpers, and {len(homes)} homes up to number "
+            f"a request for {num_samples} samples names {len(helpers)} helpers, and {len(owners)} owners up to number "
             f"{largest}"
         )
-    return helpers, homes
+    return helpers, owners
 
 
 def _is_numeric(address: str) -> bool:

@@ -20,11 +20,11 @@ from hetero.batches.structure.trees import (
     is_hashable,
 )
 from hetero.errors import ProtocolError
-from hetero.wire.limits import Limits
-from hetero.wire.messages import parse
+from hetero.wire.limits import MAX_PARSED_BYTES, Limits
+from hetero.wire.messages import parse, parse_bounded
 from hetero.wire.proto import data_pb2 as pb
 
-__all__ = ["decode_structure", "encode_structure"]
+__all__ = ["decode_items", "decode_structure", "encode_items", "encode_structure"]
 
 _DTYPE_CODES = {name.lower(): cast(pb.DType, code) for name, code in pb.DType.items()[1:]}
 _DTYPE_NAMES = {code: name for name, code in _DTYPE_CODES.items()}
@@ -115,6 +115,25 @@ def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, tuple[LeafShape
     return _decode_kept(data, limits) if len(data) <= _MAX_KEPT_BYTES else _decode(data, limits)
 
 
+def encode_items(items: Sequence[Tree]) -> bytes:
+    """Serialise trees without leaves as ``Children``."""
+    children = pb.Children()
+    for item in items:
+        _fill(children.items.add(), item)
+    return children.SerializeToString()
+
+
+def decode_items(data: bytes) -> tuple[Tree, ...]:
+    """Return the trees in a serialised ``Children``, which may have leaves nevertheless.
+
+    Raises:
+        ProtocolError: If the bytes are no such message, or too many.
+    """
+    # Each part and each byte of a text takes at least one of these bytes, so their number bounds both.
+    limits = Limits(max_nodes=MAX_PARSED_BYTES, max_inline_bytes=MAX_PARSED_BYTES)
+    return _TreeReader(limits).trees(parse_bounded(pb.Children, data).items, 0)
+
+
 def _decode(data: bytes, limits: Limits) -> tuple[Tree, tuple[LeafShape, ...]]:
     message = parse(pb.Structure, data)
     if len(message.leaves) > limits.max_leaves:
@@ -194,7 +213,7 @@ class _TreeReader:
             return TupleTree(tuple([self.tree(item, depth) for item in node.tuple.items]))
         if kind in ("set", "frozen_set"):
             children = node.set if kind == "set" else node.frozen_set
-            items = self._trees(children.items, depth)
+            items = self.trees(children.items, depth)
             # Before the set is built. Numbers can be chosen to have one hash, and building a set of n of them takes n
             # squared steps.
             if not all(map(is_hashable, items)) or collide(items) or len(set(items)) != len(items):
@@ -205,16 +224,16 @@ class _TreeReader:
             keys = tuple([self._key(key, depth) for key in mapping.keys])
             if len(keys) != len(mapping.values) or collide(keys) or len(set(keys)) != len(keys):
                 raise ProtocolError("the keys of a mapping repeat, have the same hash or do not match its values")
-            return MappingTree(keys, self._trees(mapping.values, depth), mapping.ordered, mapping.read_only)
+            return MappingTree(keys, self.trees(mapping.values, depth), mapping.ordered, mapping.read_only)
         record = node.record
         names = tuple(record.fields)
         for name in (record.module, record.qualified_name, *names):
             self._check_name(name)
         if len(names) != len(record.values) or len(set(names)) != len(names):
             raise ProtocolError("the fields of a record repeat or do not match its values")
-        return RecordTree(record.module, record.qualified_name, names, self._trees(record.values, depth))
+        return RecordTree(record.module, record.qualified_name, names, self.trees(record.values, depth))
 
-    def _trees(self, nodes: Any, depth: int) -> tuple[Tree, ...]:
+    def trees(self, nodes: Any, depth: int) -> tuple[Tree, ...]:
         return tuple([self.tree(node, depth) for node in nodes])
 
     def _key(self, node: pb.Node, depth: int) -> Tree:

@@ -83,7 +83,7 @@ def tokens(server: Server, name: str) -> list[tuple[str, str | bytes]]:
 
 def is_served(server: Server) -> bool:
     """Tell whether a holder of the token gets an answer from the method behind, be it that its request is no good."""
-    method = "/hetero.v1.Data/Describe" if server.name == "endpoint" else "/hetero.v1.Control/Join"
+    method = "/hetero.v1.Data/Prepare" if server.name == "endpoint" else "/hetero.v1.Control/Join"
     try:
         return server.call(method, server.metadata) == b""
     except grpc.RpcError as error:

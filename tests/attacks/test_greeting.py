@@ -28,7 +28,9 @@ import grpc  # isort: skip
 
 pytestmark = pytest.mark.attack("A1")
 
-REQUEST = pb.FetchRequest(protocol=PROTOCOL, dataset=pb.DatasetSpec(name="photos", arguments_json="{}"), indices=[1])
+REQUEST = pb.FetchRequest(
+    protocol=PROTOCOL, dataset=pb.DatasetSpec(name="photos", arguments_json="{}"), indices=(1).to_bytes(8, "little")
+)
 ASKING = struct.pack("<I", REQUEST.ByteSize()) + REQUEST.SerializeToString()
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "zeros": lambda _: GREETING + bytes(SESSION_TOKEN_BYTES),
@@ -103,7 +105,7 @@ def test_bad_greeting_is_closed_without_a_word_and_counted(
         for number in range(1, 6):
             assert heard(("127.0.0.1", endpoint.batch_port), FORMS[form](session_token) + then) == b""
             wait_for(lambda number=number: delivery.greeter.num_rejected == before + number)
-        assert endpoint.running.statistics().auth_failures >= before + 5
+        assert endpoint.running.statistics()["auth_failures"] >= before + 5
     assert sum("rejected a connection" in record.message for record in caplog.records) <= 1
     assert session_token.hex() not in caplog.text
     assert str(session_token) not in caplog.text
@@ -143,16 +145,16 @@ def test_recorded_call_and_greeting_are_worth_nothing_after_a_restart(tmp_path: 
     with servers.endpoint(tmp_path, incarnation="first") as first, attended(first) as session_token:
         token = first.token
         recorded = call_metadata(token, JOB, incarnation="first")
-        code, _ = first.refusal("/hetero.v1.Data/Describe", recorded, request=b"\xff")
+        code, _ = first.refusal("/hetero.v1.Data/Prepare", recorded, request=b"\xff")
         assert code is grpc.StatusCode.INVALID_ARGUMENT  # it got through
     with servers.endpoint(tmp_path, incarnation="second") as second:
         second.access._token = token
-        for method in ("Prepare", "Describe", "Attend"):
+        for method in ("Prepare", "Attend"):
             for arity in servers.ARITIES:
                 found = second.refusal(f"/hetero.v1.Data/{method}", recorded, arity=arity)
                 assert found == (grpc.StatusCode.FAILED_PRECONDITION, "this server was started anew")
         assert heard(("127.0.0.1", second.batch_port), GREETING + session_token + ASKING) == b""
         code, _ = second.refusal(
-            "/hetero.v1.Data/Describe", call_metadata(token, JOB, incarnation="second"), request=b"\xff"
+            "/hetero.v1.Data/Prepare", call_metadata(token, JOB, incarnation="second"), request=b"\xff"
         )
         assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -53,7 +53,10 @@ def is_served(server: Server) -> bool:
     record = EndpointRecord(endpoint_id="a/0", host="a", address=server.address, incarnation="first")
     metadata = server.metadata
     message = pb.FetchRequest(
-        protocol=PROTOCOL, dataset=pb.DatasetSpec(name="photos", arguments_json="{}"), indices=[1], collate=True
+        protocol=PROTOCOL,
+        dataset=pb.DatasetSpec(name="photos", arguments_json="{}"),
+        indices=(1).to_bytes(8, "little"),
+        collate=True,
     )
     request = message.SerializeToString()
     with contextlib.closing(EndpointLink(record, metadata, Limits())) as link:
@@ -110,14 +113,14 @@ def test_reader_that_watches_or_attends_is_never_idle(endpoint: Server) -> None:
         link.attend()
         deadline_s = time.monotonic() + 6.0
         while time.monotonic() < deadline_s:  # three times what a connection without calls may last
-            assert not link._end
+            assert not link.why_ended
             endpoint.running._service.delivery.admit()
             time.sleep(0.2)
 
 
 def test_channel_that_was_idle_and_closed_is_made_anew_by_the_next_call(endpoint: Server) -> None:
     def ask() -> None:
-        code, _ = endpoint.refusal("/hetero.v1.Data/Describe", endpoint.metadata, request=b"\xff")
+        code, _ = endpoint.refusal("/hetero.v1.Data/Prepare", endpoint.metadata, request=b"\xff")
         assert code is grpc.StatusCode.INVALID_ARGUMENT
 
     states: list[grpc.ChannelConnectivity] = []

@@ -82,7 +82,7 @@ def fetch(
     on_call: Callable[[Call], None] | None = None,
 ) -> Any:
     """Fetch a batch; the first fetch of a link attends before."""
-    if not link._end:
+    if not link.why_ended:
         link.attend()
     decoder = BatchDecoder(request=request)
     link.fetch(request, decoder, timeout_s=timeout_s, on_call=on_call or (lambda call: None))

@@ -64,10 +64,7 @@ class Stage:
         stage = self
 
         class Connection(EndpointConnection):
-            def prepare(self, *_: Any, **__: Any) -> None:
-                pass
-
-            def describe(self, *_: Any, **__: Any) -> Description:
+            def prepare(self, *_: Any, **__: Any) -> Description:
                 return Description(num_samples=100, fingerprint="f", environment={})
 
             def fetch(self, request: BatchRequest, *, on_call: Callable[[Any], None], **_: Any) -> Fetched:

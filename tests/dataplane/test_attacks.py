@@ -26,7 +26,7 @@ from hetero.wire.transports.interface import Connection
 pytestmark = pytest.mark.integration
 
 JOB = "test-job"
-GOOD = pb.FetchRequest(indices=[1]).SerializeToString()
+GOOD = pb.FetchRequest(indices=np.array([1]).tobytes()).SerializeToString()
 
 CONTENT = '''
     """Content that is the user's own business, up to a size."""
@@ -93,14 +93,14 @@ def test_index_outside_of_the_data_set_is_an_error_that_names_it(job: Any, tools
     pool = job.pool(script=str(content))
     message = wanted(job, tools.spec("content", kind="list"))
     outside: list[dict[str, Any]] = [
-        {"indices": [4]},
-        {"indices": [-5]},
-        {"indices": [2**62]},
-        {"indices": [-(2**63)]},
-        {"indices": [1, 2, 3, 100]},
-        {"keys": [pb.Key(text="../../etc/passwd")]},
-        {"keys": [pb.Key(text="\x1b[31m\n")]},
-        {"keys": [pb.Key(integers=pb.IntegerTuple(values=[1, 2]))]},
+        {"indices": np.array([4]).tobytes()},
+        {"indices": np.array([-5]).tobytes()},
+        {"indices": np.array([2**62]).tobytes()},
+        {"indices": np.array([-(2**63)]).tobytes()},
+        {"indices": np.array([1, 2, 3, 100]).tobytes()},
+        {"keys": pb.Children(items=[pb.Node(text="../../etc/passwd")]).SerializeToString()},
+        {"keys": pb.Children(items=[pb.Node(text="\x1b[31m\n")]).SerializeToString()},
+        {"keys": pb.Children(items=[pb.Node(tuple=pb.Children(items=[pb.Node(integer=1)] * 2))]).SerializeToString()},
     ]
     with connected(job, pool.records[0]) as stream:
         for fields in outside:
@@ -123,14 +123,13 @@ def test_request_for_what_there_is_not_is_refused_before_any_work(job: Any, tool
     before = dict(pool.statistics())
     unregistered = pb.DatasetSpec(name="os.system", arguments_json="{}")
     foreign = pb.DatasetSpec(name="numbers", arguments_json='{"length":100,"raise_at":-1}')
-    too_many = np.arange(2**20 + 1).tolist()
     refused: list[tuple[dict[str, Any], Fault]] = [
-        ({"dataset": unregistered, "indices": [1]}, Fault.UNPREPARED),
-        ({"dataset": foreign, "indices": [1]}, Fault.UNPREPARED),
-        ({"dataset": pb.DatasetSpec(name="../../x"), "indices": [1]}, Fault.MALFORMED),
-        ({"indices": too_many}, Fault.MALFORMED),
-        ({"indices": [1], "compression": 99}, Fault.MALFORMED),
-        ({"indices": [1], "occurrences": [1] * 1000}, Fault.MALFORMED),
+        ({"dataset": unregistered, "indices": np.array([1]).tobytes()}, Fault.UNPREPARED),
+        ({"dataset": foreign, "indices": np.array([1]).tobytes()}, Fault.UNPREPARED),
+        ({"dataset": pb.DatasetSpec(name="../../x"), "indices": np.array([1]).tobytes()}, Fault.MALFORMED),
+        ({"indices": bytes(8 * (2**20 + 1))}, Fault.MALFORMED),
+        ({"indices": np.array([1]).tobytes(), "compression": 99}, Fault.MALFORMED),
+        ({"indices": np.array([1]).tobytes(), "occurrences": np.ones(1000, np.uint32).tobytes()}, Fault.MALFORMED),
     ]
     with connected(job, pool.records[0]) as stream:
         for fields, expected in refused:

@@ -93,7 +93,6 @@ class Misbehaving:
                     "hetero.v1.Data",
                     {
                         "Prepare": grpc.unary_unary_rpc_method_handler(self._prepare),
-                        "Describe": grpc.unary_unary_rpc_method_handler(self._describe),
                         "Attend": grpc.unary_stream_rpc_method_handler(self._attend),
                     },
                 )
@@ -104,10 +103,7 @@ class Misbehaving:
         self._server.start()
 
     def _prepare(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
-        return pb.PrepareReply().SerializeToString()
-
-    def _describe(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
-        return pb.DescribeReply(num_samples=100, fingerprint="f").SerializeToString()
+        return pb.PrepareReply(num_samples=100, fingerprint="f").SerializeToString()
 
     def _attend(self, _request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         ended = threading.Event()
@@ -127,7 +123,9 @@ class Misbehaving:
             request = connection.recv(*struct.unpack("<I", prefix), socket.MSG_WAITALL)
             self.num_fetches += 1
             asked = pb.FetchRequest.FromString(request)
-            encoded = EncodedBatch({"index": np.array(asked.indices), "zeros": np.zeros(1000)}, request=request)
+            encoded = EncodedBatch(
+                {"index": np.frombuffer(asked.indices, np.int64), "zeros": np.zeros(1000)}, request=request
+            )
             if name := compression_from_proto(asked.compression):
                 encoded.compress(name)
             message, payload = encoded.message, b"".join(encoded.payload)

@@ -16,7 +16,7 @@ from job_certificates import tls
 
 from hetero.errors import DatasetError
 from hetero.reader.reader import Reader
-from hetero.reader.routing import homes_of
+from hetero.reader.routing import owners_of
 
 pytestmark = pytest.mark.integration
 
@@ -54,11 +54,11 @@ def test_samples_are_loaded_by_the_hosts_that_keep_them(job: Any, tools: Any, fo
     loads = {pool: [_noted(folder, pid) for pid in pool.pids] for pool in job.pools}
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
     assert fleet.stats.gathered >= 5
-    homes = homes_of(np.arange(100), ENDPOINTS)
+    owners = owners_of(np.arange(100), ENDPOINTS)
     at_home, elsewhere = set(), set()
     for host, of_host in zip(HOSTS, loads.values(), strict=True):
         for index in {index for each in of_host for index in each}:
-            (at_home if HOSTS[homes[index]] == host else elsewhere).add(index)
+            (at_home if HOSTS[owners[index]] == host else elsewhere).add(index)
     # Each process loads four samples for the fingerprint of the cache, and checks one. On a busy machine, a part may
     # come so late that another host computes it.
     assert len(at_home) > 80

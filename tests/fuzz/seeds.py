@@ -124,9 +124,7 @@ def seeds() -> list[bytes]:
         pb.AttendRequest(protocol=PROTOCOL),
         pb.AttendReply(port=1234, ticket=bytes(32)),
         pb.PrepareRequest(protocol=PROTOCOL, dataset=spec_to_proto(_SPEC)),
-        pb.PrepareReply(),
-        pb.DescribeRequest(protocol=PROTOCOL, dataset=spec_to_proto(_SPEC)),
-        pb.DescribeReply(num_samples=100, fingerprint="abc", environment={"torch": "2.1", "cpu": "avx2"}),
+        pb.PrepareReply(num_samples=100, fingerprint="abc", environment={"torch": "2.1", "cpu": "avx2"}),
     )
     inputs: list[list[bytes]] = [
         [*(answer(batch) for batch in BATCHES), *refusals],

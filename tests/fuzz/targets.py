@@ -37,8 +37,6 @@ LINK_MESSAGES = (
     pb.AttendReply,
     pb.PrepareRequest,
     pb.PrepareReply,
-    pb.DescribeRequest,
-    pb.DescribeReply,
 )
 _EXPECTED = (ProtocolError, UnknownTypeError, DatasetError, CallFailedError)
 _LENGTH = struct.Struct("<I")
@@ -109,11 +107,11 @@ def _link(data: bytes) -> object:
     """The gRPC messages that a reader and an endpoint parse."""
     kind = LINK_MESSAGES[data[0] % len(LINK_MESSAGES)] if data else pb.AttendReply
     message = parse(kind, data[1:])
-    if isinstance(message, pb.PrepareRequest | pb.DescribeRequest):
+    if isinstance(message, pb.PrepareRequest):
         return spec_from_proto(message.dataset)
-    if isinstance(message, pb.PrepareReply | pb.DescribeReply) and message.HasField("failure"):
+    if isinstance(message, pb.PrepareReply) and message.HasField("failure"):
         return failure_from_proto(message.failure)
-    return dict(message.environment) if isinstance(message, pb.DescribeReply) else message
+    return dict(message.environment) if isinstance(message, pb.PrepareReply) else message
 
 
 TARGETS: tuple[Callable[[bytes], object], ...] = (

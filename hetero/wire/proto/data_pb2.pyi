@@ -103,20 +103,6 @@ class PrepareRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., expected: _Optional[_Iterable[_Union[DatasetSpec, _Mapping]]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("failure",)
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
-    failure: Failure
-    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
-
-class DescribeRequest(_message.Message):
-    __slots__ = ("protocol", "dataset")
-    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    protocol: int
-    dataset: DatasetSpec
-    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ...) -> None: ...
-
-class DescribeReply(_message.Message):
     __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings", "keeps_samples")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -148,49 +134,14 @@ class DescribeReply(_message.Message):
     keeps_samples: bool
     def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., keeps_samples: bool = ...) -> None: ...
 
-class Key(_message.Message):
-    __slots__ = ("integer", "text", "integers", "real", "binary", "boolean", "none", "tuple", "list", "big_integer")
-    INTEGER_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    INTEGERS_FIELD_NUMBER: _ClassVar[int]
-    REAL_FIELD_NUMBER: _ClassVar[int]
-    BINARY_FIELD_NUMBER: _ClassVar[int]
-    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
-    NONE_FIELD_NUMBER: _ClassVar[int]
-    TUPLE_FIELD_NUMBER: _ClassVar[int]
-    LIST_FIELD_NUMBER: _ClassVar[int]
-    BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
-    integer: int
-    text: str
-    integers: IntegerTuple
-    real: float
-    binary: bytes
-    boolean: bool
-    none: bool
-    tuple: KeySequence
-    list: KeySequence
-    big_integer: bytes
-    def __init__(self, integer: _Optional[int] = ..., text: _Optional[str] = ..., integers: _Optional[_Union[IntegerTuple, _Mapping]] = ..., real: _Optional[float] = ..., binary: _Optional[bytes] = ..., boolean: bool = ..., none: bool = ..., tuple: _Optional[_Union[KeySequence, _Mapping]] = ..., list: _Optional[_Union[KeySequence, _Mapping]] = ..., big_integer: _Optional[bytes] = ...) -> None: ...
-
-class KeySequence(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[Key]
-    def __init__(self, items: _Optional[_Iterable[_Union[Key, _Mapping]]] = ...) -> None: ...
-
-class IntegerTuple(_message.Message):
-    __slots__ = ("values",)
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    values: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous", "helpers", "is_part")
+    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "helpers", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous", "is_part", "owners")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    HELPERS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -202,13 +153,14 @@ class FetchRequest(_message.Message):
     ON_SAMPLE_ERROR_FIELD_NUMBER: _ClassVar[int]
     AS_IS_FIELD_NUMBER: _ClassVar[int]
     CONTIGUOUS_FIELD_NUMBER: _ClassVar[int]
-    HELPERS_FIELD_NUMBER: _ClassVar[int]
     IS_PART_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dataset: DatasetSpec
-    indices: _containers.RepeatedScalarFieldContainer[int]
-    keys: _containers.RepeatedCompositeFieldContainer[Key]
-    occurrences: _containers.RepeatedScalarFieldContainer[int]
+    indices: bytes
+    keys: bytes
+    occurrences: bytes
+    helpers: bytes
     seed: int
     epoch: int
     position: int
@@ -220,17 +172,15 @@ class FetchRequest(_message.Message):
     on_sample_error: OnSampleError
     as_is: bool
     contiguous: bool
-    helpers: Helpers
     is_part: bool
-    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., helpers: _Optional[_Union[Helpers, _Mapping]] = ..., is_part: bool = ...) -> None: ...
+    owners: bytes
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., occurrences: _Optional[bytes] = ..., helpers: _Optional[bytes] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., is_part: bool = ..., owners: _Optional[bytes] = ...) -> None: ...
 
 class Helpers(_message.Message):
-    __slots__ = ("items", "homes")
+    __slots__ = ("items",)
     ITEMS_FIELD_NUMBER: _ClassVar[int]
-    HOMES_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Helper]
-    homes: bytes
-    def __init__(self, items: _Optional[_Iterable[_Union[Helper, _Mapping]]] = ..., homes: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, items: _Optional[_Iterable[_Union[Helper, _Mapping]]] = ...) -> None: ...
 
 class Helper(_message.Message):
     __slots__ = ("endpoint_id", "host", "address", "incarnation")

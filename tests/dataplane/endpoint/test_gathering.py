@@ -30,9 +30,9 @@ HOMES = np.array([0, 1, 2, 1, 0, 2, 1, 1], np.uint8)
 
 
 class Gathered:
-    """A batch of eight samples with two other homes."""
+    """A batch of eight samples with two other owners."""
 
-    def __init__(self, answer: Callable[[Link, list[int]], Any] | None = None, *, homes: Any = HOMES) -> None:
+    def __init__(self, answer: Callable[[Link, list[int]], Any] | None = None, *, owners: Any = HOMES) -> None:
         self.data = Slow(0.0)
         self.built = BuiltDataset.from_object(self.data, collate_fn=list)
         self.answer = answer or (lambda link, indices: [self.data.sample(index) for index in indices])
@@ -41,9 +41,9 @@ class Gathered:
         self.num_refused = 0
         self.is_cancelled = False
         self.links = Links(self.connect, clock=lambda: self.now_s)
-        work = IndexedWork(np.arange(len(homes)))
+        work = IndexedWork(np.arange(len(owners)))
         self.request = BatchRequest(
-            spec=DatasetSpec("slow"), work=work, seed=1, epoch=0, position=0, helpers=HELPERS, homes=homes
+            spec=DatasetSpec("slow"), work=work, seed=1, epoch=0, position=0, helpers=HELPERS, owners=owners
         )
 
     def connect(self, helper: Helper) -> Any:
@@ -91,7 +91,7 @@ def test_links_stay_open_for_the_next_batch(tools: Any) -> None:
 
 
 def test_large_part_is_asked_for_in_pieces(tools: Any) -> None:
-    gathered = Gathered(homes=np.ones(300, np.uint8))
+    gathered = Gathered(owners=np.ones(300, np.uint8))
     gathered.check(gathered.run(tools))
     assert sorted(request.work.num_samples for link in gathered.opened for request in link.requests) == [44, 128, 128]
     assert gathered.data.computed == []
@@ -115,7 +115,7 @@ def test_only_a_lost_endpoint_gets_a_new_link(tools: Any) -> None:
     def answer(link: Link, indices: list[int]) -> Any:
         raise CallFailedError(faults[0], "no")
 
-    gathered = Gathered(answer, homes=np.array([0, 1], np.uint8))
+    gathered = Gathered(answer, owners=np.array([0, 1], np.uint8))
     gathered.run(tools)
     gathered.run(tools)
     assert len(gathered.opened) == 1
@@ -180,7 +180,7 @@ def test_host_that_one_batch_has_waited_for_delays_no_other(caplog: pytest.LogCa
 
 
 def test_helper_gets_at_most_eight_requests_for_one_batch(tools: Any) -> None:
-    gathered = Gathered(homes=np.ones(3_000, np.uint8))
+    gathered = Gathered(owners=np.ones(3_000, np.uint8))
     gathered.check(gathered.run(tools))
     assert sorted(request.work.num_samples for link in gathered.opened for request in link.requests) == [375] * 8
 
@@ -296,7 +296,7 @@ def test_thread_that_does_not_start_costs_only_its_part(monkeypatch: pytest.Monk
 def test_part_that_comes_late_saves_what_is_missing(tools: Any) -> None:
     """The part of the second home comes when some of its samples are computed here."""
     arrives = Silent()
-    gathered = Gathered(arrives, homes=np.array([0, *[1] * 20], np.uint8))
+    gathered = Gathered(arrives, owners=np.array([0, *[1] * 20], np.uint8))
     taken = threading.Event()
 
     def load(index: int) -> Any:

@@ -34,7 +34,7 @@ def answer_of(service: DataServicer, request: bytes, has_left: Callable[[], bool
 def test_batch_that_is_there_is_sent_without_asking_for_whom(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question is a system call, and the handler thread sends next: then it finds out."""
     monkeypatch.setattr("hetero.endpoint.compute._ASK_INTERVAL_S", 0.0)
-    monkeypatch.setattr("hetero.endpoint.service._POLL_S", 30.0)
+    monkeypatch.setattr("hetero.endpoint.service.POLL_S", 30.0)
     asked_in: list[threading.Thread] = []
 
     def has_left() -> bool:

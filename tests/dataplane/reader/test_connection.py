@@ -58,12 +58,12 @@ def fetch(connection: EndpointConnection, tools: Any) -> object:
     return connection.fetch(request, timeout_s=1.0, allocate=None, on_call=lambda call: None)
 
 
-def test_preparing_and_describing_use_the_one_link_that_attends(
+def test_preparing_uses_the_one_link_that_attends(
     connection: EndpointConnection, links: list[FakeLink], tools: Any
 ) -> None:
     connection.prepare(tools.spec(), timeout_s=1.0)
-    connection.describe(tools.spec(), timeout_s=60.0)
-    assert [link.calls for link in links] == [["Attend", "Prepare", "Describe"]]
+    connection.prepare(tools.spec(), timeout_s=1.0)
+    assert [link.calls for link in links] == [["Attend", "Prepare", "Attend", "Prepare"]]
 
 
 def test_without_a_link_only_preparing_opens_one(
@@ -72,7 +72,6 @@ def test_without_a_link_only_preparing_opens_one(
     assert fault_of(lambda: fetch(connection, tools))[0] is Fault.UNSENT
     connection.prepare(tools.spec(), timeout_s=1.0)
     connection.mark_down("reset", 0.0)
-    assert fault_of(lambda: connection.describe(tools.spec(), timeout_s=60.0))[0] is Fault.UNREACHABLE
     assert fault_of(lambda: fetch(connection, tools))[0] is Fault.UNSENT
     assert len(links) == 1
 
@@ -87,14 +86,12 @@ def test_disconnected_for_good_opens_no_link(connection: EndpointConnection, lin
     assert [link.is_closed for link in links] == [True]
 
 
-@pytest.mark.parametrize("method", ["prepare", "describe"])
 def test_failure_that_no_endpoint_would_send_is_this_endpoints(
-    connection: EndpointConnection, links: list[FakeLink], tools: Any, monkeypatch: pytest.MonkeyPatch, method: str
+    connection: EndpointConnection, links: list[FakeLink], tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection.prepare(tools.spec(), timeout_s=1.0)
     monkeypatch.setattr(links[0], "failure", pb.Failure(stage="nonsense"))
-    options = {"timeout_s": 1.0} if method == "prepare" else {}
-    fault, details = fault_of(lambda: getattr(connection, method)(tools.spec(), **options))
+    fault, details = fault_of(lambda: connection.prepare(tools.spec(), timeout_s=1.0))
     assert fault is Fault.BROKEN
     assert "nonsense" in details
 

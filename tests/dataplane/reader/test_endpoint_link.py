@@ -122,7 +122,7 @@ def test_endpoint_that_stops_ends_the_link(start_endpoint: Any, link_to: Any, to
     endpoint.stop()
     if state == "computing":
         assert fault_of(join)[0] is Fault.UNREACHABLE
-    tools.wait_for(lambda: link._end)
+    tools.wait_for(lambda: link.why_ended)
     fault, details = fault_of(lambda: fetch(link))
     assert fault is Fault.UNSENT
     assert "the endpoint ended" in details

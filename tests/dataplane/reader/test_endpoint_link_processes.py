@@ -35,7 +35,7 @@ def test_endpoint_killed_while_idle_ends_the_link(job: Any, tools: Any) -> None:
     fetch_one(connection, wanted[0])
     link = connection._open_link()
     os.kill(pid, signal.SIGKILL)
-    tools.wait_for(lambda: link._end)
+    tools.wait_for(lambda: link.why_ended)
     assert not link._idle
     assert not link._connections
     assert fault_of(lambda: fetch_one(connection, wanted[1]))[0] is Fault.UNSENT

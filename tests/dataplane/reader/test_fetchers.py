@@ -65,10 +65,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     calls = Calls()
 
     class Connection(EndpointConnection):
-        def prepare(self, *_: Any, **__: Any) -> None:
-            pass
-
-        def describe(self, *_: Any, **__: Any) -> Description:
+        def prepare(self, *_: Any, **__: Any) -> Description:
             return Description(num_samples=100, fingerprint="f", environment={})
 
         def fetch(self, request: BatchRequest, **_: Any) -> Fetched:

@@ -44,8 +44,12 @@ def preparing(
     """Have the first endpoint prepare, with this happening meanwhile."""
     (connection, *_) = fleet.router.used
     fleet._datasets[spec] = ServedDataset(spec)
-    monkeypatch.setattr(connection, "prepare", lambda *_, **__: meanwhile(connection))
-    monkeypatch.setattr(connection, "describe", lambda _: Description(num_samples=1, fingerprint="f", environment={}))
+
+    def prepare(*_: Any, **__: Any) -> Description:
+        meanwhile(connection)
+        return Description(num_samples=1, fingerprint="f", environment={})
+
+    monkeypatch.setattr(connection, "prepare", prepare)
     fleet._prepare(connection, spec)
     return connection
 
@@ -63,7 +67,7 @@ def test_back_off_grows_until_a_batch_came_through(monkeypatch: pytest.MonkeyPat
             backoffs_s.append(connection.retry_at_s)
             connection.mark_ready()
             assert connection.last_message == "reset"
-        assert backoffs_s == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 0.2, 0.4])
+        assert backoffs_s == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 0.2, 0.4])
 
 
 def test_back_off_leaves_the_trainers_generator_alone() -> None:
@@ -115,7 +119,7 @@ def test_endpoint_that_fails_at_a_request_is_not_the_next_to_get_it(tools: Any, 
             assert [fleet.router.choose(spec), fleet.router.choose(spec)] == [two, two]
             fleet.router.release(two)
             fleet.router.release(two)
-            fleet.router._stragglers.answered(one)
+            one.delivered()
             one.chosen_at = 0
 
 
@@ -125,14 +129,15 @@ def test_endpoint_that_waits_for_the_first_one_to_answer_is_prepared_once(
     proceed = threading.Event()
     prepared: list[str] = []
 
-    def prepare(connection: EndpointConnection, _: DatasetSpec, **__: Any) -> None:
+    description = Description(num_samples=1, fingerprint="f", environment={})
+
+    def prepare(connection: EndpointConnection, _: DatasetSpec, **__: Any) -> Description:
         prepared.append(connection.record.endpoint_id)
         if connection.record.endpoint_id == "algo-1/0":
             assert proceed.wait(60)
+        return description
 
-    description = Description(num_samples=1, fingerprint="f", environment={})
     monkeypatch.setattr(EndpointConnection, "prepare", prepare)
-    monkeypatch.setattr(EndpointConnection, "describe", lambda *_: description)
     with offline_fleet(2, 1) as fleet:
         with fleet.lock:
             dataset = fleet.prepare(tools.spec())

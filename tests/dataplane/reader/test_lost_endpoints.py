@@ -206,7 +206,7 @@ def test_stopped_endpoint_is_overtaken_and_used_again_when_it_goes_on(
 
     def goes_on() -> bool:
         found.append(next(reader))
-        return not fleet.router._stragglers._until_s
+        return not any(connection._num_avoided for connection in fleet._table)
 
     tools.wait_for(goes_on)
     assert [batch["index"].tolist() for batch in found] == [

@@ -46,10 +46,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tools: Any) -> Iterator[Callable[..., 
 
     def read(answer: Answer, *, num_data_hosts: int = 2) -> Reader:
         class Connection(EndpointConnection):
-            def prepare(self, *_: Any, **__: Any) -> None:
-                pass
-
-            def describe(self, *_: Any, **__: Any) -> Description:
+            def prepare(self, *_: Any, **__: Any) -> Description:
                 return Description(num_samples=100, fingerprint="f", environment={})
 
             def fetch(self, request: BatchRequest, **_: Any) -> Fetched:

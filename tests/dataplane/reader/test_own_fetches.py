@@ -124,7 +124,7 @@ def test_consumer_with_a_step_leaves_batches_to_fetchers(
 def test_answers_of_a_consumer_that_is_away_are_received_by_another_thread(
     shared_job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.reader.own_fetches._ABSENT_S", 0.05)
+    monkeypatch.setattr("hetero.reader.own_fetches.ABSENT_S", 0.05)
     shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
     reader = Reader(shared_job.fleet(), iter(wanted))
@@ -140,7 +140,7 @@ def test_answers_of_a_consumer_that_is_away_are_received_by_another_thread(
 @pytest.fixture
 def never_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no other thread receive for the consumer, which a busy machine may hold up for more than a second."""
-    monkeypatch.setattr("hetero.reader.own_fetches._ABSENT_S", 3600.0)
+    monkeypatch.setattr("hetero.reader.own_fetches.ABSENT_S", 3600.0)
 
 
 @pytest.mark.usefixtures("never_absent")
@@ -228,7 +228,7 @@ def test_reader_that_ends_gives_its_fetches_up(shared_job: Any, tools: Any, how:
         reader.close()
     else:
         del reader
-    tools.wait_for(lambda: not len(fetchers._own) and not fetchers._window.attempts)
+    tools.wait_for(lambda: not len(fetchers._own) and not fetchers.window.attempts)
     assert all(connection.num_outstanding == 0 for connection in fleet._table.all())
     tools.wait_for(lambda: num_descriptors() <= descriptors)
     again = Reader(fleet, iter(wanted))

@@ -117,7 +117,7 @@ def test_batch_that_was_lost_is_not_shared_again(stage: Stage, tools: Any, monke
     """Its samples may kill endpoints. If another endpoint computes a part of it, two can die at once."""
     named: list[int] = []
     monkeypatch.setattr(
-        "hetero.reader.routing.Router.choose_homes",
+        "hetero.reader.routing.Router.choose_owners",
         lambda _, request, lead: named.append(request.position) or ((), None),
     )
     reader = stage.read(tools.requests(tools.spec(), num_batches=2), num_endpoints=4)
@@ -132,7 +132,7 @@ def test_batch_that_was_lost_is_not_shared_again(stage: Stage, tools: Any, monke
 
 @pytest.mark.fault("F3")
 def test_batch_that_is_lost_with_host_after_host_fails_in_time_by_its_first_indices(stage: Stage, tools: Any) -> None:
-    wanted = tools.requests(tools.spec(), num_batches=1, batch_size=20)
+    wanted = tools.requests(tools.spec(), num_batches=1, batch_size=70)
     reader = stage.read(wanted, num_endpoints=5)
     for _ in range(3):
         host = lose(stage)
@@ -146,8 +146,8 @@ def test_batch_that_is_lost_with_host_after_host_fails_in_time_by_its_first_indi
     assert caught.value.exit_code is ExitCode.DATA_PLANE_LOST
     head, note, *endpoints = str(caught.value).splitlines()
     assert head == "no endpoint served batch 0 of data set 'numbers' for 301 s."
-    indices = ", ".join(map(str, wanted[0].work.indices[:8]))
-    assert note == f"    lost calls for batch 0: 4. Its indices: {indices} and 12 more"
+    indices = ", ".join(map(str, wanted[0].work.indices[:64]))
+    assert note == f"    lost calls for batch 0: 4. Its indices: {indices} and 6 more"
     assert len(endpoints) == 5
 
 

@@ -8,7 +8,7 @@ import pytest
 from routed import Routed
 
 from hetero.reader.connection import ConnectionState, EndpointConnection
-from hetero.reader.routing import Stragglers, subset
+from hetero.reader.routing import subset
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,15 @@ def test_endpoint_kept_free_for_a_suspect_is_let_go_when_another_one_has_it(tool
 
 def test_straggler_is_avoided_longer_each_time_until_it_answers() -> None:
     (connection,) = Routed(["a"]).table
-    stragglers = Stragglers()
-    assert connection not in stragglers.avoided(0.0)
+    assert not connection.is_avoided(0.0)
     for now_s, avoided_s in [(0.0, 1.0), (100.0, 2.0), (200.0, 4.0), (300.0, 8.0), (400.0, 10.0)]:
-        stragglers.avoid(connection, kept_s=1.0, now_s=now_s)
-        assert connection in stragglers.avoided(now_s + avoided_s - 0.1)
-        assert connection not in stragglers.avoided(now_s + avoided_s)
+        connection.avoid(1.0, now_s)
+        assert connection.is_avoided(now_s + avoided_s - 0.1)
+        assert not connection.is_avoided(now_s + avoided_s)
     connection.num_outstanding = 1
-    assert connection in stragglers.avoided(1000.0)  # one at a time
-    stragglers.answered(connection)
-    assert connection not in stragglers.avoided(1000.0)
+    assert connection.is_avoided(1000.0)  # one at a time
+    connection.delivered()
+    assert not connection.is_avoided(1000.0)
 
 
 @pytest.mark.parametrize(
@@ -140,5 +139,5 @@ def test_second_attempt_goes_to_a_ready_endpoint_with_less_to_do(
             setattr(connections[expected], spoil, 5.0)
             assert other() is not connections[expected]
             setattr(connections[expected], spoil, before)
-        router.avoid(connections[expected], kept_s=1.0)
+        connections[expected].avoid(1.0, router._clock())
         assert other() is not connections[expected]

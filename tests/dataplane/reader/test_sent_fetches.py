@@ -214,7 +214,7 @@ def test_answer_of_an_endpoint_that_has_ended_is_received(
     desk.take().send(EncodedBatch({"x": 1}, request=b"request"))
     wait_readable(sent_fetch)
     endpoint.stop()
-    tools.wait_for(lambda: link._end)
+    tools.wait_for(lambda: link.why_ended)
     receive(sent_fetch)
     assert decoder.result() == {"x": 1}
     assert not link._connections
