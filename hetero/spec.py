@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias
 
+from hetero.documents.files import MAX_DEPTH
 from hetero.errors import ConfigError
 
 __all__ = [
@@ -36,7 +37,6 @@ Seeding: TypeAlias = Literal["sample", "batch"]
 MAX_ARGUMENTS_BYTES = 64 * 1024
 """Limit on the size of a spec's arguments, because every request for a batch carries them."""
 
-_MAX_DEPTH = 32
 _NAME = re.compile(r"[\w.\-]{1,128}")
 
 _describer: Callable[[DatasetSpec], int] | None = None
@@ -247,8 +247,8 @@ def set_builder(builder: Callable[[DatasetSpec], int]) -> None:
 
 def _to_json(value: object, path: str, depth: int) -> object:
     """Return ``value`` converted to JSON's types, or raise a `ConfigError` that names ``path``."""
-    if depth > _MAX_DEPTH:
-        raise ConfigError(f"argument {path} is nested deeper than {_MAX_DEPTH} levels")
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"argument {path} is nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -13,7 +13,7 @@ from typing import Any, cast
 from hetero.cluster.spec import natural_key
 from hetero.documents.records import Mismatch, limits
 from hetero.documents.records import decode as decode_record
-from hetero.documents.text import shortened
+from hetero.documents.text import listing, shortened
 from hetero.errors import ClusterError, ConfigError
 
 __all__ = ["EXAMPLE", "HOST_NAME", "Document", "Group", "close", "decode", "listing", "load", "show"]
@@ -197,9 +197,3 @@ def close(name: str, known: Iterable[str]) -> str:
 def show(value: object) -> str:
     """Return a short form of a value with its type."""
     return f"{shortened(repr(value), 100)} ({type(value).__name__})"
-
-
-def listing(names: Iterable[object]) -> str:
-    """Return the first eight names as text, and how many more there are."""
-    shown = [str(name) for name in names]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")

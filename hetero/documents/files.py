@@ -14,15 +14,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from hetero.documents.text import MAX_TEXT_CHARS
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_BYTES", "make_output_folder", "parse_yaml", "read_bounded", "write_text"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "make_output_folder", "parse_yaml", "read_bounded", "write_text"]
 
 MAX_BYTES = 1 << 20
 """Limit of a file with options or prices."""
-_MAX_PLAIN_CHARS = 4096  # a number in base 60 that fills a file would take minutes to read
 _MAX_INT_BITS = 64
-_MAX_DEPTH = 32
+MAX_DEPTH = 32
+"""Levels of lists and objects in a document, and in the arguments of a data set."""
 
 
 def make_output_folder(folder: Path) -> None:
@@ -91,11 +92,12 @@ def parse_yaml(content: bytes, source: str) -> object:
         for token in yaml.scan(text):
             # The library checks every open bracket for every token, so a file full of brackets takes hours.
             depth += isinstance(token, opening) - isinstance(token, closing)
-            if depth > _MAX_DEPTH:
-                raise ConfigError(f"{source} is not YAML that can be used: it nests deeper than {_MAX_DEPTH} levels")
+            if depth > MAX_DEPTH:
+                raise ConfigError(f"{source} is not YAML that can be used: it nests deeper than {MAX_DEPTH} levels")
             if isinstance(token, yaml.AliasToken):
                 raise ConfigError(f"{source} uses YAML aliases (*name); write the values out")
-            if isinstance(token, yaml.ScalarToken) and token.plain and len(token.value) > _MAX_PLAIN_CHARS:
+            # A number in base 60 that fills a file would take minutes to read.
+            if isinstance(token, yaml.ScalarToken) and token.plain and len(token.value) > MAX_TEXT_CHARS:
                 raise ConfigError(f"{source} has a value of {len(token.value)} characters; quote it if it is a text")
         loader = yaml.SafeLoader(text)
         try:

@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from hetero.documents.files import read_bounded
-from hetero.documents.text import printable, shortened
+from hetero.documents.text import MAX_TEXT_CHARS, printable, shortened
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_ITEMS", "MAX_TEXT_LENGTH", "Mismatch", "camel_case", "decode", "encode", "limits", "load"]
+__all__ = ["MAX_ITEMS", "Mismatch", "camel_case", "decode", "encode", "limits", "load"]
 
-MAX_TEXT_LENGTH = 4096
-"""Limit of characters in one string."""
 MAX_ITEMS = 10_000
 """Limit of entries in one list or object."""
 _MAX_NUMBER = 2.0**63
@@ -56,7 +54,7 @@ def limits(
     choices: tuple[str, ...] = (),
     min_items: int = 0,
     max_items: int = MAX_ITEMS,
-    max_length: int = MAX_TEXT_LENGTH,
+    max_length: int = MAX_TEXT_CHARS,
     accepts: Callable[[str], object] | None = None,
     expected: str = "",
 ) -> dict[str, Any]:
@@ -92,10 +90,10 @@ def camel_case(name: str) -> str:
 def encode(value: object) -> Any:
     """Return ``value`` as plain JSON values. Dataclasses become objects, tuples become lists.
 
-    Text longer than `MAX_TEXT_LENGTH` (a long command line, for example) is cut, because `decode` would reject it.
+    Text longer than `MAX_TEXT_CHARS` (a long command line, for example) is cut, because `decode` would reject it.
     """
     if isinstance(value, str):
-        return shortened(value, MAX_TEXT_LENGTH)
+        return shortened(value, MAX_TEXT_CHARS)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):

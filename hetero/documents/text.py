@@ -12,7 +12,7 @@ megabytes. Each function prevents one of these:
 `html_text`         markup in HTML
 ==================  ====================================================================================
 
-`counted` is for hetero's own texts. It returns a number with its noun. `first_names` lists some of many names.
+`counted` is for hetero's own texts. It returns a number with its noun. `listing` shows the first of many names.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import unicodedata
 from collections.abc import Iterable
 
 __all__ = [
+    "MAX_NAME_CHARS",
+    "MAX_TEXT_CHARS",
     "code_span",
     "counted",
     "escape_line",
-    "first_names",
     "html_text",
     "last_bytes",
+    "listing",
     "markdown_text",
     "one_line",
     "printable",
@@ -36,13 +38,17 @@ __all__ = [
     "without_middle",
 ]
 
+MAX_NAME_CHARS = 200
+"""Limit of characters in a name that the script chooses: of a loader or a metric."""
+MAX_TEXT_CHARS = 4096
+"""Limit of characters in one text that comes from a file or from another process."""
+
 # Control characters (C0, DEL, C1) except the tab, line separators, direction overrides, halves of surrogate pairs.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _NO_MARKUP = re.compile(r"[^\W_][\w ,.;:()/%=$+'?-]*")
 _EMPHASIS_OR_LINK = re.compile(r"(^|\W)_|_(\W|$)|://|www\.")
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 _MAX_CODE_CHARS = 200
-_MAX_NAMES = 3
 
 
 def escape_line(text: str) -> str:
@@ -104,10 +110,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def first_names(names: Iterable[str]) -> str:
-    """Return up to three names in alphabetical order, for a message: ``a, b, c and others``."""
-    ordered = sorted(names)
-    return ", ".join(ordered[:_MAX_NAMES]) + (" and others" if len(ordered) > _MAX_NAMES else "")
+def listing(names: Iterable[object]) -> str:
+    """Return the first eight names as text, and how many more there are."""
+    shown = [str(name) for name in names]
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
 
 
 def code_span(text: str) -> str:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetero.documents.text import first_names
+from hetero.documents.text import listing
 from hetero.endpoint.prebuilt import Prebuilt, build
 from hetero.errors import HeteroError, first_line
 from hetero.pool.packets import receive_packet
@@ -153,7 +153,7 @@ def _build_to_fork(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], hos
         return f"building it failed: {text[:200]}"
     # A map that can only be read is harmless, because it has no position. Memory that processes can write to is not.
     if made := _shared_maps() - maps:
-        return f"building it made memory that processes share ({first_names(made)})"
+        return f"building it made memory that processes share ({listing(sorted(made))})"
     if why := why_not_fork(files, "building it"):
         return why
     if _num_threads() > num_threads:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from hetero.documents.text import first_names
+from hetero.documents.text import listing
 from hetero.endpoint.endpoint import run_to_end
 from hetero.system.open_files import names_for_message, opened_since, reopen_files
 from hetero.system.process import SignalWaiter, die_with_parent
@@ -112,5 +112,5 @@ def why_not_fork(before: Mapping[int, str], action: str = "importing the script"
     # It may close files that nothing uses any more.
     gc.collect()
     if opened := opened_since(before):
-        return f"{action} opened {first_names(names_for_message(opened.values()))}, which processes must not share"
+        return f"{action} opened {listing(sorted(names_for_message(opened.values())))}, which processes must not share"
     return ""

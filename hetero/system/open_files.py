@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from hetero.documents.text import first_names
+from hetero.documents.text import listing
 
 __all__ = ["has_path", "mapped_files", "names_for_message", "open_files", "opened_since", "reopen_files"]
 
@@ -113,7 +113,7 @@ def reopen_files(own: Mapping[int, str] | None = None) -> None:
             "process %d cannot open %s again (%s): it shares the position in each file with the process that forked "
             "it, so what they read may be wrong",
             os.getpid(),
-            first_names(failed),
+            listing(sorted(failed)),
             next(iter(failed.values())).strerror,
         )
 

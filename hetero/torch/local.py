@@ -24,7 +24,7 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
-from hetero.documents.text import first_names
+from hetero.documents.text import listing
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import names_for_message
@@ -184,7 +184,7 @@ class LocalFetcher:
             "samples of data set %s may be wrong: %s was opened while its code ran here, and torch's workers share "
             "what is open when they are forked. %s",
             subject if is_spec else type_name(type(subject)),
-            first_names(names_for_message(self._dataset.connections)),
+            listing(sorted(names_for_message(self._dataset.connections))),
             "If it does not connect again in each process, give @hetero.dataset the argument fork_built=False"
             if is_spec
             else "If it does not connect again in each process, return it from a function with "
