@@ -10,8 +10,8 @@ parallel.py      runs tasks in parallel, and abandons those that take too long
 Each subject is a function from the snapshot to diagnoses:
 
 cluster.py       the platform, its description of the cluster, and the names of the hosts
-connections.py   ports and proxies
-leftovers.py     processes, folders and files of earlier runs
+connections.py   ports
+leftovers.py     processes and files of earlier runs
 limits.py        CPUs, open files, shared memory, the memory of endpoints, folders that a job writes to
 signals.py       whether a stop reaches the launcher
 token.py         the token and the certificates

@@ -6,14 +6,14 @@ import functools
 import ipaddress
 
 from hetero.cluster import resolve_address
-from hetero.cluster.document import listing
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
 from hetero.documents.diagnosis import Diagnosis, error, ok, warning
+from hetero.documents.text import listing
+from hetero.system.waits import CALL_TIMEOUT_S
 
 __all__ = ["examine_description", "examine_names", "examine_platform"]
 
-_TIMEOUT_S = 4.0
 _RETRY = "run this again, because a platform may add names minutes after the start; otherwise correct DNS or /etc/hosts"
 
 
@@ -50,12 +50,12 @@ def examine_names(snapshot: Snapshot) -> list[Diagnosis]:
         return [ok("no cluster is described, so there is no name to resolve")]
     hosts_file = snapshot.environ.get("HETERO_HOSTS_FILE")
     tasks = {host: functools.partial(resolve_address, host, hosts_file=hosts_file) for host in hosts}
-    outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
+    outcomes = gather(tasks, timeout_s=CALL_TIMEOUT_S)
     addresses = {host: outcome for host, outcome in outcomes.items() if isinstance(outcome, str)}
     problems = sorted({str(outcome) for outcome in outcomes.values() if isinstance(outcome, Exception)})
     diagnoses = [error(problem, _RETRY) for problem in problems]
     if silent := [host for host in hosts if host not in outcomes]:
-        found = f"the name service did not answer within {_TIMEOUT_S:.0f} s for {listing(silent)}"
+        found = f"the name service did not answer within {CALL_TIMEOUT_S:.0f} s for {listing(silent)}"
         diagnoses.append(error(found, "check the name servers in /etc/resolv.conf, because every job waits for them"))
     diagnoses += _conflicts(addresses, snapshot)
     if addresses:
@@ -80,10 +80,6 @@ def _conflicts(addresses: dict[str, str], snapshot: Snapshot) -> list[Diagnosis]
             found = f"the name {host} resolves to {address} here, which means this machine on every host"
             to_do = f"remove {host} from the loopback lines of /etc/hosts, or add its real address"
             diagnoses.append(error(found, to_do))
-    if len({ipaddress.ip_address(address).version for address in addresses.values()}) > 1:
-        diagnoses.append(
-            warning("some hosts have IPv4 addresses, some only IPv6", "make sure that every host can reach every other")
-        )
     return diagnoses
 
 

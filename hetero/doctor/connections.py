@@ -1,4 +1,4 @@
-"""Ports and proxies: whether this host can bind its port, which other hosts it can reach, and which proxy is set.
+"""Ports: whether this host can bind its port, and which other hosts it can reach.
 
 The examination tries two ports of every other host: the port of its launcher (``--port``), and one of the ephemeral
 ports that endpoints and ranks get from the system. A security group that allows only the first port blocks all
@@ -14,21 +14,20 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from hetero.cluster import resolve_address
-from hetero.cluster.document import listing
 from hetero.doctor.leftovers import find_processes
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
 from hetero.documents.diagnosis import Diagnosis, error, ok, warning
-from hetero.wire.channels import PROXY_VARIABLES, find_owner, join_address
+from hetero.documents.text import listing
+from hetero.system.waits import CALL_TIMEOUT_S
+from hetero.wire.channels import find_owner, join_address
 
-__all__ = ["examine_ports", "examine_proxies", "last_ephemeral_port"]
+__all__ = ["examine_ports", "last_ephemeral_port"]
 
-_CONNECT_S = 2.0
-_TIMEOUT_S = 6.0
-"""Time limit for all hosts together, including the resolution of their names."""
+_CONNECT_S = CALL_TIMEOUT_S / 4
+"""Time limit of one connection. Two of them and the resolution of the host's name fit into that of the subject."""
 _ANSWERS, _REFUSES, _SILENT, _UNRESOLVED = "answers", "refuses", "silent", "unresolved"
 _Outcome: TypeAlias = Diagnosis | dict[str, str]
 _Matrix: TypeAlias = Mapping[str, Mapping[str, str]]
@@ -42,10 +41,10 @@ def examine_ports(snapshot: Snapshot) -> list[Diagnosis]:
     others = [host for host in snapshot.hosts if host != own]
     tasks: dict[str | None, Callable[[], _Outcome]] = {None: functools.partial(_own, own, control, hosts_file)}
     tasks |= {host: functools.partial(_reach, host, (control, other), hosts_file) for host in others}
-    outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
+    outcomes = gather(tasks, timeout_s=CALL_TIMEOUT_S)
     # It is an error if this host's name does not resolve. The subject "names" reports this.
     bound = outcomes.pop(None, None)
-    diagnoses = [*([bound] if isinstance(bound, Diagnosis) else []), *_ephemeral()]
+    diagnoses = [bound] if isinstance(bound, Diagnosis) else []
     if not others:
         return diagnoses
     matrix = {host: _row(outcomes.get(host), (control, other)) for host in others}
@@ -54,20 +53,7 @@ def examine_ports(snapshot: Snapshot) -> list[Diagnosis]:
 
 def last_ephemeral_port() -> int:
     """Return the last ephemeral port of this system, which other hosts most likely have, too."""
-    return int(_ephemeral_range()[1])
-
-
-def _ephemeral_range() -> tuple[int, int]:
-    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
-    return int(first), int(last)
-
-
-def _ephemeral() -> list[Diagnosis]:
-    first, last = _ephemeral_range()
-    if last - first < 1000:
-        to_do = "widen net.ipv4.ip_local_port_range, because an endpoint needs two ports and a connection needs one"
-        return [warning(f"the system has only {last - first + 1} ephemeral ports ({first} to {last})", to_do)]
-    return []
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[1])
 
 
 def _own(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
@@ -166,30 +152,5 @@ def _meaning(hosts: str, control: str, other: str, at_control: str, at_other: st
         return error(f"{hosts}: on port {control}: {at_control}, although port {other} can be reached", everything)
     to_do = f"check that the host is up. If it is, {everything}"
     if at_control == _SILENT:
-        return error(f"{hosts}: no answer on any of the ports that were tried, for {_CONNECT_S:.0f} s each", to_do)
+        return error(f"{hosts}: no answer on any of the ports that were tried, for {_CONNECT_S:g} s each", to_do)
     return error(f"{hosts}: not reached: {at_control}", to_do)
-
-
-def examine_proxies(snapshot: Snapshot) -> list[Diagnosis]:
-    """Report which proxy is set.
-
-    hetero's own channels never use a proxy. TensorFlow's channels do: with http_proxy set, a worker of
-    tf.data.service 2.21 connected to the proxy instead of its dispatcher. Therefore launchers exclude the addresses of
-    a job from the proxy (`without_proxy`).
-    """
-    environ = snapshot.environ
-    name = next((name for name in PROXY_VARIABLES if environ.get(name)), None)
-    if name is None:
-        return [ok("none of grpc_proxy, https_proxy and http_proxy is set")]
-    what = f"{name} is {_without_secrets(environ[name])}"
-    return [ok(f"{what}; connections between the hosts of a job do not use it, including those of TensorFlow")]
-
-
-def _without_secrets(url: str) -> str:
-    """Return a proxy's scheme, host and port, without the user and the password that may precede them."""
-    try:
-        parts = urlsplit(url if "//" in url else f"//{url}")
-        port = "" if parts.port is None else f":{parts.port}"
-    except ValueError:
-        return "a malformed URL"
-    return f"{parts.scheme}://{parts.hostname}{port}" if parts.scheme else f"{parts.hostname}{port}"

@@ -1,24 +1,20 @@
-"""Finds what earlier runs left behind: processes, private folders, a failure file, semaphores."""
+"""Finds what earlier runs left behind: processes and a failure file."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetero.cluster.document import listing
 from hetero.doctor.snapshot import Snapshot
 from hetero.documents.diagnosis import Diagnosis, ok, warning
-from hetero.system.workdir import stale_folders
+from hetero.documents.text import listing
 
 __all__ = ["OwnProcess", "examine", "find_processes"]
 
-_PREFIXES = ("hetero-", "tf-dispatcher-")
-_WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
 _MODULES = {
     "hetero.cli": "launcher",
     "hetero.endpoint.endpoint": "endpoint",
@@ -27,10 +23,6 @@ _MODULES = {
     "hetero.launch.ranks.rank": "ranks",
     "hetero.pool.tf_server": "server of tf.data.service",
 }
-_SEMAPHORES = "sem.mp-*"
-"""Semaphores of Python's multiprocessing in /dev/shm. A rank whose loader workers are not forked has eight for a loader
-and three more for each worker. The rank's resource tracker removes them, unless it is killed together with the rank. No
-launcher removes them, because the names are random and a semaphore may belong to another program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +39,9 @@ class OwnProcess:
 
 
 def examine(snapshot: Snapshot) -> list[Diagnosis]:
-    """Report processes, folders and files that a killed run left behind. Remove nothing."""
-    diagnoses = [*_processes(), *_folders(snapshot), *_failure(snapshot), *_semaphores()]
-    return diagnoses or [ok("no process, folder or failure file of an earlier run is here")]
+    """Report processes and a failure file that a killed run left behind. Remove nothing."""
+    diagnoses = [*_processes(), *_failure(snapshot)]
+    return diagnoses or [ok("no process or failure file of an earlier run is here")]
 
 
 def find_processes() -> list[OwnProcess]:
@@ -124,27 +116,8 @@ def _by_job(processes: Iterable[OwnProcess]) -> dict[str, list[int]]:
     return found
 
 
-def _folders(snapshot: Snapshot) -> Iterator[Diagnosis]:
-    parents = {tempfile.gettempdir(), snapshot.environ.get(_WORK_DIR_VARIABLE) or tempfile.gettempdir()}
-    if snapshot.options.tf_work_dir is not None:
-        parents.add(str(snapshot.options.tf_work_dir.absolute()))
-    stale = [
-        path for parent in sorted(parents) for prefix in _PREFIXES for path in stale_folders(prefix, parent=parent)
-    ]
-    if stale:
-        found = f"{len(stale)} private folders of runs that were killed: {listing(stale)}"
-        yield warning(found, "nothing, because the next run removes them; rm -r frees the space now")
-
-
 def _failure(snapshot: Snapshot) -> Iterator[Diagnosis]:
     path = snapshot.platform.folders.failure
     if path.is_file():
         found = f"a failure file of an earlier run exists: {path}"
         yield warning(found, "remove it, because the platform shows it as the reason if a job fails without one")
-
-
-def _semaphores() -> Iterator[Diagnosis]:
-    semaphores = list(Path("/dev/shm").glob(_SEMAPHORES))
-    if len(semaphores) > 100:
-        found = f"{len(semaphores)} semaphores of Python's multiprocessing are in /dev/shm"
-        yield warning(found, f"remove /dev/shm/{_SEMAPHORES} once no Python process runs that may use them")

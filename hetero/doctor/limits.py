@@ -23,12 +23,9 @@ __all__ = ["examine_cpus", "examine_descriptors", "examine_disk", "examine_memor
 
 SHARED_MEMORY = "/dev/shm"
 _SCARCE_SHARED_BYTES = 512 * 2**20
-"""Shared memory counts as scarce below this size, which is enough for eight workers with two batches of 32 MiB each."""
-_COMFORTABLE = 4096
+"""Free shared memory is scarce below this size. It is enough for eight workers with two batches of 32 MiB each."""
 _LEAST_BYTES = 64 * 2**20
 """Below it, logs and reports may not fit. tests/doctor/test_limits.py has a file system of 1 MiB, which is an error."""
-_SCARCE_BYTES = 2**30
-"""Below it, a checkpoint hardly fits: ResNet-50 with Adam's state has 0.3 GB, and two exist while one is saved."""
 
 
 def examine_cpus(snapshot: Snapshot) -> list[Diagnosis]:
@@ -69,8 +66,6 @@ def examine_descriptors(snapshot: Snapshot) -> list[Diagnosis]:
     details = {"soft": _shown(soft), "hard": _shown(hard), "needed": needed}
     if bound < needed:
         return [error(f"{found}; a launcher needs about {needed} (it would end with HET-24)", to_do, **details)]
-    if bound < _COMFORTABLE:
-        return [warning(f"{found}; data sets of many files, and jobs of many endpoints, need more", to_do, **details)]
     return [ok(found, **details)]
 
 
@@ -91,13 +86,9 @@ def examine_shared_memory(snapshot: Snapshot) -> list[Diagnosis]:
     details = {"bytes": room, "free_bytes": free}
     if not os.access(SHARED_MEMORY, os.W_OK):
         return [error(f"{SHARED_MEMORY} cannot be written to: torch's loader workers and NCCL fail", to_do, **details)]
-    if room < _SCARCE_SHARED_BYTES:
-        hint = " (64 MiB is Docker's default)" if room == 64 * 2**20 else ""
-        why = "a homogeneous job's loader workers, or NCCL, may run out of it"
-        return [warning(f"{found}{hint}: {why}", to_do, **details)]
     if free < _SCARCE_SHARED_BYTES:
-        to_do = f"remove the files in {SHARED_MEMORY} that no process uses"
-        return [warning(f"{found}: it is nearly full", to_do, **details)]
+        to_do += f"; or remove the files in {SHARED_MEMORY} that no process uses"
+        return [warning(f"{found}: a homogeneous job's loader workers, or NCCL, may run out of it", to_do, **details)]
     return [ok(found, **details)]
 
 
@@ -169,8 +160,6 @@ def _look(folder: Path, what: str, *, is_writable: bool) -> Diagnosis:
         )
     if free < _LEAST_BYTES:
         return error(f"{found}: a job would end with HET-24, or lose its checkpoint", to_do, **details)
-    if free < _SCARCE_BYTES:
-        return warning(f"{found}: too little for a checkpoint", to_do, **details)
     if facts.f_files and not inodes:
         return warning(f"{found}, but no more files fit, because it has no free inodes", to_do, **details)
     return ok(found, **details)

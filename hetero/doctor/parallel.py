@@ -15,11 +15,10 @@ __all__ = ["gather"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 _T = TypeVar("_T")
-_MAX_THREADS = 64
 
 
 def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[_Key, _T | Exception]:
-    """Call functions on threads. Return the value or exception of each function that ended in time.
+    """Call each function on a thread of its own. Return the value or exception of each function that ended in time.
 
     The others continue until they end, on threads that do not keep the process alive.
 
@@ -27,26 +26,18 @@ def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[
         tasks: The functions, by any key.
         timeout_s: Time limit for all of them together, seconds.
     """
-    waiting: queue.SimpleQueue[tuple[_Key, Callable[[], _T]]] = queue.SimpleQueue()
     ended: queue.SimpleQueue[tuple[_Key, _T | Exception]] = queue.SimpleQueue()
     deadline_s = time.monotonic() + timeout_s
+
+    def work(key: _Key, task: Callable[[], _T]) -> None:
+        try:
+            ended.put((key, task()))
+        except Exception as error:  # noqa: BLE001 - the caller decides about it
+            ended.put((key, error))
+
     for item in tasks.items():
-        waiting.put(item)
-
-    def work() -> None:
-        while time.monotonic() < deadline_s:
-            try:
-                key, task = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                ended.put((key, task()))
-            except Exception as error:  # noqa: BLE001 - the caller decides about it
-                ended.put((key, error))
-
-    for _ in range(min(_MAX_THREADS, len(tasks))):
         # Daemons, because a thread that asks a hung disk never ends.
-        threading.Thread(target=work, name="doctor", daemon=True).start()
+        threading.Thread(target=work, args=item, name="doctor", daemon=True).start()
     found: dict[_Key, _T | Exception] = {}
     while len(found) < len(tasks):
         try:

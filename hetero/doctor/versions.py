@@ -26,7 +26,6 @@ FLOORS: Mapping[str, str] = {
 """Lowest versions of the packages that hetero needs, the same as in pyproject.toml."""
 _OPTIONAL = {"torch": "2.1", "tensorflow": "2.16"}
 _SHOWN = (*FLOORS, *_OPTIONAL, "sagemaker", "sagemaker-training")
-_LEAST_PYTHON = (3, 10)
 _NEEDED_MODULES = ("grpc", "hetero.wire.proto.control_pb2", "hetero.wire.proto.data_pb2")
 
 
@@ -47,42 +46,6 @@ class KnownBad:
 
 
 KNOWN_BAD = (
-    KnownBad(
-        package="grpcio",
-        at_least="1.52.0",
-        below="1.52.1",
-        level=Level.ERROR,
-        why="it was withdrawn: a process that forks, as data hosts do, waits for gRPC's threads forever",
-        to_do="pip install 'grpcio>=1.53,!=1.55.0'",
-        source="https://github.com/grpc/grpc/issues/31885",
-    ),
-    KnownBad(
-        package="grpcio",
-        at_least="1.55.0",
-        below="1.55.1",
-        level=Level.ERROR,
-        why="it was withdrawn: calls hang",
-        to_do="pip install 'grpcio>=1.56'",
-        source="https://github.com/grpc/grpc/issues/33218",
-    ),
-    KnownBad(
-        package="grpcio",
-        at_least="1.65.0",
-        below="1.65.1",
-        level=Level.WARNING,
-        why="it was withdrawn because it fills the log with its messages",
-        to_do="pip install 'grpcio>=1.65.1'",
-        source="https://github.com/grpc/grpc/issues/37178",
-    ),
-    KnownBad(
-        package="grpcio",
-        at_least="1.78.1",
-        below="1.78.2",
-        level=Level.WARNING,
-        why="it was withdrawn after outages of services that had it",
-        to_do="pip install 'grpcio>=1.79' or 'grpcio==1.78.0'",
-        source="https://github.com/grpc/grpc/issues/41725",
-    ),
     KnownBad(
         package="protobuf",
         at_least="7",
@@ -124,7 +87,10 @@ KNOWN_BAD = (
         source="https://github.com/aws/sagemaker-python-sdk/releases",
     ),
 )
-"""Each of these versions failed in a test or was withdrawn by its makers. `KnownBad.source` gives the reason."""
+"""Each of these versions failed in a test. `KnownBad.source` gives the reason.
+
+Withdrawn versions are not listed, because pip installs one only if a requirement names it.
+"""
 
 
 def examine(snapshot: Snapshot) -> list[Diagnosis]:
@@ -132,8 +98,6 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
     installed = {name: version for name in _SHOWN if (version := _version(name)) is not None}
     python = ".".join(map(str, sys.version_info[:3]))
     diagnoses = list(judge(installed))
-    if sys.version_info < _LEAST_PYTHON:
-        diagnoses.append(error(f"this is Python {python}; expected 3.10 or newer", "run hetero with a newer Python"))
     for module in _NEEDED_MODULES:
         try:
             importlib.import_module(module)  # allowed: one of the names above

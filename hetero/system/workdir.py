@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 
-__all__ = ["private_folder", "stale_folders"]
+__all__ = ["private_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,21 +48,6 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
         if os.getpid() == owner:  # a forked child that ends closes this generator, too
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
-
-
-def stale_folders(prefix: str, *, parent: str | None = None) -> list[Path]:
-    """Return the folders of this user that killed owners have left behind. The next `private_folder` removes them.
-
-    Args:
-        prefix: Prefix of their names.
-        parent: Folder that contains them. Default: the folder for temporary files.
-    """
-    found = []
-    for path in Path(parent if parent is not None else tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            os.close(_lock(path))
-            found.append(path)
-    return sorted(found)
 
 
 def _make(base: Path, prefix: str) -> tuple[Path, int]:

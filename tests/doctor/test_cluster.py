@@ -84,6 +84,6 @@ def test_name_server_that_does_not_answer_holds_the_command_up_for_seconds_only(
         capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
     )  # fmt: skip
     took_s = time.monotonic() - begin_s
-    assert "the name service did not answer within 4 s for host-0.example, host-1.example" in done.stdout
+    assert "the name service did not answer within 10 s for host-0.example, host-1.example" in done.stdout
     assert "and 92 more" in done.stdout
     assert took_s < 30  # the resolver alone would take a minute

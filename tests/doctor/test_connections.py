@@ -14,7 +14,7 @@ import pytest
 from patients import here, in_cluster, levels
 
 from hetero.doctor import Level
-from hetero.doctor.connections import examine_ports, examine_proxies, last_ephemeral_port
+from hetero.doctor.connections import examine_ports, last_ephemeral_port
 
 PORT = 17994
 PROXY = "http://user:secret-word@proxy.corp:3128"
@@ -128,23 +128,3 @@ def test_many_hosts_that_behave_alike_share_a_line(tmp_path: Path) -> None:
     diagnoses = examine_ports(in_cluster(tmp_path, addresses, port=PORT))
     assert levels(diagnoses) == [Level.OK] * 3
     assert "and 91 more" in diagnoses[2].found
-
-
-def test_without_a_proxy_there_is_nothing_to_say(tmp_path: Path) -> None:
-    (diagnosis,) = examine_proxies(here(tmp_path, {"HTTP_PROXY": PROXY}))  # gRPC reads lower case only
-    assert diagnosis.level is Level.OK
-    assert diagnosis.found.startswith("none of ")
-
-
-@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
-def test_proxy_is_named_without_its_password(tmp_path: Path, variable: str) -> None:
-    (diagnosis,) = examine_proxies(here(tmp_path, {variable: PROXY}))
-    assert diagnosis.level is Level.OK
-    assert diagnosis.found.startswith(f"{variable} is http://proxy.corp:3128; connections between the hosts")
-    assert "secret-word" not in diagnosis.found
-
-
-@pytest.mark.parametrize("url", ["proxy:port", "http://[", "proxy.corp:3128", "http://a:b@[::1]:3"])
-def test_malformed_proxy_is_no_failure(tmp_path: Path, url: str) -> None:
-    (diagnosis,) = examine_proxies(here(tmp_path, {"http_proxy": url}))
-    assert diagnosis.level is Level.OK

@@ -15,7 +15,6 @@ from hetero import cli, doctor
 from hetero.doctor import Diagnosis, Level, Snapshot, examination
 from hetero.doctor.examination import SUBJECTS
 from hetero.doctor.parallel import gather
-from hetero.system.cpu_pressure import CpuReading
 
 Capture = pytest.CaptureFixture[str]
 
@@ -73,18 +72,7 @@ def test_machine_that_is_no_host_of_the_file_looks_at_all_of_its_hosts(tmp_path:
     assert set(diagnoses["ports"][1].details["matrix"]) == {"one", "two"}  # type: ignore[call-overload]
 
 
-def reading(waited_s: float, stolen: float = 0.0) -> CpuReading:
-    return CpuReading(at_s=waited_s and 3.0, busy=600 * waited_s, idle=100.0, stolen=stolen, waited_s=waited_s)
-
-
-@pytest.mark.parametrize(
-    ("last", "waited", "stolen"), [(reading(0.3), 10, 0), (reading(2.7), 90, 0), (reading(0.3, stolen=180.0), 10, 50)]
-)
-def test_subject_that_fails_or_hangs_holds_up_nothing_and_is_an_error_unless_the_machine_is_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: CpuReading, waited: int, stolen: int
-) -> None:
-    readings = iter([reading(0.0), last])
-    monkeypatch.setattr(examination, "read_cpus", lambda: next(readings))
+def test_subject_that_fails_or_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
 
     def fails(_: Snapshot) -> list[Diagnosis]:
@@ -102,35 +90,18 @@ def test_subject_that_fails_or_hangs_holds_up_nothing_and_is_an_error_unless_the
     took_s = time.monotonic() - begin_s
     released.set()
     assert diagnoses["fails"][0].found == "the examination failed: RuntimeError: no such thing"
-    found = diagnoses["hangs"][0]
-    assert found.found.startswith("the examination did not end within 3 s")
-    if waited == 10 and not stolen:
-        assert (found.level, "disk" in found.to_do) == (Level.ERROR, True)
-    else:
-        assert (found.level, "disk" in found.to_do) == (Level.WARNING, False)
-        assert f"waited for a CPU in {waited} % of this time" in found.found
-        assert f"took {stolen} % of the CPU time" in found.found
+    (found,) = diagnoses["hangs"]
+    assert (found.level, found.found) == (Level.WARNING, "the examination did not end within 3 s")
     assert diagnoses["versions"][0].level is Level.OK
     assert took_s < 30
 
 
-def test_gather_returns_what_came_in_time_and_starts_nothing_afterwards() -> None:
-    released, started = threading.Event(), []
-    lock = threading.Lock()
-
-    def stuck() -> int:
-        with lock:
-            started.append(1)
-        released.wait(60)
-        return 1
-
-    tasks = dict.fromkeys(range(200), stuck)
+def test_gather_returns_what_came_in_time() -> None:
+    released = threading.Event()
+    tasks = dict.fromkeys(range(200), lambda: released.wait(60))
     assert gather(tasks, timeout_s=0.2) == {}
-    num_started = len(started)
-    assert num_started <= 64
     released.set()
     assert gather({"after": lambda: 2}, timeout_s=10) == {"after": 2}
-    assert len(started) == num_started
 
 
 def test_json_has_what_the_text_has(tmp_path: Path) -> None:

@@ -13,12 +13,7 @@ from patients import here
 
 from hetero.doctor import Diagnosis, Level
 from hetero.doctor.leftovers import examine, find_processes
-from hetero.system.workdir import private_folder
 
-KILLED = (
-    "import os, sys; from hetero.system.workdir import private_folder\n"
-    "with private_folder('hetero-launch-', parent=sys.argv[1]): os.kill(os.getpid(), 9)"
-)
 # Each line is one write, also where PYTHONUNBUFFERED is set: two processes write to one pipe.
 READ = r"import os, sys; os.write(1, b'up\n'); sys.stdin.read()"
 LEAVE = r"import os, subprocess, sys; os.write(1, b'%d\n' % subprocess.Popen(sys.argv[1:]).pid)"
@@ -27,31 +22,8 @@ LEAVE = r"import os, subprocess, sys; os.write(1, b'%d\n' % subprocess.Popen(sys
 
 def here_only(folder: Path) -> list[Diagnosis]:
     """Return what is found but for processes, which other tests of this machine may have."""
-    work = folder / "work"
-    work.mkdir(exist_ok=True)
-    found = examine(here(folder, {"HETERO_WORK_DIR": str(work)}))
+    found = examine(here(folder))
     return [diagnosis for diagnosis in found if "process" not in diagnosis.found]
-
-
-@pytest.fixture(autouse=True)
-def _own_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-
-
-def test_folder_of_a_killed_run_is_said_and_left(tmp_path: Path) -> None:
-    assert [diagnosis.level for diagnosis in here_only(tmp_path)] in ([], [Level.OK])
-    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "work")], check=False).returncode == -9
-    (left,) = (tmp_path / "work").iterdir()
-    (diagnosis,) = here_only(tmp_path)
-    assert diagnosis.level is Level.WARNING
-    assert diagnosis.found == f"1 private folders of runs that were killed: {left}"
-    assert left.exists()
-
-
-def test_folder_in_use_is_not_said(tmp_path: Path) -> None:
-    with private_folder("hetero-launch-", parent=str(tmp_path / "tmp")):
-        assert [diagnosis.level for diagnosis in here_only(tmp_path)] in ([], [Level.OK])
 
 
 def test_failure_file_of_an_earlier_run_is_said(tmp_path: Path) -> None:

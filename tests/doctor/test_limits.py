@@ -15,7 +15,7 @@ from hetero.launch.placement import needed_descriptors
 
 @pytest.mark.parametrize(
     ("limit", "level", "words"),
-    [(90, "error", "a launcher needs about 100"), (1024, "warning", "a process may open 1024 files")],
+    [(90, "error", "a launcher needs about 100"), (1024, "ok", "a process may open 1024 files")],
 )
 def test_few_descriptors_are_said(limit: int, level: str, words: str) -> None:
     script = f'ulimit -n {limit}; exec "$@"'
@@ -34,19 +34,19 @@ def test_scarce_shared_memory_and_disk_are_said(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     mounts = (
         "mount -t tmpfs -o size=64m none /dev/shm && mount -t tmpfs -o size=1m none $0/output && "
-        'mount -t tmpfs -o ro none $0/model && mount -t tmpfs -o size=512m none $0/checkpoints && exec "$@"'
+        'mount -t tmpfs -o ro none $0/model && mount -t tmpfs -o size=128m none $0/checkpoints && exec "$@"'
     )
     before = ["unshare", "-m", "bash", "-c", mounts, str(tmp_path)]
     status, found = run_doctor(before=before, SAGEMAKER_BASE_DIR=str(tmp_path))
     assert status == 1
     (shared,) = found["shared memory"]
     assert shared["level"] == "warning"
-    assert "64 MiB is Docker's default" in shared["found"]
+    assert "has 64 MiB, 64 MiB of it free: a homogeneous job's loader workers" in shared["found"]
     by_folder = {Path(each["details"]["folder"]).name: each for each in found["disk"]}
     assert {name: by_folder[name]["level"] for name in ("output", "model", "checkpoints")} == {
         "output": "error",
         "model": "error",
-        "checkpoints": "warning",
+        "checkpoints": "ok",
     }
     assert "cannot be written to" in by_folder["model"]["found"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.system.workdir import private_folder, stale_folders
+from hetero.system.workdir import private_folder
 
 
 def test_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
@@ -152,16 +152,6 @@ def test_folder_that_another_process_took_for_stale_is_made_anew(
     with private_folder("mine-", parent=str(tmp_path)) as path:
         assert list(tmp_path.iterdir()) == [path]
     assert len(taken) == 1
-
-
-def test_stale_folders_are_those_whose_owner_is_gone(tmp_path: Path) -> None:
-    (tmp_path / "mine-stale").mkdir(mode=0o700)
-    (tmp_path / "mine-open-to-all").mkdir(mode=0o755)
-    (tmp_path / "other").mkdir(mode=0o700)
-    with private_folder("mine-held-", parent=str(tmp_path)):
-        assert stale_folders("mine-", parent=str(tmp_path)) == [tmp_path / "mine-stale"]
-        assert stale_folders("mine-", parent=str(tmp_path)) == [tmp_path / "mine-stale"]
-    assert stale_folders("mine-", parent=str(tmp_path / "none")) == []
 
 
 def test_new_folder_is_not_seen_by_its_name_before_it_is_locked(
