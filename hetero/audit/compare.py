@@ -7,6 +7,7 @@ the samples of whole global batches are compared, by sums over all ranks, and th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from hetero.audit.ledger import LoaderFacts
 from hetero.audit.reading import world_sizes
 from hetero.audit.runs import Run, Side, load_side
-from hetero.documents.text import printable
+from hetero.documents.text import listing, printable
 from hetero.epochs import epoch_text
 from hetero.errors import ConfigError
 
@@ -99,7 +100,7 @@ def compare_runs(one: Run, other: Run) -> AuditResult:
     absent = sorted(set(range(max(sizes, default=0))) - set(one.ledgers) - set(other.ledgers))
     if absent:
         findings.notes.append(
-            f"neither run has a ledger of rank {_some(absent)}, so the batches of these ranks were not compared"
+            f"neither run has a ledger of rank {listing(absent)}, so the batches of these ranks were not compared"
         )
     return findings.result(by_rank=True)
 
@@ -115,7 +116,7 @@ def _ranks(one: Run, other: Run, findings: _Findings) -> list[int]:
     common = sorted(set(one.ledgers) & set(other.ledgers))
     if one.is_file or other.is_file:
         if not common:
-            names = " and ".join(f"{run.label} has rank {_some(sorted(run.ledgers))}" for run in (one, other))
+            names = " and ".join(f"{run.label} has rank {listing(sorted(run.ledgers))}" for run in (one, other))
             raise ConfigError(
                 f"the ledgers belong to different ranks: {names}\n  Give ledgers of one rank, or whole folders."
             )
@@ -123,7 +124,7 @@ def _ranks(one: Run, other: Run, findings: _Findings) -> list[int]:
     for run, counterpart in ((one, other), (other, one)):
         # A folder is a whole run, so a ledger that it lacks was lost. A single file says nothing of other ranks.
         if alone := sorted(set(run.ledgers) - set(counterpart.ledgers)):
-            findings.differ(f"{counterpart.label} has no ledger of rank {_some(alone)}")
+            findings.differ(f"{counterpart.label} has no ledger of rank {listing(alone)}")
     return common
 
 
@@ -178,7 +179,7 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
         absent = sorted(set(range(side.world_size)) - set(run.ledgers))
         if absent:
             raise ConfigError(
-                f"{run.label} has no ledger of rank {_some(absent)}, and the world sizes of the runs differ\n"
+                f"{run.label} has no ledger of rank {listing(absent)}, and the world sizes of the runs differ\n"
                 "  Then global batches are compared, which needs the ledgers of all ranks. Give the run's whole folder."
             )
         numbers = [facts_of.setdefault(facts.identity, (len(facts_of), facts))[0] for facts in side.record.loaders]
@@ -245,7 +246,7 @@ def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterat
     """
     free_ours, free_theirs = list(range(len(ours))), list(range(len(theirs)))
     # By name in the second round, so that loaders whose seed or arguments differ are compared and reported.
-    for alike in (_identity, _name):
+    for alike in (operator.attrgetter("identity"), operator.attrgetter("name")):
         for mine in list(free_ours):
             their = next((number for number in free_theirs if alike(theirs[number]) == alike(ours[mine])), None)
             if their is not None:
@@ -254,14 +255,6 @@ def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterat
                 yield mine, their
     yield from ((mine, None) for mine in free_ours)
     yield from ((None, their) for their in free_theirs)
-
-
-def _identity(facts: LoaderFacts) -> object:
-    return facts.identity
-
-
-def _name(facts: LoaderFacts) -> object:
-    return facts.name
 
 
 def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) -> None:
@@ -346,11 +339,6 @@ def _span(table: _Table, start: int = 0) -> str:
 
 def _more(count: int) -> str:
     return f" and {count - 1:,} more" if count > 1 else ""
-
-
-def _some(numbers: Sequence[int]) -> str:
-    shown_ones = ", ".join(map(str, numbers[:8]))
-    return shown_ones if len(numbers) <= 8 else f"{shown_ones} and {len(numbers) - 8} more"
 
 
 def _shown(value: object, max_chars: int = 80) -> str:

