@@ -45,8 +45,6 @@ _PURE = (
     "each sample. Seed a generator of the data set's own in a method on_seed(self, key). Compute what changes from "
     "sample to sample, such as a counter or the place in a file, from the index."
 )
-_LATE_S = 5.0
-"""Seconds after its time that a script has to ask for a batch."""
 _OF_ERRORS = ("hetero.reader", "hetero.endpoint", "hetero.pool", "hetero.torch.passes")
 """Loggers whose warnings announce an exception, which is recorded itself."""
 
@@ -165,10 +163,9 @@ def main(output: str, seconds: str, *words: str) -> int:
             found.write(0)
             return 0
         sessions.use(session)
-        # The script ends at its next batch when its time is over. This is for one that never asks for another.
-        late = threading.Timer(float(seconds) + _LATE_S, _end, (found, session))
-        late.daemon = True
-        late.start()
+        timer = threading.Timer(float(seconds), _end, (found, session))
+        timer.daemon = True
+        timer.start()
         try:
             _run(path, script, arguments, is_module=is_module)
         except SystemExit as error:
@@ -176,8 +173,8 @@ def main(output: str, seconds: str, *words: str) -> int:
                 found.add_error(RuntimeError(f"SystemExit: {error.code}"))
         except BaseException as error:  # noqa: BLE001 - whatever the script raises
             traceback.print_exc()
-            # A loop that counts steps raises after a short pass, and a framework when the time is over.
-            if isinstance(error, HeteroError) or not (session.is_over or session.may_have_shortened):
+            # A loop that counts steps raises after a short pass.
+            if isinstance(error, HeteroError) or not session.may_have_shortened:
                 found.add_error(error)
         _end(found, session)
     return 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,7 @@ class CheckSession(RankSession):
         arguments: The script's command line after its name.
         is_module: Whether ``script`` is the name of a module.
         folder: Empty folder that the endpoints run in.
-        seconds: Seconds after which the script is ended.
+        seconds: Longest wait for a batch, and for the endpoints.
         on_line: Called with the name of an endpoint and a line that it has printed.
 
     Raises:
@@ -77,7 +75,6 @@ class CheckSession(RankSession):
             data_service="grpc",
             max_pass_batches=_PASS_BATCHES,
         )
-        self._end_s = time.monotonic() + seconds
         self._num_steps: collections.Counter[int] = collections.Counter()
         self._counters: Callable[[], Mapping[str, int]] = dict
         self._descriptor, token_path = token_memfd(self.token)
@@ -112,11 +109,6 @@ class CheckSession(RankSession):
         finally:
             os.chdir(here)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the time of the script is over."""
-        return time.monotonic() > self._end_s
-
     def register_timer(self, timer: Timer) -> None:
         """Do nothing, because nothing is reported."""
 
@@ -141,7 +133,7 @@ class CheckSession(RankSession):
         """Do nothing, because nothing is reported."""
 
     def check_stop(self, timer: Timer) -> None:
-        """End the script if its time is over, or if a loader has had enough passes.
+        """End the script if a loader has had enough passes.
 
         Raises:
             SystemExit: To end the script. Stop callbacks do not run, because they would write checkpoints.
@@ -150,21 +142,10 @@ class CheckSession(RankSession):
         # A pass takes one call more than it has batches, which finds its end.
         if self._num_steps[id(timer)] > _PASSES * (_PASS_BATCHES + 1):
             raise SystemExit(0)
-        self.check_wait(is_starved=False)
-
-    def check_wait(self, is_starved: bool) -> None:
-        """End the script if its time is over.
-
-        Raises:
-            SystemExit: As `check_stop` does.
-        """
-        # SystemExit ends only the thread that raises it.
-        if self.is_over and threading.current_thread() is threading.main_thread():
-            raise SystemExit(0)
 
     def must_end_wait(self, is_starved: bool) -> bool:
-        """Return whether the time of the script is over."""
-        return self.is_over
+        """Return False, because the process ends when the time of the script is over."""
+        return False
 
     def take_late_stops(self) -> None:
         """Do nothing, because no signal stops the script."""
