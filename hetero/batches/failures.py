@@ -13,13 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-from hetero.documents.text import printable, without_middle
+from hetero.documents.text import MAX_TEXT_CHARS, printable, without_middle
 from hetero.errors import DatasetError, SampleFailure
 
 __all__ = [
-    "MAX_EXCEPTION_CHARS",
-    "MAX_INDEX_CHARS",
-    "MAX_TRACEBACK_BYTES",
+    "MAX_SKIP_CHARS",
     "check_not_exit",
     "dataset_error",
     "exception_line",
@@ -30,19 +28,16 @@ __all__ = [
     "with_user_type",
 ]
 
-MAX_TRACEBACK_BYTES = 16 * 1024
+MAX_SKIP_CHARS = 160
+"""Limit on the text of an index, and of an exception in a list of skipped samples."""
+_MAX_TRACEBACK_BYTES = 16 * 1024
 """Limit on the traceback of a failure. The middle of a longer traceback is cut out."""
-MAX_INDEX_CHARS = 64
-"""Limit on the text of an index in a list of skipped samples."""
-MAX_EXCEPTION_CHARS = 160
-"""Limit on the text of an exception in a list of skipped samples."""
 
 _ON_EVERY_HOST = (
     "Every data host opens the data at its own path, and a relative path in its own folder. Put the data there, or\n"
     "pass an absolute path. If hosts differ, use a variable that each host sets, such as $SM_CHANNEL_TRAINING, and\n"
     "call os.path.expandvars in the function with @hetero.dataset."
 )
-_MAX_EXCEPTION_BYTES = 2 * 1024
 _HERE = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -88,10 +83,10 @@ def dataset_error(
         dataset=dataset,
         host=host,
         stage=stage,
-        sample_index="" if sample_index == "" else _printable(repr(sample_index), 256),
+        sample_index="" if sample_index == "" else index_text(sample_index),
         # Make the text one line. Each line of a log has a prefix, and a second line of the text could forge one.
-        exception=_printable(text + note, _MAX_EXCEPTION_BYTES).replace("\n", "\\n"),
-        traceback=_printable(trace, MAX_TRACEBACK_BYTES),
+        exception=_printable(text + note, MAX_TEXT_CHARS).replace("\n", "\\n"),
+        traceback=_printable(trace, _MAX_TRACEBACK_BYTES),
         types=types,
     )
     return DatasetError(record)
@@ -177,7 +172,7 @@ def exception_line(error: BaseException) -> str:
     lines = _text_of(error).splitlines()
     # Skip indented lines, because the text of a SyntaxError begins with the file name and the code, both indented.
     line = next((line for line in lines if line and not line[0].isspace()), type(error).__name__)
-    return printable(line.rstrip(), max_chars=MAX_EXCEPTION_CHARS)
+    return printable(line.rstrip(), max_chars=MAX_SKIP_CHARS)
 
 
 def _number_of(error: OSError) -> int | None:
@@ -211,8 +206,8 @@ def _trace_of(error: BaseException) -> str:
 
 
 def index_text(index: object) -> str:
-    """Return an index as printable text of at most 64 characters."""
-    return printable(repr(index), max_chars=MAX_INDEX_CHARS)
+    """Return an index as printable text of at most 160 characters."""
+    return printable(repr(index), max_chars=MAX_SKIP_CHARS)
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -18,8 +18,8 @@ from hetero.spec import Index
 
 __all__ = ["MAX_LISTED", "FailedSamples", "Skip", "Skips"]
 
-MAX_LISTED = 100
-"""Limit on the skipped samples that a report lists for one batch. The report counts all of them."""
+MAX_LISTED = 32
+"""Limit on the skipped samples that a batch lists, and the report of a loader. All of them are counted."""
 
 _T = TypeVar("_T")
 
@@ -29,7 +29,7 @@ class Skip:
     """One sample that raised."""
 
     index: str
-    """``repr`` of the requested index, printable, at most 64 characters."""
+    """``repr`` of the requested index, printable, at most 160 characters."""
     exception: str
     """First line of the exception with its type, printable, at most 160 characters."""
 
@@ -40,7 +40,7 @@ class Skips:
 
     num_skipped: int
     listed: tuple[Skip, ...]
-    """The first 100 skipped samples, in the order of the batch."""
+    """The first 32 skipped samples, in the order of the batch."""
     epoch: int = 0
     host: str = ""
     """Host and endpoint that computed the batch, or ``local``. It is not sent, because the receiver knows it."""

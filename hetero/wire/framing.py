@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hetero.batches.failures import MAX_EXCEPTION_CHARS, MAX_INDEX_CHARS
+from hetero.batches.failures import MAX_SKIP_CHARS
 from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.batches.structure.conversion import UnsupportedBatchError, flatten, unflatten
 from hetero.batches.structure.leaves import Leaf, LeafShape
@@ -463,8 +463,8 @@ def decode_skips(data: bytes, *, max_skipped: int) -> Skips | None:
     if len(message.listed) != expected:
         raise ProtocolError(f"{len(message.listed)} skipped samples are listed, expected {expected}")
     for skip in message.listed:
-        for text, limit in ((skip.index, MAX_INDEX_CHARS), (skip.exception, MAX_EXCEPTION_CHARS)):
-            if len(text) > limit or not text.isprintable():
+        for text in (skip.index, skip.exception):
+            if len(text) > MAX_SKIP_CHARS or not text.isprintable():
                 raise ProtocolError("a skipped sample is described by text that is too long or not printable")
     return Skips(
         num_skipped=message.num_skipped,

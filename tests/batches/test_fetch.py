@@ -266,21 +266,21 @@ def test_fetch_with_long_traceback_bounds_it() -> None:
     with pytest.raises(DatasetError) as raised:
         fetch(BuiltDataset.from_object(Broken()), request((7,)))
     assert len(failure(raised).traceback.encode()) <= 16 * 1024
-    assert len(failure(raised).exception.encode()) <= 2100
+    assert len(failure(raised).exception.encode()) <= 4096 + 2
 
 
 def test_fetch_cancelled_stops_between_samples() -> None:
-    for seeding, seen in (("sample", []), ("batch", [])):
+    seen = []
 
-        class Recorded(Augmented):
-            def __getitem__(self, index: int) -> Any:
-                seen.append(index)  # noqa: B023
-                return index
+    class Recorded(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            seen.append(index)
+            return index
 
-        built = BuiltDataset.from_object(Recorded(), seeding=seeding)  # type: ignore[arg-type]
-        with pytest.raises(Cancelled):
-            fetch(built, request(), cancelled=lambda: len(seen) == 2)  # noqa: B023
-        assert seen == [3, 1]
+    built = BuiltDataset.from_object(Recorded(), seeding="sample")
+    with pytest.raises(Cancelled):
+        fetch(built, request(), cancelled=lambda: len(seen) == 2)
+    assert seen == [3, 1]
 
 
 @pytest.mark.parametrize("change", [{"epoch": -1}, {"seed": 2**64}, {"position": -1}])

@@ -18,7 +18,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import exception_line, index_text
 from hetero.batches.fetch import fetch
 from hetero.batches.request import Cancelled
-from hetero.batches.skips import Skip, Skips
+from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.errors import ConfigError, DatasetError
 
 SIZE = 20
@@ -205,10 +205,10 @@ def test_skip_of_keys_works_like_that_of_integers() -> None:
     assert told[0].listed == (Skip(index="'c\\n'", exception="KeyError: 'c\\n'"),)
 
 
-def test_skip_lists_a_hundred_and_counts_all() -> None:
+def test_skip_lists_some_and_counts_all() -> None:
     told: list[Skips] = []
     fetch(built(Poisoned(range(299), size=300)), skipping(range(300)), on_skips=told.append)
-    assert (told[0].num_skipped, len(told[0].listed)) == (299, 100)
+    assert (told[0].num_skipped, len(told[0].listed)) == (299, MAX_LISTED)
 
 
 def test_skip_keeps_no_sample_alive() -> None:
@@ -239,7 +239,7 @@ def test_skip_may_be_cancelled_while_substitutes_are_computed(kind: Any, seeding
         return lambda: next(left, None) is None
 
     enough = next(number for number in range(1, 50) if not _is_cancelled(kind, seeding, polls(number)))
-    assert enough > 3  # more often than a batch without stand-ins asks at least once
+    assert enough >= 3  # more often than a batch without substitutes asks
     assert all(_is_cancelled(kind, seeding, polls(number)) for number in range(enough))
 
 
@@ -309,4 +309,4 @@ def test_exception_line_is_one_short_printable_line(error: Exception, line: str)
 
 def test_exception_line_of_an_exception_without_words_says_its_type() -> None:
     assert "Unspeakable" in exception_line(Unspeakable())
-    assert index_text("x" * 100) == "'" + "x" * 60 + "..."
+    assert index_text("x" * 200) == "'" + "x" * 156 + "..."

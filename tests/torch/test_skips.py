@@ -15,8 +15,6 @@ from loaders import plain, rebuilt_by_tool
 
 import hetero
 from hetero.errors import ConfigError, DatasetError
-from hetero.metrics import skips as skips_module
-from hetero.metrics.skips import Listing
 from hetero.torch import DataLoader
 
 SIZE = 23
@@ -42,11 +40,6 @@ class Poisoned(torch.utils.data.Dataset[Any]):
 @hetero.dataset
 def skips_test_poisoned(poison: list[int]) -> Poisoned:
     return Poisoned(poison)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skips_module, "_listing", Listing())
 
 
 def skipping(poison: Any = POISON, **options: Any) -> DataLoader[Any]:
