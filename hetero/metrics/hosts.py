@@ -28,7 +28,6 @@ __all__ = ["SCOPES", "GpuReading", "Gpus", "HostReading", "HostSampler", "HostUs
 logger = logging.getLogger(__name__)
 
 SCOPES = ("host", "tree")
-_MAX_CPU_PERCENT = 1e7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +46,9 @@ class HostUsage:
     """Logical CPUs of the machine, not of the instance type that it may emulate."""
     cpu_seconds: float
     """CPU time used."""
-    cpu_percent_mean: float | None = field(metadata=limits(maximum=_MAX_CPU_PERCENT))
+    cpu_percent_mean: float | None
     """Mean CPU use in percent of one logical CPU, as in CloudWatch: a fully used host of 8 CPUs shows 800."""
-    cpu_percent_peak: float | None = field(metadata=limits(maximum=_MAX_CPU_PERCENT))
+    cpu_percent_peak: float | None
     """Highest CPU use over one interval between readings."""
     memory_basis: str = field(metadata=limits(choices=("used", "rss")))
     """``used`` is total - available. ``rss`` is the sum over processes, which counts shared pages once per process."""
@@ -67,13 +66,8 @@ class HostUsage:
     gpu_percent_peak: float | None = field(default=None, metadata=limits(maximum=100))
     gpu_memory_peak_bytes: int | None = None
     """Highest sum over the GPUs at one reading."""
-    cpu_percent_p99: float | None = field(default=None, metadata=limits(maximum=_MAX_CPU_PERCENT))
-    """CPU use that 99 % of the intervals between readings do not exceed, within 1 %."""
     memory_p99_bytes: float | None = None
     """Memory that 99 % of the readings do not exceed, within 1 %."""
-    gpu_percent_p99: float | None = field(default=None, metadata=limits(maximum=100))
-    gpu_memory_mean_bytes: float | None = None
-    gpu_memory_p99_bytes: float | None = None
     endpoints_private_bytes: int | None = None
     """Memory that the endpoints of the host do not share, as a sum over them, at the latest reading."""
     endpoints_shared_bytes: int | None = None
@@ -243,15 +237,10 @@ class _Totals:
         self._num_readings = 0
         self._cpu_s = 0.0
         self._own_cpu_s = 0.0
-        self._cpu_peak: float | None = None
-        self._memory_sum = 0
-        self._memory_peak = 0
-        self._gpu_sum = 0.0
-        self._gpu_readings = 0
-        self._gpu_peak: float | None = None
-        self._gpu_memory_peak = 0
-        self._gpu_memory_sum = 0
-        self._percentiles = {name: Percentiles() for name in ("cpu", "memory", "gpu", "gpu memory")}
+        self._cpu = Percentiles()
+        self._memory = Percentiles()
+        self._gpu = Percentiles()
+        self._gpu_memory = Percentiles()
         self._series = SeriesLog()
 
     def add(self, reading: HostReading, now: float, min_interval_s: float) -> None:
@@ -266,31 +255,22 @@ class _Totals:
             interval_s = now - self._last_at
             # CPU counters tick every 10 ms, so over a very short last interval the quotient means nothing.
             if interval_s >= min_interval_s > 0:
-                self._cpu_peak = max(self._cpu_peak or 0.0, 100 * used_s / interval_s)
-                self._percentiles["cpu"].add(100 * used_s / interval_s)
+                self._cpu.add(100 * used_s / interval_s)
             if interval_s > 0:
                 self._series.add(self._point(reading, used_s, now - interval_s, now))
         self._last, self._last_at = reading, now
         self._num_readings += 1
-        self._memory_sum += reading.memory_bytes
-        self._memory_peak = max(self._memory_peak, reading.memory_bytes)
-        self._percentiles["memory"].add(reading.memory_bytes)
+        self._memory.add(reading.memory_bytes)
         if reading.gpus is not None and reading.gpus.percents:
-            percent = _mean_percent(reading.gpus)
-            self._gpu_sum += percent
-            self._gpu_readings += 1
-            self._gpu_peak = max(self._gpu_peak or 0.0, percent)
-            self._gpu_memory_peak = max(self._gpu_memory_peak, reading.gpus.memory_bytes)
-            self._gpu_memory_sum += reading.gpus.memory_bytes
-            self._percentiles["gpu"].add(percent)
-            self._percentiles["gpu memory"].add(reading.gpus.memory_bytes)
+            self._gpu.add(_mean_percent(reading.gpus))
+            self._gpu_memory.add(reading.gpus.memory_bytes)
 
     def _point(self, reading: HostReading, used_s: float, begin: float, end: float) -> UsagePoint:
         has_gpus = reading.gpus is not None and bool(reading.gpus.percents)
         return UsagePoint(
             begin_s=begin - self._first_at,
             end_s=end - self._first_at,
-            cpu_percent=min(_MAX_CPU_PERCENT, 100 * used_s / (end - begin)),
+            cpu_percent=100 * used_s / (end - begin),
             memory_mean_bytes=reading.memory_bytes,
             memory_peak_bytes=reading.memory_bytes,
             gpu_percent=_mean_percent(reading.gpus) if has_gpus and reading.gpus is not None else None,
@@ -309,23 +289,19 @@ class _Totals:
             num_cpus=psutil.cpu_count() or 1,
             cpu_seconds=self._cpu_s,
             cpu_percent_mean=100 * self._cpu_s / duration_s if duration_s > 0 else None,
-            cpu_percent_peak=self._cpu_peak,
+            cpu_percent_peak=self._cpu.largest,
             memory_basis="used" if scope == "host" else "rss",
-            memory_mean_bytes=self._memory_sum / self._num_readings if self._num_readings else 0.0,
-            memory_peak_bytes=self._memory_peak,
+            memory_mean_bytes=self._memory.mean or 0.0,
+            memory_peak_bytes=int(self._memory.largest or 0),
             memory_total_bytes=psutil.virtual_memory().total,
             network_sent_bytes=_growth(first, last, "network_sent_bytes"),
             network_received_bytes=_growth(first, last, "network_received_bytes"),
             num_gpus=len(gpus.percents) if gpus is not None else 0,
             gpu_name=gpus.name if gpus is not None else None,
-            gpu_percent_mean=self._gpu_sum / self._gpu_readings if self._gpu_readings else None,
-            gpu_percent_peak=self._gpu_peak,
-            gpu_memory_peak_bytes=self._gpu_memory_peak if self._gpu_readings else None,
-            cpu_percent_p99=self._percentiles["cpu"].get(0.99),
-            memory_p99_bytes=self._percentiles["memory"].get(0.99),
-            gpu_percent_p99=self._percentiles["gpu"].get(0.99),
-            gpu_memory_mean_bytes=self._gpu_memory_sum / self._gpu_readings if self._gpu_readings else None,
-            gpu_memory_p99_bytes=self._percentiles["gpu memory"].get(0.99),
+            gpu_percent_mean=self._gpu.mean,
+            gpu_percent_peak=self._gpu.largest,
+            gpu_memory_peak_bytes=None if self._gpu_memory.largest is None else int(self._gpu_memory.largest),
+            memory_p99_bytes=self._memory.get(0.99),
             **self._cpu_shares(),
             began_monotonic_s=began_monotonic_s,
             series=self._series.series(),

@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hetero.documents.records import limits
-from hetero.documents.text import printable
+from hetero.documents.records import MAX_ITEMS, limits
+from hetero.documents.text import MAX_NAME_CHARS, MAX_TEXT_CHARS, printable
 from hetero.errors import ConfigError
 
 __all__ = [
     "LOG_MARK",
     "MAX_NAMES",
-    "MAX_NAME_CHARS",
     "MAX_VALUES",
     "LoggedMetric",
     "MetricLog",
@@ -38,15 +37,11 @@ __all__ = [
 
 LOG_MARK = "hetero.log_metric"
 """First word of the line of a logged value."""
-MAX_VALUES = 10_000
-"""Limit of the values that one rank keeps."""
+MAX_VALUES = MAX_ITEMS
+"""Limit of the values that one rank keeps, because a list in a report has no more."""
 MAX_NAMES = 100
 """Limit of the names that one rank keeps values of."""
-MAX_NAME_CHARS = 100
 _MAX_STEP = 2**53
-_MAX_LINE_CHARS = 4096
-"""Only so much of a line is searched."""
-_MAX_PATTERN_CHARS = 500
 _NAME = re.compile(rf"[^\s=]{{1,{MAX_NAME_CHARS}}}")
 _LINE = re.compile(rf"{re.escape(LOG_MARK)} ({_NAME.pattern})=(\S+)(?: step=(\d{{1,16}}))?$")
 
@@ -117,8 +112,8 @@ def metric_line(name: str, value: float, step: int | None) -> str:
 
 def read_metric_line(line: str) -> tuple[str, float, int | None] | None:
     """Return name, value and step of a line that ends as `metric_line` returned it, or None for another line."""
-    at = line.find(LOG_MARK, 0, _MAX_LINE_CHARS)
-    found = _LINE.match(line.rstrip()[:_MAX_LINE_CHARS], at) if at >= 0 else None
+    at = line.find(LOG_MARK, 0, MAX_TEXT_CHARS)
+    found = _LINE.match(line.rstrip()[:MAX_TEXT_CHARS], at) if at >= 0 else None
     value = None if found is None else _number(found[2])
     if found is None or value is None:
         return None
@@ -141,17 +136,17 @@ class MetricPattern:
         if not is_metric_name(self.name):
             raise ConfigError(f"metric {printable(self.name, max_chars=60)!r}: expected {_NAME_LIMITS['expected']}")
         try:
-            number = re.compile(self.regex).groups if len(self.regex) <= _MAX_PATTERN_CHARS else -1
+            number = re.compile(self.regex).groups if len(self.regex) <= MAX_TEXT_CHARS else -1
         except re.error as error:
             raise ConfigError(f"metric {self.name}: regex {self.regex!r} cannot be used: {error}") from error
         if number != 1:
             found = f"{number} groups" if number >= 0 else f"{len(self.regex)} characters"
-            expected = f"one group in parentheses, which is the number, and at most {_MAX_PATTERN_CHARS} characters"
+            expected = f"one group in parentheses, which is the number, and at most {MAX_TEXT_CHARS} characters"
             raise ConfigError(f"metric {self.name}: regex has {found}; expected {expected}")
 
     def read(self, line: str) -> float | None:
-        """Return the value in a line, or None if the line has none."""
-        found = re.search(self.regex, line[:_MAX_LINE_CHARS])
+        """Return the value in a line, or None if the line has none. Only the begin of a long line is searched."""
+        found = re.search(self.regex, line[:MAX_TEXT_CHARS])
         return None if found is None or found[1] is None else _number(found[1])
 
 

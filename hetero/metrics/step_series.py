@@ -38,19 +38,19 @@ class StepSeries:
             )
 
 
-class StepLog:
+class StepLog(History[_Interval]):
     """Collects the steps of one run. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._history: History[_Interval] = History(_merged)
+        super().__init__(_merged)
 
-    def add(self, end_s: float, compute_s: float, data_wait_s: float) -> None:
+    def add_step(self, end_s: float, compute_s: float, data_wait_s: float) -> None:
         """Add a step that has just ended."""
-        self._history.add((end_s - compute_s - data_wait_s, end_s, 1, compute_s, data_wait_s))
+        self.add((end_s - compute_s - data_wait_s, end_s, 1, compute_s, data_wait_s))
 
     def series(self) -> StepSeries:
         """Return the history so far. Times are rounded to 0.1 ms."""
-        points = self._history.points()
+        points = self.points()
         return StepSeries(
             begin_s=tuple(round(max(0.0, point[0]), 4) for point in points),
             end_s=tuple(round(max(0.0, point[1]), 4) for point in points),

@@ -12,11 +12,8 @@ and the following batches then arrive without a wait.
 from __future__ import annotations
 
 import json
-import operator
-import random
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,16 +22,16 @@ from typing import Protocol
 from hetero.batches.skips import MAX_LISTED
 from hetero.config.options import DEFAULT_WARMUP_STEPS
 from hetero.documents.records import decode, encode, limits
+from hetero.documents.text import MAX_NAME_CHARS
 from hetero.errors import ConfigError
 from hetero.metrics.skips import SkipLog, SkippedSample
 from hetero.metrics.step_series import StepLog, StepSeries
+from hetero.metrics.usage_series import Percentiles
 
 __all__ = ["Extent", "RecentSteps", "StepSummary", "StepTimer", "Timer", "Traffic", "check_name", "encode_summaries"]
 
 MAX_STEP_WAIT_S = 3600.0
-_CAPACITY = 100_000
 _NUM_RECENT = 256
-_MAX_NAME_CHARS = 200
 
 
 def check_name(name: object) -> None:
@@ -45,12 +42,12 @@ def check_name(name: object) -> None:
     """
     if not isinstance(name, str) or not name.isprintable():
         found = ascii(name)[:60]
-    elif len(name) > _MAX_NAME_CHARS:
+    elif len(name) > MAX_NAME_CHARS:
         found = f"{name[:20]!r}... of {len(name)} characters"
     else:
         return
     raise ConfigError(
-        f"name is {found}, expected at most {_MAX_NAME_CHARS} printable characters\n"
+        f"name is {found}, expected at most {MAX_NAME_CHARS} printable characters\n"
         "  The default is the data set's name. Pass another one to the loader, for example name='train'."
     )
 
@@ -144,6 +141,7 @@ class StepSummary:
     """Time blocked in ``next()``, summed over the measured steps."""
     step_time_mean_s: float | None
     step_time_p50_s: float | None
+    """Percentiles are those of all measured steps, within 1 %."""
     step_time_p95_s: float | None
     data_wait_mean_s: float | None
     data_wait_p50_s: float | None
@@ -152,8 +150,6 @@ class StepSummary:
     """Compute / (compute + data wait), in [0, 1]."""
     samples_per_s: float | None
     """Samples per second of this rank over the measured steps."""
-    percentiles_exact: bool
-    """False if the percentiles come from a random sample of the steps (more than 100,000 measured)."""
     step_wait_s: float | None = field(default=None, metadata=limits(maximum=MAX_STEP_WAIT_S))
     """Emulated accelerator time per step. None means real compute."""
     num_emulation_overruns: int = field(default=0, metadata=limits(maximum=2**53))
@@ -161,7 +157,7 @@ class StepSummary:
     num_skips: int = field(default=0, metadata=limits(maximum=2**53))
     """Samples that raised and were replaced by other samples of their batches."""
     skips: tuple[SkippedSample, ...] = field(default=(), metadata=limits(max_items=MAX_LISTED))
-    """The first skipped samples: at most 100, and 16 KiB, for all loaders of a rank together."""
+    """The first 32 skipped samples."""
     compression: str | None = None
     """Compression that was requested for batches from endpoints, or None."""
     batch_bytes: int = field(default=0, metadata=limits(maximum=2**53))
@@ -242,9 +238,8 @@ class Timer(Protocol):
 class StepTimer:
     """Measures the steps of one loader on one rank.
 
-    One thread calls `begin_wait`, `end_wait` and `pause`. Any thread may call `summary`. The timer holds at most
-    100,000 steps (1.6 MB). The sums are always exact. The percentiles are exact up to that number of steps. With more
-    steps they come from a uniform random sample of the steps.
+    One thread calls `begin_wait`, `end_wait` and `pause`. Any thread may call `summary`. The memory does not grow with
+    the number of steps. The sums are exact, and the percentiles are exact within 1 %.
 
     Args:
         name: Name of the loader, for reports.
@@ -302,14 +297,12 @@ class StepTimer:
         self._compute_total_s = 0.0
         self._data_wait_total_s = 0.0
         self._num_overruns = 0
-        self._computes_s = array("d")
-        self._waits_s = array("d")
+        self._step_percentiles = Percentiles()
+        self._wait_percentiles = Percentiles()
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
         self._all_steps_s = 0.0
         self._log = StepLog()
         self._run_began_s = 0.0  # by this timer's clock; set at the first delivery
-        # A separate generator, because the process-wide one belongs to the user's sampling.
-        self._random = random.Random(0)
 
     def begin_wait(self) -> None:
         """Record that ``next()`` was entered. With an emulated accelerator, first wait for the end of the step."""
@@ -379,18 +372,16 @@ class StepTimer:
 
     def summary(self) -> StepSummary:
         """Return the figures so far. Thread-safe."""
-        # Copy under the lock, compute without it.
         with self._lock:
-            computes_s, waits_s = self._computes_s[:], self._waits_s[:]
             num_measured = max(0, self._num_complete - self.warmup_steps)
             num_samples_measured = self._num_samples_measured
             compute_s, wait_s = self._compute_total_s, self._data_wait_total_s
             counts = (self._num_steps, self._num_samples, self._batch_samples, self._num_overruns)
             history = self._log.series()
+            step_p50_s, step_p95_s = self._step_percentiles.get(0.5), self._step_percentiles.get(0.95)
+            wait_p50_s, wait_p95_s = self._wait_percentiles.get(0.5), self._wait_percentiles.get(0.95)
         num_skips, skips = (0, ()) if self.skips is None else self.skips.summary()
         total_s = compute_s + wait_s
-        step_p50_s, step_p95_s = _percentiles(array("d", map(operator.add, computes_s, waits_s)))
-        wait_p50_s, wait_p95_s = _percentiles(waits_s)
         return StepSummary(
             name=self.name,
             num_steps=counts[0],
@@ -409,7 +400,6 @@ class StepTimer:
             data_wait_p95_s=wait_p95_s,
             utilisation=compute_s / total_s if total_s > 0 else None,
             samples_per_s=num_samples_measured / total_s if total_s > 0 else None,
-            percentiles_exact=num_measured <= _CAPACITY,
             step_wait_s=self.step_wait_s,
             num_emulation_overruns=counts[3],
             num_skips=num_skips,
@@ -450,7 +440,7 @@ class StepTimer:
             # Only the end of the delivery is known. The steps before its last one ended earlier by their share of the
             # time.
             left_s = (num_steps - 1 - index) / num_steps * (compute_s + wait_s)
-            self._log.add(ended_s - left_s, compute_s / num_steps, wait_s / num_steps)
+            self._log.add_step(ended_s - left_s, compute_s / num_steps, wait_s / num_steps)
 
     def _record_step(self, compute_s: float, wait_s: float, num_samples: int) -> None:
         self._num_complete += 1
@@ -458,30 +448,10 @@ class StepTimer:
         self._all_steps_s += compute_s + wait_s
         if self.on_step is not None:
             self.on_step(compute_s, wait_s)
-        num_measured = self._num_complete - self.warmup_steps
-        if num_measured <= 0:
+        if self._num_complete <= self.warmup_steps:
             return
         self._compute_total_s += compute_s
         self._data_wait_total_s += wait_s
         self._num_samples_measured += num_samples
-        if num_measured <= _CAPACITY:
-            self._computes_s.append(compute_s)
-            self._waits_s.append(wait_s)
-            return
-        # Reservoir sampling. Keeping every n-th step would be simpler. But waits come in bursts whose length is the
-        # number of batches computed at once, often a power of two. Every n-th step may be at the same point of a burst.
-        slot = self._random.randrange(num_measured)
-        if slot < _CAPACITY:
-            self._computes_s[slot] = compute_s
-            self._waits_s[slot] = wait_s
-
-
-def _percentiles(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return p50 and p95 by linear interpolation between neighbouring values, or None without values."""
-    if not len(values):
-        return None, None
-    # Sessions call this once a second. Sorting 100,000 Python floats would hold the GIL for 20 ms each time.
-    import numpy as np
-
-    p50, p95 = np.percentile(np.asarray(values), [50, 95])
-    return float(p50), float(p95)
+        self._step_percentiles.add(compute_s + wait_s)
+        self._wait_percentiles.add(wait_s)

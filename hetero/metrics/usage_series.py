@@ -29,7 +29,7 @@ class UsageSeries:
     begin_s: tuple[float, ...] = field(default=(), metadata=limits(max_items=MAX_POINTS))
     """Begin of each interval, in seconds since the first reading."""
     end_s: tuple[float, ...] = field(default=(), metadata=limits(max_items=MAX_POINTS))
-    cpu_percent: tuple[float, ...] = field(default=(), metadata=limits(max_items=MAX_POINTS, maximum=1e7))
+    cpu_percent: tuple[float, ...] = field(default=(), metadata=limits(max_items=MAX_POINTS))
     """Mean CPU use of each interval, in percent of one logical CPU."""
     memory_mean_bytes: tuple[int, ...] = field(default=(), metadata=limits(max_items=MAX_POINTS))
     memory_peak_bytes: tuple[int, ...] = field(default=(), metadata=limits(max_items=MAX_POINTS))
@@ -66,19 +66,15 @@ class UsagePoint:
         return self.end_s - self.begin_s
 
 
-class SeriesLog:
+class SeriesLog(History[UsagePoint]):
     """Collects the intervals between two readings, in order. No interval is empty."""
 
     def __init__(self) -> None:
-        self._history: History[UsagePoint] = History(_merged)
-
-    def add(self, point: UsagePoint) -> None:
-        """Add the next interval."""
-        self._history.add(point)
+        super().__init__(_merged)
 
     def series(self) -> UsageSeries:
         """Return the history so far. Values are rounded."""
-        points = self._history.points()
+        points = self.points()
         gpu_percents = [point.gpu_percent for point in points if point.gpu_percent is not None]
         gpu_memory = [point.gpu_memory_bytes for point in points if point.gpu_memory_bytes is not None]
         return UsageSeries(
@@ -113,39 +109,42 @@ def _merged(first: UsagePoint, second: UsagePoint) -> UsagePoint:
 
 
 class Percentiles:
-    """Percentiles of any number of values, within 1 %. The memory is that of a few hundred counters."""
+    """Mean, maximum and percentiles of any number of values. The memory is that of a few hundred counters.
+
+    Percentiles are within 1 %.
+    """
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self._num_zero = 0
+        self._bins: dict[float, tuple[int, float]] = {}
+        """Number and sum of the values in each bin. Zeros have the first bin."""
         self._num_values = 0
-        self._largest = 0.0
+        self._sum = 0.0
+        self.largest: float | None = None
 
     def add(self, value: float) -> None:
         """Count a value, which must not be negative."""
         self._num_values += 1
-        self._largest = max(self._largest, value)
-        if value <= 0:
-            self._num_zero += 1
-            return
-        key = math.floor(math.log(value) / _BIN)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._sum += value
+        self.largest = max(self.largest or 0.0, value)
+        key = math.floor(math.log(value) / _BIN) if value > 0 else -math.inf
+        number, total = self._bins.get(key, (0, 0.0))
+        self._bins[key] = number + 1, total + value
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of all values, or None without values."""
+        return self._sum / self._num_values if self._num_values else None
 
     def get(self, share: float) -> float | None:
-        """Return the value that a share of all values does not exceed, or None without values.
+        """Return the value that a share of all values does not exceed, as the mean of its bin. None without values.
 
         Args:
             share: Share in (0, 1], for example 0.99.
         """
-        if not self._num_values:
-            return None
-        wanted = share * self._num_values
-        if self._num_zero >= wanted:
-            return 0.0
-        seen = self._num_zero
-        for key in sorted(self._counts):
-            seen += self._counts[key]
-            if seen >= wanted:
-                # The middle of the bin. The largest value itself is known, and bounds it.
-                return min(self._largest, math.exp((key + 0.5) * _BIN))
-        return self._largest
+        seen, found = 0, None
+        for key in sorted(self._bins):
+            number, total = self._bins[key]
+            seen, found = seen + number, total / number
+            if seen >= share * self._num_values:
+                break
+        return found

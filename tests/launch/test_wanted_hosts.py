@@ -151,7 +151,6 @@ def test_totals_are_those_of_the_last_statuses() -> None:
         "data_wait_p95_s": 0.1,
         "utilisation": 0.75,
         "samples_per_s": 25.0,
-        "percentiles_exact": True,
     }
     StepSummary.from_json(loader)
     report = RankReport(rank=1, summaries_json=(json.dumps(loader).encode(),))

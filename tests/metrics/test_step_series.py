@@ -18,7 +18,7 @@ from hetero.metrics.steps import encode_summaries
 def test_history_of_any_number_of_steps_is_bounded_and_keeps_the_sums(number: int) -> None:
     log = StepLog()
     for step in range(number):
-        log.add(float(step + 1), 0.75, 0.25)
+        log.add_step(float(step + 1), 0.75, 0.25)
     series = log.series()
     assert len(series.begin_s) <= MAX_POINTS
     assert sum(series.num_steps) == number

@@ -36,7 +36,6 @@ def make_summary(step_time_s: float | None, utilisation: float = 0.4, **changes:
         "data_wait_p95_s": wait_s * 1.5 if known else None,
         "utilisation": utilisation if known else None,
         "samples_per_s": 64 / step_s if known else None,
-        "percentiles_exact": True,
     }
     return StepSummary(**values | changes)
 

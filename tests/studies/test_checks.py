@@ -101,7 +101,6 @@ def test_batch_beyond_the_memory_of_an_earlier_run_is_found(tmp_path: Path) -> N
         "batch_samples": 16,
         "utilisation": None,
         "samples_per_s": None,
-        "percentiles_exact": True,
     }
     usage = {"host": "algo-1", "scope": "host", "duration_s": 1.0, "num_readings": 2, "num_cpus": 8, "cpu_seconds": 1.0}
     usage |= {"cpu_percent_mean": None, "cpu_percent_peak": None, "memory_basis": "used", "memory_mean_bytes": 1.0}

@@ -30,7 +30,7 @@ def log_metric(name: str, value: SupportsFloat, step: SupportsIndex | None = Non
     Does not block. Thread-safe.
 
     Args:
-        name: Name of the metric: 1 to 100 printable characters, without spaces and ``=``.
+        name: Name of the metric: 1 to 200 printable characters, without spaces and ``=``.
         value: A finite number, or an object that ``float`` accepts, such as a tensor of one element.
         step: Step of the training as the script counts it, at least 0.
 
