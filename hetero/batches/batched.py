@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hetero.batches.imported import imported
+from hetero.batches.indices import probes
 from hetero.batches.seeds import BUILD_KEY, generator_states, seed_generators
 from hetero.spec import Seeding
 
-__all__ = ["choose_seeding", "has_getitems", "innermost"]
+__all__ = ["choose_seeding", "has_getitems", "innermost", "unwrap_subset"]
 
-_NUM_PROBES = 8
+
+def unwrap_subset(dataset: Any, indices: Iterable[Any] = ()) -> tuple[Any, list[Any]]:
+    """Return the data set inside a chain of torch's ``Subset``, and the indices into that data set.
+
+    A Subset always has ``__getitems__``, even if the data set inside lacks it. Without the Subset, samples can then be
+    computed one by one, and errors can name the sample.
+    """
+    torch_data = imported("torch.utils.data")
+    inner = list(indices)
+    while torch_data is not None and type(dataset) is torch_data.Subset:
+        # An index may be a list of indices.
+        inner = [
+            [dataset.indices[part] for part in index] if isinstance(index, list) else dataset.indices[index]
+            for index in inner
+        ]
+        dataset = dataset.dataset
+    return dataset, inner
 
 
 def innermost(dataset: Any) -> Any:
-    """Return the data set inside a chain of torch's ``Subset``.
-
-    A Subset always has ``__getitems__``, even if the data set inside lacks it.
-    """
-    torch_data = imported("torch.utils.data")
-    while torch_data is not None and type(dataset) is torch_data.Subset:
-        dataset = dataset.dataset
-    return dataset
+    """Return the data set inside a chain of torch's ``Subset``."""
+    return unwrap_subset(dataset)[0]
 
 
 def has_getitems(dataset: Any) -> bool:
@@ -61,10 +73,7 @@ def _draws(dataset: Any) -> bool:
     try:
         if hasattr(innermost(dataset), "on_seed"):
             return True
-        count = len(dataset)
-        # The same samples on all hosts, so that all make the same choice.
-        probes = {round(step * (count - 1) / (_NUM_PROBES - 1)) for step in range(_NUM_PROBES)} if count else set()
-        for probe in sorted(probes):
+        for probe in probes(len(dataset)):
             # The first call may import torch, which adds a generator.
             dataset.__getitems__([probe])
             seed_generators(BUILD_KEY)

@@ -21,6 +21,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import check_not_exit, dataset_error
 from hetero.batches.imported import imported
 from hetero.batches.indexed import IndexedWork
+from hetero.batches.indices import probes
 from hetero.batches.keras import to_arrays
 from hetero.batches.purity.comparison import IMPURITY_ADVICE, compare, digest, freeze, outline, sketch
 from hetero.batches.request import BatchRequest, ChoosePositions
@@ -33,9 +34,6 @@ __all__ = ["Description", "describe", "describe_environment", "fetch", "fetch_pa
 
 logger = logging.getLogger(__name__)
 
-_NUM_PROBES = 8
-_NUM_PROBED_BATCHES = 2
-"""Number of probed items if each item is a batch. It is low, because an item takes the time of a whole batch."""
 _BATCHES_ALREADY = (
     "ConfigError: the items of a Keras data set are batches already; pass batch_size=None to the loader, "
     "and the number of samples to the data set"
@@ -70,8 +68,7 @@ def fetch(
         request: The batch to compute.
         host: Name of this host in error messages.
         cancelled: Function that is called before every sample and returns whether to stop. With one seed per batch it
-            is called at most 64 times, at equal distances. With ``__getitems__`` it is called once before
-            ``__getitems__``, and again only if that raises and samples may be skipped.
+            is called before the first sample, and again only if samples raise and may be skipped.
         on_skips: Function that receives a report of the samples that others replaced. It is called at most once, after
             the batch is computed, and only if samples were skipped. The request must allow skipping.
         on_first: Function that receives the first sample before the others are computed, if each sample has its own
@@ -316,10 +313,12 @@ def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
 def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
     """Return a digest of the length and of a few samples."""
     hasher = blake2b(struct.pack("<q", -1 if num_samples is None else num_samples), digest_size=16)
-    count = num_samples or 0
     spec = DatasetSpec("probe")
-    last_step = (_NUM_PROBED_BATCHES if built.makes_batches else _NUM_PROBES) - 1
-    for probe in sorted({round(step * (count - 1) / last_step) for step in range(last_step + 1)} if count else ()):
+    positions = probes(num_samples or 0)
+    if built.makes_batches:
+        # Only the first and the last item, because an item takes the time of a whole batch.
+        positions = sorted({*positions[:1], *positions[-1:]})
+    for probe in positions:
         request = BatchRequest(spec=spec, work=IndexedWork(np.array([probe])), seed=0, epoch=0, position=0)
         compute = partial(request.work.compute, built, request, host=host)
         try:

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hetero.batches.structure.limits import MAX_DEPTH
 from hetero.errors import ConfigError
 from hetero.spec import Index
 
 __all__ = [
-    "MAX_INDEX_DEPTH",
     "Indices",
     "as_indices",
     "fits_int64",
@@ -25,14 +25,13 @@ __all__ = [
     "is_integers",
     "plain_index",
     "plain_indices",
+    "probes",
 ]
 
 Indices: TypeAlias = npt.NDArray[np.int64] | tuple[Index, ...]
 """An array if all indices are integers, else a tuple. The array is compact enough for 10^9 integers."""
 
-MAX_INDEX_DEPTH = 8
-"""Limit on the depth of nested tuples and lists in an index."""
-
+_NUM_PROBES = 8
 _LENGTH = struct.Struct("<cI").pack
 _INTEGER = struct.Struct("<cq").pack
 _REAL = struct.Struct("<cd").pack
@@ -69,6 +68,15 @@ def as_indices(indices: Iterable[Any]) -> Indices:
         return tuple(plain)
 
 
+def probes(num_samples: int) -> list[int]:
+    """Return up to eight positions of a data set at equal distances, from the first to the last, ascending.
+
+    All hosts compute the samples at these positions when they have to agree about a data set.
+    """
+    last_step = _NUM_PROBES - 1
+    return sorted({round(step * (num_samples - 1) / last_step) for step in range(_NUM_PROBES)}) if num_samples else []
+
+
 def plain_indices(indices: Indices) -> Sequence[Index]:
     """Return the indices in Python's own types, which is the form that data sets receive."""
     return indices.tolist() if isinstance(indices, np.ndarray) else indices
@@ -83,13 +91,13 @@ def plain_index(index: Any, depth: int = 0) -> Index:
         depth: Number of tuples and lists around the index.
 
     Raises:
-        ConfigError: If the index has another type, or nests deeper than `MAX_INDEX_DEPTH`.
+        ConfigError: If the index has another type, or nests deeper than `MAX_DEPTH`.
     """
     if type(index) in _PLAIN_TYPES or isinstance(index, str):
         return index  # type: ignore[no-any-return]
     if isinstance(index, tuple | list):
-        if depth >= MAX_INDEX_DEPTH:
-            raise ConfigError(f"the sampler yielded an index that nests deeper than {MAX_INDEX_DEPTH} levels")
+        if depth >= MAX_DEPTH:
+            raise ConfigError(f"the sampler yielded an index that nests deeper than {MAX_DEPTH} levels")
         # Copy a list of integers without a call for each item. If an index is a list, it may name a whole batch.
         is_plain = set(map(type, index)) <= _PLAIN_TYPES
         parts = list(index) if is_plain else [plain_index(part, depth + 1) for part in index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hetero.batches.batched import has_getitems
+from hetero.batches.batched import has_getitems, innermost, unwrap_subset
 from hetero.batches.imported import imported
 from hetero.batches.keras import is_keras_dataset
 from hetero.batches.structure.conversion import type_name
@@ -17,7 +17,7 @@ _PARTS = ("load", "augment")
 
 def split_problem(dataset: object) -> str:
     """Return why the samples of a data set are not computed in two parts. Empty if they are."""
-    inner, _ = _unwrapped(dataset, None)
+    inner = innermost(dataset)
     kind = type(inner)
     torch_data = imported("torch.utils.data")
     if torch_data is not None and isinstance(inner, torch_data.IterableDataset):
@@ -49,7 +49,7 @@ class SplitDataset:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         """The user's data set."""
-        self.inner, _ = _unwrapped(dataset, None)
+        self.inner = innermost(dataset)
         """The data set inside a chain of torch's ``Subset``. It has the two parts."""
         self.load: Callable[[Any], Any] = self.load_anew
         """Returns the first part of a sample, perhaps one that was kept. The argument is an index of `inner`."""
@@ -66,7 +66,7 @@ class SplitDataset:
 
     def inner_index(self, index: Any) -> Any:
         """Return the index of `inner` for an index of the user's data set."""
-        return _unwrapped(self.dataset, index)[1]
+        return unwrap_subset(self.dataset, [index])[1][0]
 
     def load_anew(self, index: Any) -> Any:
         """Return the first part of a sample. Always calls the user's code."""
@@ -75,12 +75,3 @@ class SplitDataset:
 
 def begin_nothing(_index: Any) -> None:
     """Do nothing, because there is no cache to open."""
-
-
-def _unwrapped(dataset: Any, index: Any) -> tuple[Any, Any]:
-    """Return the data set inside a chain of torch's ``Subset``, and an index of it, unless the index is None."""
-    torch_data = imported("torch.utils.data")
-    while torch_data is not None and type(dataset) is torch_data.Subset:
-        index = None if index is None else dataset.indices[index]
-        dataset = dataset.dataset
-    return dataset, index

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hetero.batches.imported import imported
+from hetero.batches.structure.limits import MAX_DEPTH
 from hetero.errors import ConfigError
 
 __all__ = ["ImageData", "with_images", "without_images"]
@@ -18,10 +19,7 @@ __all__ = ["ImageData", "with_images", "without_images"]
 _MODES = frozenset({"1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"})
 _MODES |= {"I;16", "I;16L", "I;16B", "I;16N"}
 """Modes whose pixels are the whole image. Others have a palette."""
-_PLAIN = (bool, bytes, float, int, str, type(None))
-_MAX_ITEMS = 1024
-"""A longer list is searched for images only if its first item is one, or a container."""
-_MAX_DEPTH = 8
+_PLAIN = frozenset({bool, bytes, float, int, str, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ def _plain_info(info: dict[Any, Any]) -> dict[Any, Any]:
     for key, value in info.items():
         plain = tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
         if isinstance(key, str) and (
-            type(plain) in _PLAIN or (type(plain) is tuple and set(map(type, plain)) <= set(_PLAIN))
+            type(plain) in _PLAIN or (type(plain) is tuple and _PLAIN.issuperset(map(type, plain)))
         ):
             found[str(key)] = plain
     return found
@@ -94,12 +92,13 @@ def _plain(value: Any) -> Any:
 def _mapped(value: Any, function: Callable[[Any, int], Any], depth: int) -> Any:
     """Return a container whose values the function has replaced. Other values are returned as they are."""
     kind = type(value)
-    if depth >= _MAX_DEPTH:
+    if depth >= MAX_DEPTH:
         return value
     if kind is dict or kind is OrderedDict:
         return kind((key, function(item, depth + 1)) for key, item in value.items())
     if kind is list or kind is tuple:
-        if len(value) > _MAX_ITEMS and type(value[0]) in (*_PLAIN, complex):
+        # A call for each of a million numbers would take a second.
+        if _PLAIN.issuperset(map(type, value)):
             return value
         return kind([function(item, depth + 1) for item in value])
     if isinstance(value, tuple) and hasattr(kind, "_fields"):

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.batches.indexed import IndexedWork
-from hetero.batches.indices import MAX_INDEX_DEPTH, Indices
+from hetero.batches.indices import Indices
+from hetero.batches.structure.limits import MAX_DEPTH
 from hetero.batches.structure.trees import ListTree, Tree, TupleTree
 from hetero.errors import ConfigError, ProtocolError
 from hetero.spec import Index
@@ -71,8 +72,8 @@ def _array(data: bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def _tree(index: Index, depth: int = 0) -> Tree:
     if isinstance(index, tuple | list):
-        if depth >= MAX_INDEX_DEPTH:
-            raise ConfigError(f"an index nests deeper than {MAX_INDEX_DEPTH} levels")
+        if depth >= MAX_DEPTH:
+            raise ConfigError(f"an index nests deeper than {MAX_DEPTH} levels")
         items = tuple([_tree(part, depth + 1) for part in index])
         return TupleTree(items) if isinstance(index, tuple) else ListTree(items)
     if isinstance(index, int) and _num_bytes(index) > _MAX_INTEGER_BYTES:

@@ -251,8 +251,8 @@ class _TreeReader:
         return key
 
     def _check_name(self, name: str) -> None:
-        if _num_bytes(name) > self.limits.max_key_bytes:
-            raise ProtocolError(f"a key or name exceeds {self.limits.max_key_bytes} bytes")
+        if _num_bytes(name) > self.limits.max_inline_bytes:
+            raise ProtocolError(f"a key or name exceeds {self.limits.max_inline_bytes} bytes")
 
 
 def _num_bytes(value: str | bytes) -> int:

@@ -276,8 +276,8 @@ class _Flattener:
     def _check_name(self, name: str) -> None:
         self.nodes_left -= 1
         size = len(name.encode(errors="replace"))
-        if size > self.limits.max_key_bytes or not _is_utf8(name):
-            raise Unsendable(f"the key {name!r:.60} is not UTF-8 of at most {self.limits.max_key_bytes} bytes")
+        if size > self.limits.max_inline_bytes or not _is_utf8(name):
+            raise Unsendable(f"the key {name!r:.60} is not UTF-8 of at most {self.limits.max_inline_bytes} bytes")
 
     def _text(self, value: str | bytes) -> Tree:
         limit = self.limits.max_inline_bytes

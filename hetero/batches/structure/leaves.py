@@ -78,10 +78,11 @@ NESTED_ADVICE = "a sparse or nested tensor cannot be sent; convert it with .to_d
 _LENGTH = np.dtype("<u4")
 _ANY_BYTES = frozenset(_ITEM_BYTES) - {"bool"}
 """Dtypes whose elements may have any bits."""
-_MAX_STRIDE = 2**48
-"""Limit on a stride, in elements. It is needed because a dimension with one element may have any stride."""
-_MAX_STRIDE_BYTES = 2**62 - 1
-"""Limit on a stride, in bytes. NumPy and torch count bytes in 63 bits, and one element of text may be megabytes."""
+_MAX_STRIDE = 2**36
+"""Limit on a stride, in elements. It is needed because a dimension with one element may have any stride.
+
+NumPy and torch count bytes in 63 bits, and one element of text may have up to 2**26 bytes.
+"""
 
 
 class Unsendable(Exception):
@@ -138,15 +139,14 @@ class LeafShape:
         if self.nbytes < size or (self.dtype not in ("bytes", "utf8") and self.nbytes != size):
             raise ProtocolError(f"a {self.dtype} leaf of shape {self.shape} has {self.nbytes} bytes, expected {size}")
         if self.strides:
-            self._check_strides(item_bytes)
+            self._check_strides()
 
-    def _check_strides(self, item_bytes: int) -> None:
+    def _check_strides(self) -> None:
         if self.container not in ("tensor", "array") or len(self.strides) != len(self.shape):
             raise ProtocolError(
                 f"a {self.container} leaf of {len(self.shape)} dimensions has {len(self.strides)} strides"
             )
-        max_stride = min(_MAX_STRIDE, _MAX_STRIDE_BYTES // item_bytes)
-        if not all(0 <= stride <= max_stride for stride in self.strides) or not is_dense(self.shape, self.strides):
+        if not all(0 <= stride <= _MAX_STRIDE for stride in self.strides) or not is_dense(self.shape, self.strides):
             raise ProtocolError(
                 f"a leaf of shape {self.shape} has the strides {self.strides}, which leave gaps or overlap"
             )

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["StructureLimits"]
+__all__ = ["MAX_DEPTH", "StructureLimits"]
+
+MAX_DEPTH = 8
+"""Depth of containers inside containers, in a batch, in a kept sample and in an index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +23,13 @@ class StructureLimits:
     """Number of leaves: tensors, arrays, NumPy scalars, long lists, and long str and bytes."""
     max_nodes: int = 16_384
     """Number of containers and values in the tree."""
-    max_depth: int = 8
-    """Depth of containers inside containers."""
+    max_depth: int = MAX_DEPTH
     max_ndim: int = 8
     """Number of dimensions of a tensor or array."""
-    max_key_bytes: int = 256
-    """UTF-8 bytes of a dictionary key, a field name or a type's name."""
     max_inline_bytes: int = 256
-    """Bytes of a str or bytes in the tree. Longer ones become leaves."""
+    """Bytes of a str or bytes in the tree, and of a dictionary key, a field's name or a type's name in UTF-8.
+
+    A longer value becomes a leaf. A longer key is an error.
+    """
     max_list_items: int = 2**20
     """Number of items in all lists that became leaves. As Python objects they take many times the bytes of the leaf."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from hetero.batches.imported import imported
 from hetero.batches.structure.layouts import is_dense
+from hetero.batches.structure.limits import MAX_DEPTH
 
 __all__ = [
     "MAX_EQUAL_HASHES",
@@ -34,8 +35,6 @@ There is a limit because the time to build a dict or set of them grows with the 
 lower, because up to 34 of the powers of two that can be sent have the same hash.
 """
 _SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
-_MAX_DEPTH = 7
-"""One less than a batch may have, because a part of a batch is a list of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,8 @@ def is_plain(sample: Any) -> bool:
             return bool(value.flags.writeable) and _is_dense(value)
         if torch is not None and kind is torch.Tensor:
             return not vars(value)
-        if depth == _MAX_DEPTH:
+        # One level less than a batch may have, because a part of a batch is a list of samples.
+        if depth == MAX_DEPTH - 1:
             return False
         if kind is list or kind is tuple:
             return all(is_plain_part(item, depth + 1) for item in value)
