@@ -13,29 +13,22 @@ import functools
 import importlib.metadata
 import json
 import platform
-import struct
 from hashlib import blake2b
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
-
-import numpy as np
 
 from hetero.batches.build import BuiltDataset
-from hetero.batches.imported import imported
+from hetero.batches.indices import probes
+from hetero.batches.purity.comparison import digest
 from hetero.batches.purity.reach import Reach, reach
+from hetero.batches.purity.values import code_digest, value_digest
 from hetero.batches.seeds import seed_generators
 from hetero.batches.split import SplitDataset
-from hetero.batches.structure.conversion import module_name
-from hetero.cache.entries import EncodedSample
 from hetero.spec import DatasetFactory, DatasetSpec
 
-__all__ = ["Fingerprint", "value_digest"]
+__all__ = ["Fingerprint"]
 
-_FORMAT = 3
+_FORMAT = 4
 """Changes whenever what the digest covers changes."""
-_NUM_PROBES = 4
-_MAX_DEPTH = 24
 
 
 class Fingerprint:
@@ -61,7 +54,7 @@ class Fingerprint:
             "name": spec.name,
             "arguments": spec.arguments_json,
             "code": _code_digest(found),
-            "globals": _globals_digest(found),
+            "globals": _globals_digests(found),
             "attributes": value_digest(inner).hex(),
             "packages": _packages(),
             "machine": [platform.python_version(), platform.machine(), _cpu()],
@@ -80,161 +73,32 @@ class Fingerprint:
         num_samples = len(self._split.inner)
         hasher.update(str(num_samples).encode())
         with self._built.worker_info():
-            for probe in _probes(num_samples):
+            for probe in probes(num_samples):
                 hasher.update(_probe(self._split, probe))
         return hasher.digest()
 
 
-def value_digest(value: Any) -> bytes:
-    """Return a digest of a value and of everything that it holds, 16 bytes.
-
-    Functions count by their code, and objects by their type and attributes. Objects without attributes, such as locks
-    and open files, count by their type alone.
-    """
-    return _Digest().of(value)
-
-
-class _Digest:
-    """One walk over a value. An object that was met before counts by the order of its first meeting."""
-
-    def __init__(self) -> None:
-        # It keeps the objects alive, because a new one could get the id of one that was freed.
-        self._met: dict[int, tuple[int, Any]] = {}
-        self._depth = 0
-
-    def of(self, value: Any) -> bytes:
-        hasher = blake2b(digest_size=16)
-        self._add(hasher, value)
-        return hasher.digest()
-
-    def _add(self, hasher: Any, value: Any) -> None:
-        kind = type(value)
-        if value is None or kind in (bool, int, float, complex, str, bytes):
-            _add_part(hasher, kind.__name__, value if kind is bytes else repr(value).encode("utf-8", "surrogatepass"))
-            return
-        if id(value) in self._met:
-            _add_part(hasher, "met", str(self._met[id(value)][0]).encode())
-            return
-        self._met[id(value)] = len(self._met), value
-        self._depth += 1
-        if self._depth <= _MAX_DEPTH:
-            with contextlib.suppress(Exception):  # the user's objects may raise when they are inspected
-                self._add_object(hasher, value, kind)
-        self._depth -= 1
-
-    def _add_object(self, hasher: Any, value: Any, kind: type) -> None:
-        # The script's module has another name on data hosts. A folder that `python train.py` had filled was not used
-        # there.
-        name = f"{module_name(kind)}.{kind.__qualname__}"
-        torch = imported("torch")
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            _add_part(hasher, f"{name} {value.dtype.str} {value.shape}", np.ascontiguousarray(value).tobytes())
-        elif isinstance(value, np.ndarray):
-            self._add_items(hasher, name, value.ravel().tolist())
-        elif torch is not None and isinstance(value, torch.Tensor):
-            dense = value.detach().cpu().contiguous()
-            _add_part(hasher, f"{name} {value.dtype} {tuple(value.shape)}", dense.view(torch.uint8).numpy().tobytes())
-        elif isinstance(value, list | tuple):
-            self._add_items(hasher, name, value)
-        elif isinstance(value, set | frozenset):
-            # The order of a set of text differs between processes. A digest of its own for each item does not depend on
-            # it.
-            _add_part(hasher, name, b"".join(sorted(_Digest().of(item) for item in value)))
-        elif isinstance(value, dict):
-            self._add_items(hasher, name, list(value))
-            self._add_items(hasher, "values", list(value.values()))
-        elif isinstance(value, FunctionType):
-            self._add_items(hasher, "function", [_digest_of(value.__code__), *_held_by(value)])
-        elif isinstance(value, MethodType):
-            self._add_items(hasher, "method", [value.__func__, value.__self__])
-        elif isinstance(value, functools.partial):
-            self._add_items(hasher, "partial", [value.func, value.args, value.keywords])
-        elif isinstance(value, type):
-            _add_part(hasher, "type", f"{module_name(value)}.{value.__qualname__}".encode())
-        elif isinstance(value, ModuleType):
-            _add_part(hasher, "module", value.__name__.encode())
-        else:
-            _add_part(hasher, "object", name.encode())
-            slots = [slot for each in kind.__mro__ for slot in getattr(each, "__slots__", ())]
-            # An object with slots has no __dict__ for them.
-            held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
-            self._add_items(hasher, "attributes", sorted({**held, **getattr(value, "__dict__", {})}.items()))
-
-    def _add_items(self, hasher: Any, name: str, items: Any) -> None:
-        """Add items in order. Long lists of one plain type are added at once."""
-        kinds = set(map(type, items))
-        if kinds <= {str}:
-            lengths = ",".join([str(len(item)) for item in items])
-            _add_part(hasher, f"{name} str", f"{lengths};{''.join(items)}".encode("utf-8", "surrogatepass"))
-        elif kinds <= {int, float, bool}:
-            _add_part(hasher, f"{name} numbers", repr(list(items)).encode())
-        else:
-            _add_part(hasher, f"{name} {len(items)}", b"")
-            for item in items:
-                self._add(hasher, item)
-
-
-def _add_part(hasher: Any, name: str, data: bytes) -> None:
-    # The lengths come first, so that ("ab", "c") and ("a", "bc") differ.
-    hasher.update(struct.pack("<qq", len(name), len(data)))
-    hasher.update(name.encode())
-    hasher.update(data)
-
-
-def _held_by(function: FunctionType) -> list[Any]:
-    """Return the values that a function holds besides its code: defaults and variables of enclosing functions."""
-    cells = []
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # the cell is still empty
-            cells.append(cell.cell_contents)
-    return [function.__defaults__, function.__kwdefaults__, cells]
-
-
-def _probes(num_samples: int) -> list[int]:
-    if not num_samples:
-        return []
-    return sorted({step * (num_samples - 1) // (_NUM_PROBES - 1) for step in range(_NUM_PROBES)})
-
-
 def _probe(split: SplitDataset, index: int) -> bytes:
     """Return a digest of one loaded sample."""
-    hasher = blake2b(str(index).encode(), digest_size=16)
     with contextlib.suppress(Exception):  # the batch that has this sample reports the error
-        for piece in EncodedSample(split.load_anew(index), index, b"").pieces:
-            hasher.update(piece)
-    return hasher.digest()
+        return digest(split.load_anew(index), skip_unreadable=True)
+    return b"raised"
 
 
 def _code_digest(found: Reach) -> str:
     """Return a digest of code. The file and the line where the code is do not change it."""
-    return blake2b(b"".join(sorted(_digest_of(code) for code in found.functions)), digest_size=16).hexdigest()
+    return blake2b(b"".join(sorted(code_digest(code) for code in found.functions)), digest_size=16).hexdigest()
 
 
-def _globals_digest(found: Reach) -> str:
-    """Return a digest of the globals that code reads, except of those that it assigns."""
-    hasher = blake2b(digest_size=16)
-    for place in sorted(found.places.values(), key=lambda place: place.label):
+def _globals_digests(found: Reach) -> dict[str, str]:
+    """Return digests of the globals that code reads, except of those that it assigns."""
+    digests: dict[str, str] = {}
+    for label, place in found.places.items():
         is_augment = place.name == "augment" and isinstance(place.owner, type)
-        if place.label not in found.stored and not is_augment:
+        if label not in found.stored and not is_augment:
             with contextlib.suppress(KeyError):
-                _add_part(hasher, place.label, value_digest(place.value()))
-    return hasher.hexdigest()
-
-
-def _digest_of(code: CodeType) -> bytes:
-    hasher = blake2b(digest_size=16)
-    constants = [_digest_of(each).hex() if isinstance(each, CodeType) else _text(each) for each in code.co_consts]
-    # The file and the first line are left out, because the same script may lie elsewhere on another host.
-    _add_part(hasher, code.co_name, code.co_code)
-    _add_part(hasher, "names", repr((code.co_names, code.co_varnames, constants)).encode("utf-8", "surrogatepass"))
-    return hasher.digest()
-
-
-def _text(constant: Any) -> str:
-    """Return a constant of compiled code as text. The order of a frozenset differs between processes."""
-    if isinstance(constant, frozenset):
-        return f"frozenset({sorted(map(repr, constant))})"
-    return repr(constant)
+                digests[label] = value_digest(place.value()).hex()
+    return digests
 
 
 @functools.cache

@@ -16,7 +16,8 @@ import torch.utils.data
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
-from hetero.batches.purity.globals import GlobalsReader, GlobalValue, check_globals, digest_of
+from hetero.batches.purity.globals import GlobalsReader, GlobalValue, check_globals
+from hetero.batches.purity.values import plain_digest
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.skips import Skips
@@ -176,7 +177,7 @@ class LocalDataset:
         """
         attributes = {} if isinstance(self.subject, DatasetSpec) else getattr(self.subject, "__dict__", {})
         # An attribute that is large or not plain, such as a transform, counts by its identity.
-        held = {f".{name}": digest_of(value) or str(id(value)) for name, value in attributes.items()}
+        held = {f".{name}": plain_digest(value) or str(id(value)) for name, value in attributes.items()}
         # 50,000 samples in an object cost 0.2 s here, once in an epoch.
         return self.globals_reader().digests() | held
 

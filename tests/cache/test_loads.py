@@ -191,13 +191,13 @@ def test_changed_data_are_found_by_the_purity_check(tmp_path: Path) -> None:
 
     np.save(tmp_path / "table.npy", table)
     _, kept = both(Rows, cache=Cache(disk="10 MB", folder=str(tmp_path)))
-    assert fetch(build(kept), request(kept, [5])).tolist() == [5]
-    table[5] = 50  # none of the samples that the fingerprint covers
+    assert fetch(build(kept), request(kept, [6])).tolist() == [6]
+    table[6] = 60  # none of the samples that the fingerprint covers
     np.save(tmp_path / "table.npy", table)
     with pytest.raises(
         DatasetError, match="computed twice.* made with kept samples .* change @hetero.dataset.fingerprint"
     ):
-        fetch(build(kept), request(kept, [5], verify=True))
+        fetch(build(kept), request(kept, [6], verify=True))
 
 
 def test_getitem_that_differs_is_refused() -> None:
@@ -387,7 +387,7 @@ class Photos:
     def __len__(self):
         return 20
     def load(self, index):
-        if index != 5:  # none of the samples that are part of the key
+        if index != 6:  # none of the samples that are part of the key
             return 0
         return EXPRESSION
     def augment(self, sample):
@@ -410,7 +410,7 @@ def test_what_load_reads_elsewhere_is_part_of_the_key(
         exec(HELD.replace("VALUE", str(value)).replace("EXPRESSION", expression), names)
         monkeypatch.setattr("hetero.datasets._factories", {})
         spec = dataset(name="kept", cache=Cache(disk="1 MB", folder=str(tmp_path)))(names["photos"])()
-        found.append(fetch(build(spec), request(spec, [5])).tolist()[0])
+        found.append(fetch(build(spec), request(spec, [6])).tolist()[0])
     assert found[0] == found[1] != found[2]
     assert COUNTS.num_kept == 1
 

@@ -14,7 +14,7 @@ import numpy as np
 from hetero.batches.imported import imported
 from hetero.batches.structure.layouts import array_strides, is_c_order, tensor_strides
 
-__all__ = ["IMPURITY_ADVICE", "Difference", "Frozen", "compare", "digest", "freeze", "outline", "sketch"]
+__all__ = ["IMPURITY_ADVICE", "MAX_NESTING", "Difference", "Frozen", "compare", "digest", "freeze", "outline", "sketch"]
 
 IMPURITY_ADVICE = (
     "A sample may depend on its index and on the global generators of random, NumPy and torch only. Typical causes: "
@@ -24,8 +24,9 @@ IMPURITY_ADVICE = (
 )
 """Advice for a batch that differs when it is computed twice."""
 
-_MAX_DEPTH = 64
-_OPAQUE_DEPTH = _MAX_DEPTH // 4
+MAX_NESTING = 64
+"""Levels of a value that are looked at."""
+_OPAQUE_DEPTH = MAX_NESTING // 4
 """Levels that an object of unknown type counts for. So the walk ends after four objects that lie in one another."""
 _BLOCK = 2**16
 """Elements that are converted or copied at a time. A copy of a whole volume or video could exceed the host's memory:
@@ -173,7 +174,7 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
     name = type(value).__name__
-    if depth > _MAX_DEPTH:
+    if depth > MAX_NESTING:
         yield path, "nested too deep", b""
     elif isinstance(value, np.generic | np.ndarray):
         yield from _walk_array(value, path, depth)

@@ -11,89 +11,43 @@ between hosts. The files with the code are compared too, and a difference is log
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import datetime as dt
-import decimal
 import enum
-import fractions
 import functools
-import itertools
 import logging
 import re
-import uuid
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePath
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from hetero.batches.imported import imported
 from hetero.batches.purity.changes import own_changes
-from hetero.batches.purity.comparison import digest
 from hetero.batches.purity.reach import (
     SCRIPT_NAMES,
     Place,
-    is_user_class,
     module_places,
     reach,
     user_modules,
     value_places,
 )
+from hetero.batches.purity.values import plain_digest
 from hetero.errors import DatasetMismatchError
 from hetero.spec import DatasetFactory
 
-__all__ = ["GlobalValue", "GlobalsReader", "check_globals", "digest_of", "note_globals"]
+__all__ = ["GlobalValue", "GlobalsReader", "check_globals", "note_globals"]
 
 MAX_GLOBALS = 256
 """Limit on the number of globals of one data set that are compared."""
 
-_MAX_BYTES = 2**22
-"""Largest str, bytes or array that is compared, because each pass hashes it anew: an array took 10 ms, a text 90 ms."""
-_MAX_PARTS = 50_000
-"""Most items of containers, at all levels together, for the same reason: a list took 190 ms."""
 _MAX_NAMED = 5
 _MAX_SHOWN_CHARS = 60
 # Messages go to logs and to the platform, which more people read than the script.
 _SECRET = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
 _SOURCE = "source of "  # begins the label of a file. The label of a global has no space.
-_BY_TEXT = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    bytearray,
-    type(None),
-    PurePath,
-    range,
-    slice,
-    type(...),
-    decimal.Decimal,
-    fractions.Fraction,
-    dt.date,
-    dt.time,
-    dt.timedelta,
-    uuid.UUID,
-    re.Pattern,
-    np.dtype,
-)
 
 logger = logging.getLogger(__name__)
-
-
-class _NotPlainError(Exception):
-    """A value is not plain data."""
-
-
-class _TooLargeError(Exception):
-    """A value is too large to be hashed before every pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +166,7 @@ def check_globals(
         DatasetMismatchError: If the rank's value differs and is not the one that the import made.
     """
     # A transform that main() sets is None on data hosts, and a transform itself has no digest.
-    nothing = digest_of(None)
+    nothing = plain_digest(None)
     differing = [
         label
         for label, value in own.items()
@@ -300,10 +254,10 @@ def _values_of(places: Iterable[Place]) -> dict[str, GlobalValue]:
     for place in places:
         with contextlib.suppress(Exception):  # it no longer exists, or the user's objects raise when inspected
             value = place.value()
-            whole = digest_of(value)
+            whole = plain_digest(value)
             if whole is not None or callable(value):
                 attributes = {} if callable(value) else getattr(value, "__dict__", {})
-                parts = {name: digest_of(each) or "" for name, each in attributes.items()}
+                parts = {name: plain_digest(each) or "" for name, each in attributes.items()}
                 is_global = place.runs is None
                 found[place.label] = GlobalValue(whole or "", _show(place.label, value), is_global, parts)
     return found
@@ -336,62 +290,3 @@ def _show(name: str, value: Any) -> str:
     if text and len(text) <= _MAX_SHOWN_CHARS:
         return text
     return f"a {kind}" + (f" of {len(value)}" if hasattr(type(value), "__len__") and not callable(value) else "")
-
-
-# Digests of plain values
-
-
-def digest_of(value: Any) -> str | None:
-    """Return a hexadecimal digest of plain data. It is the same in every process.
-
-    Plain data are None, numbers, str, bytes, paths, enums, dates, tuples, lists, dictionaries and sets of them, NumPy
-    arrays, tensors in ordinary memory, dataclasses, ``argparse.Namespace``, and instances of the user's classes whose
-    attributes are plain.
-
-    Returns:
-        The digest. Empty if the value is too large to be hashed before every pass. None if it is not plain.
-    """
-    try:
-        text = repr(_plain(value, itertools.count()))
-        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    except _TooLargeError:
-        return ""
-    except Exception:  # noqa: BLE001 - a cycle, or one of the user's objects that raises when it is inspected
-        return None
-
-
-def _plain(value: Any, parts: Iterator[int]) -> Any:
-    """Return nested tuples of text whose ``repr`` is the same in every process. ``parts`` counts the parts so far."""
-    kind, torch = type(value), imported("torch")
-    name = ("" if kind.__module__ in SCRIPT_NAMES else kind.__module__, kind.__qualname__)
-    is_array = isinstance(value, np.ndarray | np.generic)
-    is_tensor = torch is not None and isinstance(value, torch.Tensor)
-    num_bytes = value.nbytes if is_array or is_tensor else len(value) if isinstance(value, str | bytes) else 0
-    if next(parts) >= _MAX_PARTS or num_bytes > _MAX_BYTES:
-        raise _TooLargeError
-    if (is_array and not value.dtype.hasobject) or (is_tensor and value.layout is torch.strided and value.is_cpu):
-        return name, digest(value).hex()
-    if isinstance(value, _BY_TEXT):
-        return name, repr(value)
-    if isinstance(value, enum.Enum):
-        return name, _plain(value.value, parts)
-    if isinstance(value, list | tuple | deque):
-        return name, [_plain(each, parts) for each in value]
-    # Dictionaries and sets of equal content may have other orders in other processes.
-    if isinstance(value, set | frozenset):
-        return name, sorted(repr(_plain(each, parts)) for each in value)
-    if not isinstance(value, Mapping):
-        value = _attributes(value)
-    return name, sorted(repr((_plain(key, parts), _plain(each, parts))) for key, each in value.items())
-
-
-def _attributes(value: Any) -> Mapping[str, Any]:
-    """Return the attributes of an object that is plain if they are. Raises `_NotPlainError` for other objects."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    torch = imported("torch")
-    is_module = torch is not None and isinstance(value, torch.nn.Module)
-    if isinstance(value, argparse.Namespace | SimpleNamespace) or (is_user_class(type(value)) and not is_module):
-        attributes: dict[str, Any] = vars(value)
-        return attributes
-    raise _NotPlainError
