@@ -32,9 +32,6 @@ logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 _factories: dict[str, DatasetFactory] = {}
 _lengths: dict[tuple[DatasetFactory, DatasetSpec], int] = {}
-_MAX_LENGTHS = 256
-_LATE = -100
-_sweeping_pid = 0
 
 
 @overload
@@ -195,7 +192,9 @@ def _register(
     # Registration is a part of the import, so these are the values that data hosts have too.
     note_globals(factory)
     if factory.cache is not None and factory.cache.memory:
-        _sweep_memory_at_exit()
+        from hetero.cache.tiers import close_at_exit  # imports NumPy, which launchers do not need
+
+        close_at_exit(os.getpid())
     if function.__module__ == "__main__":
         _warn_if_main_registers(factory.name)
     return factory
@@ -215,24 +214,6 @@ def _warn_if_main_registers(name: str) -> None:
             name,
             frame.f_lineno,
         )
-
-
-def _sweep_memory_at_exit() -> None:
-    """Remove what this process and its children have kept in memory, after the children have ended."""
-    from multiprocessing import util
-
-    global _sweeping_pid
-    if _sweeping_pid != os.getpid():
-        _sweeping_pid = os.getpid()
-        # With a priority below 0, it runs after `multiprocessing` has ended the children. `atexit` may run before that.
-        util.Finalize(None, _sweep_memory, exitpriority=_LATE)
-
-
-def _sweep_memory() -> None:
-    """Remove what this process and its children have kept in memory, if no other process uses it."""
-    from hetero.cache.folders import sweep_memory
-
-    sweep_memory()
 
 
 def build(spec: DatasetSpec, *, host: str = "local", worker_index: int = 0, num_workers: int = 0) -> BuiltDataset:
@@ -275,8 +256,6 @@ def prebuild(spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
 
 def note_length(spec: DatasetSpec, num_samples: int) -> None:
     """Record the length of a data set that this process has built. Then ``len(spec)`` does not build it again."""
-    if len(_lengths) >= _MAX_LENGTHS:
-        _lengths.clear()
     _lengths[get_factory(spec.name), spec] = num_samples
 
 

@@ -26,10 +26,6 @@ __all__ = ["DamagedEntryError", "EncodedSample", "read_entry"]
 
 _HEAD = struct.Struct("<8s16sIQ")
 _MAGIC = b"hcache1\n"
-_FIRST_BYTES = 4096
-"""Bytes of an entry that are read first. Nearly always they hold the structure."""
-_PART_BYTES = 256 * 1024
-"""Bytes of a leaf that are read and checked at once."""
 _LIMITS = Limits()
 
 
@@ -97,37 +93,29 @@ def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: by
     # Only what the file has is allocated.
     if not _HEAD.size <= nbytes <= os.fstat(descriptor).st_size - offset:
         raise DamagedEntryError("the file ends before the entry")
-    first = os.pread(descriptor, min(nbytes, _FIRST_BYTES), offset)
-    magic, digest, structure_bytes, payload_bytes = _HEAD.unpack_from(first)
-    begin = _HEAD.size + structure_bytes
-    if magic != _MAGIC or begin + payload_bytes != nbytes or structure_bytes > _LIMITS.max_header_bytes:
+    magic, digest, structure_bytes, payload_bytes = _HEAD.unpack(os.pread(descriptor, _HEAD.size, offset))
+    is_whole = magic == _MAGIC and _HEAD.size + structure_bytes + payload_bytes == nbytes
+    if not is_whole or structure_bytes > _LIMITS.max_header_bytes:
         raise DamagedEntryError("the head is not that of an entry of this size")
-    if begin > len(first):
-        first += os.pread(descriptor, begin - len(first), offset + len(first))
-    structure = first[_HEAD.size : begin]
+    offset += _HEAD.size
+    structure = os.pread(descriptor, structure_bytes, offset)
     tree, shapes = decode_structure(structure, _LIMITS)
     if sum([shape.nbytes for shape in shapes]) != payload_bytes:
         raise DamagedEntryError("the leaves do not add up to the payload")
     hasher = _hasher(index, fingerprint, structure)
     leaves = []
-    left = memoryview(first)[begin:]
-    offset += max(begin, len(first))
+    offset += structure_bytes
     for shape in shapes:
         buffer = np.empty(shape.nbytes, np.uint8).data
-        size = min(len(left), shape.nbytes)
-        buffer[:size] = left[:size]
-        left = left[size:]
-        hasher.update(buffer[:size])
-        # Check each part while it is in the CPU's cache.
+        size = 0
         while size < shape.nbytes:
-            part = buffer[size : size + _PART_BYTES]
             # May read less than was asked for, and 0 bytes at the end of the file.
-            received = os.preadv(descriptor, [part], offset)
+            received = os.preadv(descriptor, [buffer[size:]], offset)
             if not received:
                 raise DamagedEntryError("the file ends within the entry")
-            hasher.update(part[:received])
             size += received
             offset += received
+        hasher.update(buffer)
         leaves.append(_leaf(shape, buffer))
     if hasher.digest() != digest:
         raise DamagedEntryError("the digest differs")

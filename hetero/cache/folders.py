@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from hetero.errors import ConfigError
+from hetero.system.waits import CALL_TIMEOUT_S, SHORT_POLL_S
 
 __all__ = [
     "INDEX",
@@ -37,9 +38,6 @@ RESERVE = "reserve"
 INDEX = "index"
 """Name of the file that says where each sample is. It is written in places only."""
 _LOCK = "lock"
-_LOCK_TIMEOUT_S = 10.0
-_LOCK_AGAIN_S = 0.01
-_ATTEMPTS = 100
 
 
 class SharedFolder:
@@ -61,7 +59,8 @@ class SharedFolder:
         # hetero does not make the folder, because it may be the place of a disk that is not mounted.
         if not base.is_dir():
             raise OSError(f"there is no folder {base}; make it, or mount its disk")
-        for _ in range(_ATTEMPTS):
+        deadline_s = time.monotonic() + CALL_TIMEOUT_S
+        while time.monotonic() < deadline_s:
             # Another process may remove the folders at any time, until this one has the lock.
             with contextlib.suppress(FileNotFoundError):
                 for folder in (self.parent.parent, self.parent, self.path):
@@ -89,7 +88,7 @@ class SharedFolder:
 
 
 def lock(descriptor: int, kind: int) -> None:
-    """Lock a file, and wait up to `_LOCK_TIMEOUT_S` for others.
+    """Lock a file, and wait up to `CALL_TIMEOUT_S` for others.
 
     Args:
         descriptor: The file.
@@ -98,15 +97,15 @@ def lock(descriptor: int, kind: int) -> None:
     Raises:
         OSError: If another process has the lock for too long, or the file system has no locks.
     """
-    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
+    deadline_s = time.monotonic() + CALL_TIMEOUT_S
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() > deadline_s:
-                raise OSError(f"another process has had the lock for {_LOCK_TIMEOUT_S:g} s") from None
-            time.sleep(_LOCK_AGAIN_S)
+                raise OSError(f"another process has had the lock for {CALL_TIMEOUT_S:g} s") from None
+            time.sleep(SHORT_POLL_S)
 
 
 def sweep_memory() -> None:

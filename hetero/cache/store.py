@@ -1,7 +1,7 @@
 """The kept samples of one fingerprint, in the files of one folder.
 
 The file ``index`` has a slot for each sample, which says where its entry lies: segment, offset and size. Each process
-appends entries to segments of its own (``data-N``), and reads those of all. A slot is written after its entry. No lock
+appends entries to a segment of its own (``data-N``), and reads those of all. A slot is written after its entry. No lock
 is needed for either, because an entry carries a digest: whatever a slot points to is the wanted sample or is refused.
 
 Files are read with system calls and not mapped, because a process that reads a mapped file dies if the file shrinks.
@@ -27,12 +27,8 @@ ABSENT = object()
 """Stands for a sample that is not kept."""
 
 _SLOT = struct.Struct("<IIQ")
-_MAX_ENTRY_BYTES = 2**32 - 1
 _CHUNK_BYTES = 4 * 2**20
-"""Bytes that a process reserves at once for its next entries."""
-_SEGMENTS = 128
-"""Each segment has at most this part of all bytes, or 64 MiB."""
-_MIN_SEGMENT_BYTES = 64 * 2**20
+"""Most bytes that a process reserves at once for its next entries."""
 _MAX_OPEN = 64
 """Segments that a process has open to read."""
 
@@ -86,13 +82,13 @@ class SampleStore:
 
     def put(self, index: int, sample: EncodedSample) -> bool:
         """Keep a sample. Return whether there was room for it."""
-        if self.why_full or sample.nbytes > _MAX_ENTRY_BYTES:
+        if self.why_full:
             return False
         try:
             own = self._own
-            if own is None or own.pid != os.getpid() or own.end + sample.nbytes > own.max_bytes:
+            if own is None or own.pid != os.getpid():
                 # A forked process begins its own segment, because both would append at the same place.
-                own = self._own = self._begin_segment(sample.nbytes)
+                own = self._own = self._begin_segment()
             if own.end + sample.nbytes > own.reserved:
                 self._reserve(own, sample.nbytes)
             _write(own.descriptor, sample.pieces, own.end)
@@ -125,8 +121,8 @@ class SampleStore:
             os.close(self._segments.pop(next(iter(self._segments))))
         return descriptor
 
-    def _begin_segment(self, nbytes: int) -> _OwnSegment:
-        """Make the next segment of this process, with room for an entry at least."""
+    def _begin_segment(self) -> _OwnSegment:
+        """Make the segment of this process."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.scandir(self._folder.path) as entries:
             # Behind the segments that exist, because the process would otherwise try each of their names.
@@ -136,9 +132,7 @@ class SampleStore:
                 descriptor = os.open(self._folder.path / f"data-{number}", flags, 0o600)
                 break
             number += 1
-        if self._own is not None and self._own.pid == os.getpid():
-            os.close(self._own.descriptor)
-        return _OwnSegment(number, descriptor, max(nbytes, _MIN_SEGMENT_BYTES, self._max_bytes // _SEGMENTS))
+        return _OwnSegment(number, descriptor)
 
     def _reserve(self, own: _OwnSegment, nbytes: int) -> None:
         """Reserve bytes at the end of the own segment.
@@ -147,7 +141,8 @@ class SampleStore:
             OSError: If the bound is reached.
         """
         with self._reserving():
-            wanted = max(nbytes, min(_CHUNK_BYTES, self._max_bytes // _SEGMENTS))
+            # As much again as the segment has, so that a data set with a low bound reserves little.
+            wanted = max(nbytes, min(_CHUNK_BYTES, own.end))
             # Near the bound there may still be room for this entry alone.
             if self._why_no_room(wanted):
                 wanted = nbytes
@@ -188,11 +183,10 @@ class SampleStore:
 class _OwnSegment:
     """The segment that this process appends to."""
 
-    def __init__(self, number: int, descriptor: int, max_bytes: int) -> None:
+    def __init__(self, number: int, descriptor: int) -> None:
         self.pid = os.getpid()
         self.number = number
         self.descriptor = descriptor
-        self.max_bytes = max_bytes
         self.end = 0
         self.reserved = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing.util
 import os
@@ -16,7 +17,7 @@ from hetero.documents.quantities import bytes_text
 from hetero.errors import ConfigError
 from hetero.spec import Cache
 
-__all__ = ["Tiers", "close_tiers", "open_tiers"]
+__all__ = ["Tiers", "close_at_exit", "close_tiers", "open_tiers"]
 
 _SPARED_MEMORY = 0.25
 """Share of /dev/shm that stays free, because torch's workers put batches there."""
@@ -100,22 +101,29 @@ class Tiers:
 
 _known: weakref.WeakValueDictionary[tuple[int, Cache, str, bytes, int], Tiers] = weakref.WeakValueDictionary()
 """What is open in this process. A script may build a data set again for each epoch."""
-_pid_with_exit = 0
 
 
 def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tiers:
     """Return the stores of a data set, which this process opens once. The arguments are those of `Tiers`."""
-    global _pid_with_exit
     found = (os.getpid(), settings, name, key, num_samples)
     tiers = _known.get(found)
     if tiers is None:
         tiers = _known[found] = Tiers(settings, name, key, num_samples)
-    if _pid_with_exit != os.getpid():
-        # Once in each process, because multiprocessing clears the finalizers that a forked child has inherited.
-        _pid_with_exit = os.getpid()
-        # Processes of multiprocessing run no exit handlers of atexit, but they run these.
-        multiprocessing.util.Finalize(None, close_tiers, exitpriority=_LATE)
+    close_at_exit(os.getpid())
     return tiers
+
+
+# Once in each process, because multiprocessing clears the finalizers that a forked child has inherited.
+@functools.cache
+def close_at_exit(_pid: int) -> None:
+    """Call `close_tiers` when this process and its children end.
+
+    Args:
+        _pid: Id of this process.
+    """
+    # Processes of multiprocessing run no exit handlers of atexit, but they run these. With a priority below 0, it runs
+    # after `multiprocessing` has ended the children. `atexit` may run before that.
+    multiprocessing.util.Finalize(None, close_tiers, exitpriority=_LATE)
 
 
 def close_tiers() -> None:

@@ -287,7 +287,7 @@ def test_folder_is_there_although_others_remove_it(tmp_path: Path) -> None:
 
 
 def test_lock_of_another_process_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(folders, "CALL_TIMEOUT_S", 0.2)
     store = open_store(tmp_path)
     with (files(tmp_path) / "reserve").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
