@@ -46,8 +46,6 @@ _SHARED_BYTES = 16 * 2**20
 """Copies of a data set share arrays of at least this size. A permutation of two million samples is not shared."""
 _NUM_COPIES = 2
 """Number of epochs whose copies are kept. While an epoch ends, ranks request batches of it and of the next one."""
-_MAX_DEPTH = 3
-_MAX_ITEMS = 1000
 
 
 def is_keras_dataset(dataset: object) -> bool:
@@ -221,27 +219,23 @@ def _keras_class(dataset: object) -> type | None:
 
 
 def _large_arrays(dataset: Any) -> list[np.ndarray[Any, Any]]:
-    """Return the large arrays that a data set holds. The search is limited in depth and in items per container."""
-    return list({id(array): array for array in _find_arrays(dataset, 0)}.values())
-
-
-def _find_arrays(value: Any, depth: int) -> Iterator[np.ndarray[Any, Any]]:
-    if isinstance(value, np.ndarray):
-        if value.nbytes >= _SHARED_BYTES and not value.dtype.hasobject:
-            yield value
-        return
-    if depth >= _MAX_DEPTH or isinstance(value, type | ModuleType | FunctionType | MethodType):
-        return
-    items: Any = ()
-    if isinstance(value, dict):
-        items = value.values()
-    elif isinstance(value, list | tuple):
-        items = value
-    elif hasattr(value, "__dict__"):
-        items = vars(value).values()
-    if len(items) <= _MAX_ITEMS:
-        for item in items:
-            yield from _find_arrays(item, depth + 1)
+    """Return the large arrays that a data set holds, at any depth. The search takes less time than a copy."""
+    found, seen, waiting = [], set[int](), [dataset]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType | MethodType | str | int | float):
+            continue
+        seen.add(id(value))
+        if isinstance(value, np.ndarray):
+            if value.nbytes >= _SHARED_BYTES and not value.dtype.hasobject:
+                found.append(value)
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        else:
+            waiting += getattr(value, "__dict__", {}).values()
+    return found
 
 
 @contextmanager

@@ -32,7 +32,6 @@ SCRIPT_NAMES = ("__main__", "__mp_main__", SCRIPT_MODULE)
 # Bounds of one search, because a global may be a registry with a library's whole tree of objects.
 _MAX_OBJECTS = 20_000
 _MAX_ITEMS = 1_000
-_MAX_MODULES = 2**16
 _MAX_DEPTH = 4
 _HETERO = str(Path(__file__).resolve().parents[2])
 # Python puts these between the loading of a module and of its attribute, other ones in each version.
@@ -345,10 +344,9 @@ def _is_user(namespace: Mapping[str, Any]) -> bool:
     return isinstance(file, str) and _is_user_file(file, _script_folder())
 
 
-# All modules are looked at, one after the other. With fewer places than modules, no result would be found again.
-@functools.lru_cache(maxsize=_MAX_MODULES)
+@functools.cache
 def _is_user_file(file: str, script_folder: str | None) -> bool:
-    path = _real_path(file)
+    path = os.path.realpath(file)
     if _is_inside(path, (_HETERO,)):
         return False
     libraries = _libraries()
@@ -360,11 +358,6 @@ def _is_user_file(file: str, script_folder: str | None) -> bool:
     return not {"site-packages", "dist-packages"} & set(Path(below).parts) and not _is_inside(path, libraries)
 
 
-@functools.lru_cache(maxsize=_MAX_MODULES)
-def _real_path(file: str) -> str:
-    return os.path.realpath(file)
-
-
 def _script_folder() -> str | None:
     """Return the folder of the script, or None if the folder holds installed libraries."""
     for name in reversed(SCRIPT_NAMES):
@@ -374,7 +367,7 @@ def _script_folder() -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache
 def _folder_of(file: str) -> str | None:
     folder = str(Path(file).resolve().parent)
     libraries = any(library == folder or library.startswith(folder + os.sep) for library in _libraries())
