@@ -16,7 +16,6 @@ import numpy as np
 import xxhash
 
 from hetero.batches.structure.conversion import flatten, unflatten
-from hetero.batches.structure.leaves import Leaf
 from hetero.cache.images import with_images, without_images
 from hetero.errors import ConfigError, ProtocolError
 from hetero.wire.limits import Limits
@@ -65,7 +64,7 @@ class EncodedSample:
         for leaf in self._leaves:
             buffer = np.empty(leaf.nbytes, np.uint8).data
             buffer[:] = leaf.data
-            copies.append(_leaf(leaf, buffer))
+            copies.append(leaf.filled(buffer))
         return with_images(unflatten(self._tree, copies))
 
 
@@ -116,21 +115,10 @@ def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: by
             size += received
             offset += received
         hasher.update(buffer)
-        leaves.append(_leaf(shape, buffer))
+        leaves.append(shape.filled(buffer))
     if hasher.digest() != digest:
         raise DamagedEntryError("the digest differs")
     return with_images(unflatten(tree, leaves))
-
-
-def _leaf(shape: Any, data: memoryview) -> Leaf:
-    return Leaf(
-        container=shape.container,
-        dtype=shape.dtype,
-        shape=shape.shape,
-        nbytes=shape.nbytes,
-        strides=shape.strides,
-        data=data if shape.nbytes else memoryview(b""),
-    )
 
 
 def _digest(index: int, fingerprint: bytes, structure: bytes, payload: Sequence[Any]) -> bytes:

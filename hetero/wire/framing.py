@@ -21,7 +21,7 @@ import xxhash
 from hetero.batches.failures import MAX_SKIP_CHARS
 from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.batches.structure.conversion import UnsupportedBatchError, flatten, unflatten
-from hetero.batches.structure.leaves import Leaf, LeafShape
+from hetero.batches.structure.leaves import LeafShape
 from hetero.batches.structure.trees import Tree
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.compression import (
@@ -330,17 +330,7 @@ class BatchDecoder:
         buffers = iter(self._buffers)
         # The decoder must not keep the batch alive.
         self._buffers = []
-        leaves = [
-            Leaf(
-                container=shape.container,
-                dtype=shape.dtype,
-                shape=shape.shape,
-                nbytes=shape.nbytes,
-                strides=shape.strides,
-                data=next(buffers) if shape.nbytes else memoryview(b""),
-            )
-            for shape in self._shapes
-        ]
+        leaves = [shape.filled(next(buffers) if shape.nbytes else memoryview(b"")) for shape in self._shapes]
         return unflatten(self._tree, leaves)
 
     def _take_header(self, header: pb.BatchHeader) -> None:

@@ -113,6 +113,11 @@ class LeafShape:
     strides: tuple[int, ...] = ()
     """Strides of a tensor or array in elements. Empty for C order."""
 
+    def filled(self, data: memoryview) -> Leaf:
+        """Return a leaf of this shape. An empty leaf ignores the data."""
+        data = data if self.nbytes else memoryview(b"")
+        return Leaf(self.container, self.dtype, self.shape, self.nbytes, self.strides, data=data)
+
     def check(self, *, max_bytes: int, max_ndim: int, max_list_items: int) -> None:
         """Reject a leaf that no encoder produces, or that needs more memory than allowed. Allocates nothing.
 
@@ -153,27 +158,21 @@ class LeafShape:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # not frozen, for the same reason as LeafShape
-class Leaf:
+class Leaf(LeafShape):
     """One large part of a batch.
 
     If the leaf is made from a contiguous array or CPU tensor, its data is the memory of that array or tensor.
     """
 
-    container: Container
-    """Kind of value that the leaf was made from."""
-    dtype: str
-    """One of `DTYPES` of the container, or NumPy's name of a dtype for text or dates."""
-    shape: tuple[int, ...]
-    """Shape in elements."""
-    nbytes: int
-    """Length of the data in bytes."""
     data: memoryview
     """Data in memory order, as a view of format ``B`` with one dimension.
 
     Only writable data is restored without a copy.
     """
-    strides: tuple[int, ...] = ()
-    """Strides in elements. Empty for C order."""
+
+    # Leaves of equal shape have other data.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
 def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
