@@ -28,7 +28,7 @@ from hetero.batches.seeds import (
     seed_generators,
     torch_generator_is_untouched,
 )
-from hetero.batches.split import SplitDataset, begin_nothing, split_problem
+from hetero.batches.split import SplitDataset, split_problem
 from hetero.batches.structure.conversion import type_name
 from hetero.errors import ConfigError
 from hetero.spec import DatasetFactory, DatasetSpec, Seeding
@@ -335,12 +335,11 @@ class BuiltDataset:
         if self.split is None:
             yield
             return
-        load, begin = self.split.load, self.split.begin
-        self.split.load, self.split.begin = self.split.load_anew, begin_nothing
+        cache, self.split.cache = self.split.cache, None
         try:
             yield
         finally:
-            self.split.load, self.split.begin = load, begin
+            self.split.cache = cache
 
     def worker_info(self) -> AbstractContextManager[None]:
         """Return a context that makes ``torch.utils.data.get_worker_info()`` work as in torch's own workers.

@@ -21,7 +21,6 @@ from hetero.batches.indices import Indices, plain_indices
 from hetero.batches.request import BatchRequest, Cancelled, ChoosePositions
 from hetero.batches.seeds import batch_key, sample_key
 from hetero.batches.skips import FailedSamples
-from hetero.batches.split import SplitDataset
 from hetero.errors import ConfigError, DatasetError
 from hetero.spec import Index
 
@@ -80,8 +79,8 @@ class IndexedWork:
         """Return the samples in order. With ``failed``, other samples replace those that raise."""
         built.enter_epoch(request.seed, request.epoch, host=host)
         with built.worker_info():
-            if built.split is not None and len(self.indices):
-                _begin(built.split, self.labels[0], built, host)
+            if built.split is not None and built.split.cache is not None and len(self.indices):
+                _begin(built.split.cache, self.labels[0], built, host)
             if built.seeding == "batch":
                 return _compute_together(built, request, self, host, cancelled, failed)
             return _compute_each(built, request, self, host, cancelled, failed, on_first, positions)
@@ -140,10 +139,10 @@ class IndexedWork:
         return np.array([half.sum(dtype=np.uint64) for half in halves], dtype="<u8").tobytes()
 
 
-def _begin(split: SplitDataset, index: Index, built: BuiltDataset, host: str) -> None:
-    """Call what a cache does before a batch is computed."""
+def _begin(cache: Any, index: Index, built: BuiltDataset, host: str) -> None:
+    """Let a cache begin a batch."""
     try:
-        split.begin(index)
+        cache.begin(index)
     except Exception as exc:
         found = str(exc) if isinstance(exc, ConfigError) else exc
         raise dataset_error(found, dataset=built.name, host=host, stage="sample", sample_index=index) from exc

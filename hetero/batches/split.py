@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from hetero.batches.batched import has_getitems, innermost, unwrap_subset
@@ -10,7 +9,7 @@ from hetero.batches.imported import imported
 from hetero.batches.keras import is_keras_dataset
 from hetero.batches.structure.conversion import type_name
 
-__all__ = ["SplitDataset", "begin_nothing", "split_problem"]
+__all__ = ["SplitDataset", "split_problem"]
 
 _PARTS = ("load", "augment")
 
@@ -51,10 +50,11 @@ class SplitDataset:
         """The user's data set."""
         self.inner = innermost(dataset)
         """The data set inside a chain of torch's ``Subset``. It has the two parts."""
-        self.load: Callable[[Any], Any] = self.load_anew
-        """Returns the first part of a sample, perhaps one that was kept. The argument is an index of `inner`."""
-        self.begin: Callable[[Any], object] = begin_nothing
-        """Called with the first index of each batch, before anything of the batch is seeded."""
+        self.cache: Any = None
+        """Returns the first part of a sample for an index of `inner`, see `hetero.cache.loads`. None without a cache.
+
+        Its ``begin`` is called with the first index of each batch, before anything of the batch is seeded.
+        """
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -62,16 +62,9 @@ class SplitDataset:
 
     def __getitem__(self, index: Any) -> Any:
         """Compute a sample."""
-        return self.inner.augment(self.load(self.inner_index(index)))
+        load = self.inner.load if self.cache is None else self.cache
+        return self.inner.augment(load(self.inner_index(index)))
 
     def inner_index(self, index: Any) -> Any:
         """Return the index of `inner` for an index of the user's data set."""
         return unwrap_subset(self.dataset, [index])[1][0]
-
-    def load_anew(self, index: Any) -> Any:
-        """Return the first part of a sample. Always calls the user's code."""
-        return self.inner.load(index)
-
-
-def begin_nothing(_index: Any) -> None:
-    """Do nothing, because there is no cache to open."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import operator
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from hetero.batches.build import BuiltDataset
@@ -18,25 +18,17 @@ from hetero.cache.tiers import Tiers, open_tiers
 from hetero.errors import ConfigError
 from hetero.spec import Cache, DatasetFactory, DatasetSpec
 
-__all__ = ["COUNTS", "LoadCounts", "keep_loads"]
+__all__ = ["COUNTS", "keep_loads"]
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class LoadCounts:
-    """What the caches of this process have done."""
+COUNTS = Counter(num_kept=0, num_loaded=0, num_damaged=0)
+"""What the caches of this process have done, in samples.
 
-    num_kept: int = 0
-    """Samples that were taken from a cache."""
-    num_loaded: int = 0
-    """Samples that the user's code has loaded, although the data set has a cache."""
-    num_damaged: int = 0
-    """Kept samples that were damaged. They were loaded again."""
-
-
-COUNTS = LoadCounts()
-"""Counts of this process."""
+``num_kept`` were taken from a cache. ``num_loaded`` were loaded by the user's code, although the data set has a cache.
+``num_damaged`` were damaged in a cache, and loaded again.
+"""
 
 
 def keep_loads(built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec) -> None:
@@ -49,18 +41,19 @@ def keep_loads(built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec) 
     """
     assert built.split is not None
     assert factory.cache is not None
-    loads = _KeptLoads(built, factory, spec, factory.cache)
-    built.split.load, built.split.begin = loads, loads.begin
+    built.split.cache = _KeptLoads(built, factory, spec, factory.cache)
 
 
 class _KeptLoads:
-    """Replaces `SplitDataset.load`.
+    """The `SplitDataset.cache` of a data set.
 
     `begin` opens the files. It runs before the samples of a batch are seeded, because it loads samples and seeds.
     """
 
     def __init__(self, built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec, settings: Cache) -> None:
+        assert built.split is not None
         self._built = built
+        self._split = built.split
         self._name = spec.name
         self._settings = settings
         self._fingerprint = Fingerprint(built, factory, spec)
@@ -83,8 +76,7 @@ class _KeptLoads:
         if self._tiers is None:
             with preserved_generators():
                 self._key = self._fingerprint.key()
-                num_samples = len(self._built.split.inner) if self._built.split is not None else 0
-                self._tiers = open_tiers(self._settings, self._name, self._key, num_samples)
+                self._tiers = open_tiers(self._settings, self._name, self._key, len(self._split.inner))
         if not self._is_checked:
             with preserved_generators():
                 self._check(index)
@@ -101,17 +93,18 @@ class _KeptLoads:
         tiers, number = self._tiers, _position(index)
         if tiers is None or number is None or not 0 <= number < tiers.num_samples:
             self._warn(f"the sample of index {index!r:.60} is not kept, because that is no position in the data set")
-            COUNTS.num_loaded += 1
+            COUNTS["num_loaded"] += 1
             return self._without_draws(index)[0]
+        before = tiers.num_damaged
         found = tiers.get(number)
-        if num_damaged := tiers.take_num_damaged():
-            COUNTS.num_damaged += num_damaged
+        if num_damaged := tiers.num_damaged - before:
+            COUNTS["num_damaged"] += num_damaged
             self._warn("a kept sample was damaged, and is loaded again", subject="damage")
         if found is not ABSENT:
-            COUNTS.num_kept += 1
+            COUNTS["num_kept"] += 1
             return found
         value, may_be_kept = self._without_draws(index)
-        COUNTS.num_loaded += 1
+        COUNTS["num_loaded"] += 1
         if not may_be_kept:
             return value
         try:
@@ -125,9 +118,8 @@ class _KeptLoads:
 
     def _without_draws(self, index: Any) -> tuple[Any, bool]:
         """Return ``load(index)``, and whether it may be kept."""
-        assert self._built.split is not None
         before = generator_states()
-        value = self._built.split.load_anew(index)
+        value = self._split.inner.load(index)
         after = generator_states()
         # If the call has imported torch, its draws are not known.
         if len(before[-1]) != len(after[-1]):
@@ -141,14 +133,13 @@ class _KeptLoads:
 
     def _check(self, index: Any) -> None:
         """Compare one sample, loaded twice with different seeds, and made by ``__getitem__`` if the data set has it."""
-        split = self._built.split
-        assert split is not None
+        split = self._split
         try:
             self._built.seed(BUILD_KEY)
-            first = freeze(split.load_anew(split.inner_index(index)))
+            first = freeze(split.inner.load(split.inner_index(index)))
             # Another seed: a load that draws random numbers then returns something else.
             self._built.seed(BUILD_KEY + 1)
-            seeded = compare(first, split.load_anew(split.inner_index(index)))
+            seeded = compare(first, split.inner.load(split.inner_index(index)))
             different = None if seeded is not None else self._compare_whole(index)
         except Exception:  # noqa: BLE001 - whatever the sample raises, it raises again when it is computed
             return
@@ -170,14 +161,13 @@ class _KeptLoads:
 
         A data set without a ``__getitem__`` has nothing to compare, so the result is None.
         """
-        split = self._built.split
-        assert split is not None
+        split = self._split
         get_item: Callable[[Any, Any], Any] | None = getattr(type(split.inner), "__getitem__", None)
         # The __getitem__ of torch's Dataset only raises.
         if get_item is None or str(getattr(get_item, "__module__", "")).startswith("torch."):
             return None
         self._built.seed(BUILD_KEY)
-        made = freeze(split.inner.augment(split.load_anew(split.inner_index(index))))
+        made = freeze(split.inner.augment(split.inner.load(split.inner_index(index))))
         self._built.seed(BUILD_KEY)
         return compare(made, get_item(split.inner, split.inner_index(index)))
 

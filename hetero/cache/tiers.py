@@ -52,13 +52,10 @@ class Tiers:
         # With its own arguments, because a reference to `self` would keep it alive.
         self._finalizer = weakref.finalize(self, _close, self._stores, os.getpid())
 
-    def take_num_damaged(self) -> int:
-        """Return how many kept samples were damaged, since the last call."""
-        number = sum(store.num_damaged for store in self._stores)
-        if number:
-            for store in self._stores:
-                store.num_damaged = 0
-        return number
+    @property
+    def num_damaged(self) -> int:
+        """How many kept samples were damaged so far."""
+        return sum(store.num_damaged for store in self._stores)
 
     def get(self, number: int) -> Any:
         """Return a kept sample in new memory, or `ABSENT`."""

@@ -182,7 +182,7 @@ class Endpoint:
             "private_bytes": 0 if self._memory is None else self._memory.private_bytes,
             "shared_bytes": 0 if self._memory is None else self._memory.shared_bytes,
             # Samples of data sets with a cache: taken from it, loaded by the user's code, and damaged there.
-            **dataclasses.asdict(COUNTS),
+            **COUNTS,
         }
 
 

@@ -9,7 +9,7 @@ import pytest
 from hetero import datasets
 from hetero.batches.seeds import preserved_generators
 from hetero.cache import folders, tiers
-from hetero.cache.loads import COUNTS, LoadCounts
+from hetero.cache.loads import COUNTS
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,8 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     for name in ("_SPARED_MEMORY", "_SPARED_DISK"):
         monkeypatch.setattr(tiers, name, 0.0)
     monkeypatch.setattr(datasets, "_factories", {})
-    for name in LoadCounts.__slots__:
-        setattr(COUNTS, name, 0)
+    for name in COUNTS:
+        COUNTS[name] = 0
     with preserved_generators():
         yield path
     tiers.close_tiers()
