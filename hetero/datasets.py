@@ -100,18 +100,17 @@ def dataset(
     Raises:
         ConfigError: If the name is taken, or the function cannot be called with JSON arguments.
     """
-    if function is None:
-        return functools.partial(
-            _register,
-            name=name,
-            seeding=seeding,
-            collate_fn=collate_fn,
-            worker_init_fn=worker_init_fn,
-            fingerprint=fingerprint,
-            cache=cache,
-            fork_built=fork_built,
-        )
-    return _register(function, name=name)
+    register = functools.partial(
+        _register,
+        name=name,
+        seeding=seeding,
+        cache=cache,
+        collate_fn=collate_fn,
+        worker_init_fn=worker_init_fn,
+        fingerprint=fingerprint,
+        fork_built=fork_built,
+    )
+    return register if function is None else register(function)
 
 
 def get_factory(name: str) -> DatasetFactory:
@@ -140,13 +139,10 @@ def registered() -> tuple[str, ...]:
 def _register(
     function: Callable[..., Any],
     *,
-    name: str | None = None,
-    seeding: Seeding | None = None,
-    collate_fn: Callable[[Any], Any] | None = None,
-    worker_init_fn: Callable[[int], object] | None = None,
-    fingerprint: Callable[[Any], str] | str | None = None,
-    cache: Cache | str | int | None = None,
-    fork_built: bool = True,
+    name: str | None,
+    seeding: Seeding | None,
+    cache: Cache | str | int | None,
+    **others: Any,
 ) -> DatasetFactory:
     """Check the function and add it to the registry."""
     from hetero.batches.purity.globals import note_globals  # imports NumPy, which launchers do not need
@@ -170,12 +166,9 @@ def _register(
         name=getattr(function, "__name__", "") if name is None else name,
         function=function,
         seeding=seeding,
-        collate_fn=collate_fn,
-        worker_init_fn=worker_init_fn,
-        fingerprint=fingerprint,
-        fork_built=fork_built,
         cache=cache if cache is None or isinstance(cache, Cache) else Cache(memory=cache),
         place=place,
+        **others,
     )
     DatasetSpec(factory.name)  # checks the name
     with _lock:
