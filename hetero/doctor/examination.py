@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -82,13 +83,7 @@ def to_json(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> dict[str, object]:
     return {
         "hetero": __version__,
         "findings": [
-            {
-                "subject": subject,
-                "level": diagnosis.level.value,
-                "found": diagnosis.found,
-                "to_do": diagnosis.to_do,
-                "details": dict(diagnosis.details),
-            }
+            {"subject": subject, **dataclasses.asdict(diagnosis), "level": diagnosis.level.value}
             for subject, entries in diagnoses.items()
             for diagnosis in entries
         ],

@@ -82,7 +82,7 @@ def examine_shared_memory(snapshot: Snapshot) -> list[Diagnosis]:
     except OSError as problem:
         return [error(f"there is no {SHARED_MEMORY} ({problem.strerror}): torch's loader workers and NCCL fail", to_do)]
     room, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
-    found = f"{SHARED_MEMORY} has {_mib(room)}, {_mib(free)} of it free"
+    found = f"{SHARED_MEMORY} has {bytes_text(room)}, {bytes_text(free)} of it free"
     details = {"bytes": room, "free_bytes": free}
     if not os.access(SHARED_MEMORY, os.W_OK):
         return [error(f"{SHARED_MEMORY} cannot be written to: torch's loader workers and NCCL fail", to_do, **details)]
@@ -90,10 +90,6 @@ def examine_shared_memory(snapshot: Snapshot) -> list[Diagnosis]:
         to_do += f"; or remove the files in {SHARED_MEMORY} that no process uses"
         return [warning(f"{found}: a homogeneous job's loader workers, or NCCL, may run out of it", to_do, **details)]
     return [ok(found, **details)]
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.0f} MiB"
 
 
 def examine_memory(_snapshot: Snapshot) -> list[Diagnosis]:
@@ -150,9 +146,9 @@ def _temporary() -> list[Diagnosis]:
 
 def _look(folder: Path, what: str, *, is_writable: bool) -> Diagnosis:
     facts = os.statvfs(folder)
-    free, inodes = facts.f_bavail * facts.f_frsize, facts.f_favail
-    found = f"{folder} ({what}) has {free / 2**30:,.1f} GiB free"
-    details = {"folder": str(folder), "free_bytes": free, "free_inodes": inodes if facts.f_files else None}
+    free = facts.f_bavail * facts.f_frsize
+    found = f"{folder} ({what}) has {bytes_text(free)} free"
+    details = {"folder": str(folder), "free_bytes": free}
     to_do = f"free space on the file system of {folder}, or give the host a larger volume"
     if not is_writable:
         return error(
@@ -160,8 +156,6 @@ def _look(folder: Path, what: str, *, is_writable: bool) -> Diagnosis:
         )
     if free < _LEAST_BYTES:
         return error(f"{found}: a job would end with HET-24, or lose its checkpoint", to_do, **details)
-    if facts.f_files and not inodes:
-        return warning(f"{found}, but no more files fit, because it has no free inodes", to_do, **details)
     return ok(found, **details)
 
 

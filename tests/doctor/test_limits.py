@@ -41,7 +41,7 @@ def test_scarce_shared_memory_and_disk_are_said(tmp_path: Path) -> None:
     assert status == 1
     (shared,) = found["shared memory"]
     assert shared["level"] == "warning"
-    assert "has 64 MiB, 64 MiB of it free: a homogeneous job's loader workers" in shared["found"]
+    assert "has 67 MB, 67 MB of it free: a homogeneous job's loader workers" in shared["found"]
     by_folder = {Path(each["details"]["folder"]).name: each for each in found["disk"]}
     assert {name: by_folder[name]["level"] for name in ("output", "model", "checkpoints")} == {
         "output": "error",
