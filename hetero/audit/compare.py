@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.audit.ledger import LoaderFacts
-from hetero.audit.reading import world_sizes
+from hetero.audit.reading import read_ledger
 from hetero.audit.runs import Run, Side, load_side
 from hetero.documents.text import listing, printable
 from hetero.epochs import epoch_text
@@ -86,7 +86,9 @@ def compare_runs(one: Run, other: Run) -> AuditResult:
         ConfigError: If a ledger cannot be read, or if the ledgers that exist cannot be compared.
     """
     runs = (one, other)
-    sizes = {size for run in runs for path in run.ledgers.values() for size in world_sizes(path)}
+    # From verified lines only: a size of 1e999 in a damaged one raised an OverflowError.
+    sections = (each for run in runs for path in run.ledgers.values() for each in read_ledger(path).sections)
+    sizes = {section.world_size for section in sections}
     findings = _Findings([], [])
     if len(sizes) > 1:
         tables = [_global_tables(run, findings) for run in runs]

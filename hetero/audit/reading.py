@@ -24,7 +24,7 @@ from hetero.audit.ledger import (
 from hetero.documents.records import MAX_ITEMS, decode
 from hetero.errors import ConfigError
 
-__all__ = ["ENTRY", "LedgerRecord", "Section", "read_ledger", "world_sizes"]
+__all__ = ["ENTRY", "LedgerRecord", "Section", "read_ledger"]
 
 ENTRY = np.dtype(
     [
@@ -73,16 +73,6 @@ class LedgerRecord:
 
 class _DamagedError(Exception):
     """A line of the ledger is damaged or does not continue the hash chain."""
-
-
-def world_sizes(path: Path) -> set[int]:
-    """Return the world sizes of a ledger's sections, up to the first damaged line.
-
-    Raises:
-        ConfigError: As in `read_ledger`.
-    """
-    # From verified lines only: a size of 1e999 in a damaged one raised an OverflowError.
-    return {section.world_size for section in read_ledger(path).sections}
 
 
 def read_ledger(path: Path) -> LedgerRecord:
