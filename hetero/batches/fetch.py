@@ -94,7 +94,9 @@ def fetch(
     collate = built.collate_fn or _default_function(request)
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
-        failed = None if request.on_sample_error == "raise" else _failed_samples(built, request, host)
+        failed = None
+        if request.on_sample_error == "skip":
+            failed = FailedSamples(request.work.labels, dataset=built.name, host=host, epoch=request.epoch)
         samples = request.work.compute(
             built, request, host=host, cancelled=cancelled, failed=failed, on_first=on_first, positions=positions
         )
@@ -206,10 +208,6 @@ def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
     result = compute()
     # The first result was drawn from a generator that was not seeded.
     return result if had_torch or "torch" not in sys.modules else compute()
-
-
-def _failed_samples(built: BuiltDataset, request: BatchRequest, host: str) -> FailedSamples:
-    return FailedSamples(request.work.labels, dataset=built.name, host=host, epoch=request.epoch)
 
 
 def _reported(batch: _T, failed: FailedSamples | None, on_skips: Callable[[Skips], object] | None) -> _T:

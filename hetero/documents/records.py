@@ -21,7 +21,7 @@ from hetero.documents.files import read_bounded
 from hetero.documents.text import MAX_TEXT_CHARS, printable, shortened
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_ITEMS", "Mismatch", "camel_case", "decode", "encode", "limits", "load"]
+__all__ = ["MAX_ITEMS", "JsonRecord", "Mismatch", "camel_case", "decode", "encode", "limits", "load"]
 
 MAX_ITEMS = 10_000
 """Limit of entries in one list or object."""
@@ -45,6 +45,26 @@ class Mismatch:
     def __str__(self) -> str:
         guess = f"; {self.guess!r} is an unknown key" if self.guess else ""
         return f"{self.path or 'value'}: {self.problem}, expected {self.expected}{guess}"
+
+
+class JsonRecord:
+    """Base of a dataclass that is sent or stored as JSON."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the record as JSON values."""
+        result: dict[str, object] = encode(self)
+        return result
+
+    @classmethod
+    def from_json(cls: type[T], value: object, *, path: str = "") -> T:
+        """Return the record in parsed JSON.
+
+        Raises:
+            ConfigError: If a key is unknown or missing or a value is out of range.
+        """
+        return decode(cls, value, path=path)
 
 
 def limits(

@@ -13,12 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any
 
 import psutil
 
-from hetero.documents.records import decode, encode, limits
+from hetero.documents.records import JsonRecord, limits
 from hetero.errors import ConfigError
 from hetero.metrics.usage_series import Percentiles, SeriesLog, UsagePoint, UsageSeries
 from hetero.system.cpu_pressure import CpuReading, TaskWaits, pressure_between, read_cpus, stolen_between
@@ -31,7 +30,7 @@ SCOPES = ("host", "tree")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostUsage:
+class HostUsage(JsonRecord):
     """Resources that a host used while it was sampled. Values that could not be read are None."""
 
     host: str
@@ -92,20 +91,6 @@ class HostUsage:
     """First reading, in seconds of the host's `time.monotonic`. It relates `series` to other events of this host."""
     series: UsageSeries = field(default_factory=UsageSeries)
     """History of the run in at most 120 intervals."""
-
-    def to_json(self) -> dict[str, object]:
-        """Return the usage as JSON values."""
-        result: dict[str, object] = encode(self)
-        return result
-
-    @classmethod
-    def from_json(cls, value: object, *, path: str = "") -> HostUsage:
-        """Return the usage in parsed JSON.
-
-        Raises:
-            ConfigError: If a key is unknown or missing or a value is out of range.
-        """
-        return decode(cls, value, path=path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +202,7 @@ class HostSampler:
     def __enter__(self) -> HostSampler:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _run(self) -> None:
@@ -266,15 +249,15 @@ class _Totals:
             self._gpu_memory.add(reading.gpus.memory_bytes)
 
     def _point(self, reading: HostReading, used_s: float, begin: float, end: float) -> UsagePoint:
-        has_gpus = reading.gpus is not None and bool(reading.gpus.percents)
+        gpus = reading.gpus if reading.gpus is not None and reading.gpus.percents else None
         return UsagePoint(
             begin_s=begin - self._first_at,
             end_s=end - self._first_at,
             cpu_percent=100 * used_s / (end - begin),
             memory_mean_bytes=reading.memory_bytes,
             memory_peak_bytes=reading.memory_bytes,
-            gpu_percent=_mean_percent(reading.gpus) if has_gpus and reading.gpus is not None else None,
-            gpu_memory_bytes=reading.gpus.memory_bytes if has_gpus and reading.gpus is not None else None,
+            gpu_percent=None if gpus is None else _mean_percent(gpus),
+            gpu_memory_bytes=None if gpus is None else gpus.memory_bytes,
         )
 
     def usage(self, host: str, scope: str, began_monotonic_s: float | None) -> HostUsage:

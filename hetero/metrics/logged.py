@@ -136,13 +136,12 @@ class MetricPattern:
         if not is_metric_name(self.name):
             raise ConfigError(f"metric {printable(self.name, max_chars=60)!r}: expected {_NAME_LIMITS['expected']}")
         try:
-            number = re.compile(self.regex).groups if len(self.regex) <= MAX_TEXT_CHARS else -1
+            number = re.compile(self.regex).groups
         except re.error as error:
             raise ConfigError(f"metric {self.name}: regex {self.regex!r} cannot be used: {error}") from error
         if number != 1:
-            found = f"{number} groups" if number >= 0 else f"{len(self.regex)} characters"
-            expected = f"one group in parentheses, which is the number, and at most {MAX_TEXT_CHARS} characters"
-            raise ConfigError(f"metric {self.name}: regex has {found}; expected {expected}")
+            expected = "one group in parentheses, which is the number"
+            raise ConfigError(f"metric {self.name}: regex has {number} groups; expected {expected}")
 
     def read(self, line: str) -> float | None:
         """Return the value in a line, or None if the line has none. Only the begin of a long line is searched."""

@@ -17,18 +17,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from hetero.batches.skips import MAX_LISTED
 from hetero.config.options import DEFAULT_WARMUP_STEPS
-from hetero.documents.records import decode, encode, limits
+from hetero.documents.records import JsonRecord, limits
 from hetero.documents.text import MAX_NAME_CHARS
 from hetero.errors import ConfigError
 from hetero.metrics.skips import SkipLog, SkippedSample
 from hetero.metrics.step_series import StepLog, StepSeries
 from hetero.metrics.usage_series import Percentiles
 
-__all__ = ["Extent", "RecentSteps", "StepSummary", "StepTimer", "Timer", "Traffic", "check_name", "encode_summaries"]
+__all__ = ["Extent", "RecentSteps", "StepSummary", "StepTimer", "Traffic", "check_name", "encode_summaries"]
 
 MAX_STEP_WAIT_S = 3600.0
 _NUM_RECENT = 256
@@ -118,7 +117,7 @@ class RecentSteps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSummary:
+class StepSummary(JsonRecord):
     """Figures of one `StepTimer`. A figure whose definition does not apply is None."""
 
     name: str
@@ -191,20 +190,6 @@ class StepSummary:
         """Measured time in seconds, compute plus data wait."""
         return self.compute_total_s + self.data_wait_total_s
 
-    def to_json(self) -> dict[str, object]:
-        """Return the summary as JSON values."""
-        result: dict[str, object] = encode(self)
-        return result
-
-    @classmethod
-    def from_json(cls, value: object, *, path: str = "") -> StepSummary:
-        """Return the summary in parsed JSON.
-
-        Raises:
-            ConfigError: If a key is unknown or missing or a value is out of range.
-        """
-        return decode(cls, value, path=path)
-
 
 def encode_summaries(summaries: Sequence[StepSummary]) -> tuple[bytes, ...]:
     """Return the summaries of a rank as JSON.
@@ -215,24 +200,6 @@ def encode_summaries(summaries: Sequence[StepSummary]) -> tuple[bytes, ...]:
     longest = max(summaries, key=lambda summary: (summary.total_s, summary.num_steps), default=None)
     kept = (each if each is longest else replace(each, history=StepSeries()) for each in summaries)
     return tuple(json.dumps(each.to_json()).encode() for each in kept)
-
-
-class Timer(Protocol):
-    """The part of a `StepTimer` that a rank's session reads."""
-
-    @property
-    def name(self) -> str:
-        """The loader's name. Several loaders may have the same name."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a step has begun but its batch has not arrived."""
-
-    def summary(self) -> StepSummary:
-        """Return the figures so far."""
-
-    def recent(self) -> RecentSteps:
-        """Return the latest complete steps."""
 
 
 class StepTimer:

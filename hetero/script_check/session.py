@@ -15,7 +15,7 @@ from hetero.control.status import SessionOptions
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode
 from hetero.metrics.logged import MetricLog
-from hetero.metrics.steps import Timer
+from hetero.metrics.steps import StepTimer
 from hetero.pool.pool import EndpointPool, PoolOptions
 from hetero.wire.limits import Limits
 
@@ -109,7 +109,7 @@ class CheckSession(RankSession):
         finally:
             os.chdir(here)
 
-    def register_timer(self, timer: Timer) -> None:
+    def register_timer(self, timer: StepTimer) -> None:
         """Do nothing, because nothing is reported."""
 
     def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
@@ -132,7 +132,7 @@ class CheckSession(RankSession):
     def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> None:
         """Do nothing, because nothing is reported."""
 
-    def check_stop(self, timer: Timer) -> None:
+    def check_stop(self, timer: StepTimer) -> None:
         """End the script if a loader has had enough passes.
 
         Raises:

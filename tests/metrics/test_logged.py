@@ -128,13 +128,7 @@ def test_pattern_reads_a_number_anywhere_in_a_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("regex", "message"),
-    [
-        ("f1=(", "cannot be used"),
-        ("f1=.*", "0 groups"),
-        ("(a)(b)", "2 groups"),
-        ("(" + "a" * 5000 + ")", "5002 charac"),
-    ],
+    ("regex", "message"), [("f1=(", "cannot be used"), ("f1=.*", "0 groups"), ("(a)(b)", "2 groups")]
 )
 def test_pattern_that_reads_no_number_is_rejected(regex: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -39,7 +39,7 @@ from hetero.control.status import (
 )
 from hetero.errors import ExitCode, HeteroError
 from hetero.metrics.logged import MetricLog
-from hetero.metrics.steps import Timer, encode_summaries
+from hetero.metrics.steps import StepTimer, encode_summaries
 from hetero.system.logs import LoggedErrors
 from hetero.system.memory import keep_freed_memory
 from hetero.wire.proto import control_pb2 as pb
@@ -124,7 +124,7 @@ class RankSession:
         self.stop_failure: CallbackFailure | None = None
         self.generation = generation
         self.hidden_error: HeteroError | None = None
-        self._timers: list[Timer] = []
+        self._timers: list[StepTimer] = []
         self._loaders: dict[int, str] = {}
         """Maps the id of a timer to the name of its loader, made unique within this rank."""
         self._counters: Callable[[], Mapping[str, int]] | None = None
@@ -164,7 +164,7 @@ class RankSession:
         for thread in self._threads:
             thread.start()
 
-    def register_timer(self, timer: Timer) -> None:
+    def register_timer(self, timer: StepTimer) -> None:
         """Include ``timer`` in the reports to the launcher. Each loader has one timer."""
         with self._changed:
             namesakes = sum(known.name == timer.name for known in self._timers)
@@ -204,7 +204,7 @@ class RankSession:
             is_echo=is_echo,
         )
 
-    def check_stop(self, timer: Timer) -> None:
+    def check_stop(self, timer: StepTimer) -> None:
         """Count the step that begins now, or end this process if the job is to stop before it.
 
         A loader calls this at the start of each ``next()``, which is between two steps. Every rank ends after the same
@@ -377,7 +377,7 @@ class RankSession:
         self._metrics_sent = version
         return is_answered
 
-    def _step_times(self, timers: Sequence[Timer]) -> StepTimes | None:
+    def _step_times(self, timers: Sequence[StepTimer]) -> StepTimes | None:
         """Return the latest steps of the loader that has taken the most time. None before its first step."""
         found = {self._loaders[id(timer)]: timer.recent() for timer in timers}
         loader = max(found, key=lambda name: found[name].total_s, default="")
@@ -462,7 +462,7 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
     return callback
 
 
-def check_stop(timer: Timer) -> None:
+def check_stop(timer: StepTimer) -> None:
     """End the job here if it was asked to stop. A loader calls this before each step.
 
     Args:
