@@ -83,7 +83,8 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # with a module __getattr__, a type checker would accept any name
+# With a module __getattr__, a type checker would accept any name.
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import a public name from its module the first time it is used."""

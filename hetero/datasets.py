@@ -71,7 +71,7 @@ def dataset(
     A sample may depend only on its index and on the global generators of `random`, NumPy and
     torch. Before each sample is computed, these generators are seeded with a key, an unsigned
     64-bit hash of seed, epoch, index, and how often the index came before in the epoch. A data
-    set with its own generator can seed it in a method ``on_seed(self, key)``.
+    set with another generator can seed it in a method ``on_seed(self, key)``.
 
     Args:
         function: The factory. Its arguments must be JSON values. Tuples arrive as lists.
@@ -145,7 +145,8 @@ def _register(
     **others: Any,
 ) -> DatasetFactory:
     """Check the function and add it to the registry."""
-    from hetero.batches.purity.globals import note_globals  # imports NumPy, which launchers do not need
+    # Imported here, because it imports NumPy, which launchers do not need.
+    from hetero.batches.purity.globals import note_globals
 
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
@@ -154,7 +155,7 @@ def _register(
         )
     if seeding not in (None, "sample", "batch"):
         raise ConfigError(f"seeding is {seeding!r}, expected 'sample' or 'batch'")
-    # A decorator between has a place of its own, which is not that of the data set.
+    # A decorator between has another place than the data set.
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = f"{os.path.realpath(code.co_filename)}:{code.co_firstlineno}" if code else repr(function)
     for parameter in inspect.signature(function).parameters.values():
@@ -170,7 +171,8 @@ def _register(
         place=place,
         **others,
     )
-    DatasetSpec(factory.name)  # checks the name
+    # Checks the name.
+    DatasetSpec(factory.name)
     with _lock:
         other = _factories.get(factory.name)
         # A file may be imported twice, as __main__ and by its name, and a notebook may run a cell again.
@@ -185,7 +187,8 @@ def _register(
     # Registration is a part of the import, so these are the values that data hosts have too.
     note_globals(factory)
     if factory.cache is not None and factory.cache.memory:
-        from hetero.cache.tiers import close_at_exit  # imports NumPy, which launchers do not need
+        # Imported here, because it imports NumPy, which launchers do not need.
+        from hetero.cache.tiers import close_at_exit
 
         close_at_exit(os.getpid())
     if function.__module__ == "__main__":
@@ -236,12 +239,14 @@ def build(spec: DatasetSpec, *, host: str = "local", worker_index: int = 0, num_
 
 def prebuild(spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
     """Build a data set without making this process a worker, for example before the process forks workers."""
-    from hetero.batches.build import BuiltDataset  # imports NumPy, which a script may not need
+    # Imported here, because it imports NumPy, which a script may not need.
+    from hetero.batches.build import BuiltDataset
 
     factory = get_factory(spec.name)
     built = BuiltDataset.from_factory(factory, spec, host=host)
     if factory.cache is not None:
-        from hetero.cache.loads import keep_loads  # imports NumPy
+        # Imported here, because it imports NumPy too.
+        from hetero.cache.loads import keep_loads
 
         keep_loads(built, factory, spec)
     return built

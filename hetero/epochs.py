@@ -1,7 +1,7 @@
 """The number of a pass: one integer that the order and the random draws of the pass depend on.
 
 It is the epoch, unless the script takes several passes in an epoch that it chose with ``set_epoch``. Each of them then
-has a number of its own, which no other epoch has.
+has a number that no other epoch has.
 """
 
 from __future__ import annotations

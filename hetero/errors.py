@@ -237,7 +237,8 @@ class DatasetError(HeteroError):
             return self
         try:
             typed = _combined_with(kind)(self.record)  # type: ignore[arg-type]  # mypy considers classes unhashable
-            typed.__traceback__ = None  # what raises it will set this, in Python code too
+            # What raises it will set this, in Python code too.
+            typed.__traceback__ = None
             shown = "".join(traceback.format_exception_only(typed))
         except BaseException:  # noqa: BLE001 - layout, constructor, attributes or methods of the user's class
             return self
@@ -251,7 +252,8 @@ def _combined_with(kind: type[Exception]) -> type[DatasetError]:
         Exception.__init__(self, record)
         self.record = record
         if isinstance(self, SyntaxError):
-            self.msg = str(self)  # Python prints this, and not str(self)
+            # Python prints this, and not str(self).
+            self.msg = str(self)
 
     def __reduce__(self: DatasetError) -> tuple[object, ...]:  # noqa: N807
         return _restore_typed, (self.record, kind)

@@ -90,7 +90,7 @@ class DatasetSpec:
         The first call may build the data set, or ask another process for its length.
 
         Raises:
-            TypeError: If the data set has no length.
+            TypeError: If the data set lacks a length.
             DatasetError: If the factory raises.
         """
         describer = _describer or _builder
@@ -152,7 +152,7 @@ class Cache:
     memory: int | str = 0
     """Bytes in ``/dev/shm``. They are free again when the job has ended."""
     disk: int | str = 0
-    """Bytes of files in ``folder``, for what does not fit into memory. Later jobs find them there."""
+    """Bytes of files in ``folder``, for samples that do not fit into memory. Later jobs find them there."""
     folder: str | None = None
     """Folder on a disk of the host. Variables such as ``$TMPDIR`` are expanded there."""
     homes: bool = True
@@ -252,7 +252,8 @@ def _to_json(value: object, path: str, depth: int) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # returns the value of a str enum, not its name
+        # Returns the value of a str enum, not its name.
+        return str.__str__(value)
     if isinstance(value, int | float):
         return _number_to_json(value, path)
     if isinstance(value, list | tuple):

@@ -23,8 +23,10 @@ settings.register_profile("long", deadline=None, derandomize=False, max_examples
 settings.load_profile("ordinary")
 
 EVIDENCE_VARIABLE = "HETERO_TEST_EVIDENCE"
-"""Names the file to which is added, in a line of JSON per test, which rows of the fault and attack tables a run has
-shown, and how fast. A line is there once its test is done: a test that hangs ends the whole run (`timeout_method`)."""
+"""Names the file with the rows of the fault and attack tables that a run has shown, and how fast: JSON in lines.
+
+A line is written when its test is done, because a test that hangs ends the whole run (`timeout_method`).
+"""
 
 _EVIDENCE_PATH = Path(os.environ[EVIDENCE_VARIABLE]).resolve() if os.environ.get(EVIDENCE_VARIABLE) else None
 """Taken before a test hides it or changes the folder."""
@@ -39,7 +41,7 @@ _SLACK = 2
 
 
 def pytest_collection_finish() -> None:
-    """Leave the imported modules out of garbage collections, each of which would take half a second with all of them.
+    """Leave the imported modules out of garbage collections. With all of them, each would take half a second.
 
     Many tests collect garbage, to show that nothing is left.
     """
@@ -65,8 +67,8 @@ def _clean_environment() -> Iterator[None]:
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Expect that this process holds afterwards what it held before, if the test shows a fault or starts jobs.
 
-    Not those of attacks and of Ray: the servers that they attack and the connections of the driver outlive them. What
-    starts processes of its own sweeps for those: their marks, ports, shared memory and files are not known here.
+    Not those of attacks and of Ray: the servers that they attack and the connections of the driver outlive them. Tests
+    that start processes look for these themselves: their marks, ports, shared memory and files are not known here.
     """
     node = request.node
     folder = node.path.parent.name
@@ -86,7 +88,7 @@ _Held = tuple[dict[str, str], list[threading.Thread], int]
 
 
 def _held() -> _Held:
-    """Return what this process holds: its descriptors, its threads, and a child that nobody has waited for."""
+    """Return what this process holds: its descriptors, its threads, and a child that was not waited for."""
     descriptors = {}
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the one of this very listing
@@ -101,7 +103,7 @@ def _held() -> _Held:
 
 
 def _excess(before: _Held | None) -> list[str]:
-    """Return what this process holds beyond what it did; nothing if that is within the slack."""
+    """Return what this process holds more than before. Empty within the slack."""
     if before is None:
         return []
     (descriptors, threads, child), found = _held(), []
@@ -116,7 +118,7 @@ def _excess(before: _Held | None) -> list[str]:
 
 @pytest.fixture
 def measured(request: pytest.FixtureRequest) -> Measured:
-    """Return a function that records a time of this test: ``measured("detection_s", 1.3)``; the name has the unit."""
+    """Return a function that records a time of this test: ``measured("detection_s", 1.3)``. The name has the unit."""
     found = request.node.stash.setdefault(_MEASURED, {})
 
     def record(name: str, value: float) -> None:

@@ -1,8 +1,8 @@
-"""Run the tests in parts, several at a time, where each part can have a network and a /dev/shm of its own.
+"""Run the tests in parts, several at a time, where each part can have a separate network and /dev/shm.
 
 Tests of jobs wait more than they compute, and expect that nothing else listens or shares memory around them. As root,
-parts run in namespaces, six on two cores; elsewhere they run one after the other. Each part is a fork of this process,
-which has imported what many of them need: parts that are started anew take 70 s of CPU more, all together.
+parts run in namespaces, six on two cores. Other users run them one after the other. Each part is a fork of this
+process, which has imported what many of them need. Parts that are started anew take 70 s of CPU more, all together.
 
     python tests/run_parts.py [options of pytest]
 """
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WHOLE = ("ray", "tf", "sagemaker", "examples")
 """Folders whose tests share what takes long to start. The longest first."""
 FIRST = ("integration", "dataplane", "attacks", "torch")
-"""Folders that take minutes. They come before the others, so that all cores are busy until the end."""
+"""Folders that take minutes. They come before the others. All cores are then busy until the end."""
 NETWORKED = "wire"
 """The folder whose long tests install packages: they need the machine's own network."""
 FILES_PER_PART = 10
@@ -46,7 +46,7 @@ class Part:
     output: Path
     """What the process prints."""
     report: Path
-    """pytest's report. A part that was killed has none."""
+    """pytest's report. A part that was killed lacks it."""
 
 
 def main(flags: Sequence[str]) -> int:
@@ -154,7 +154,7 @@ def _can_be_apart() -> bool:
 
 
 def _enter_namespaces() -> None:
-    """Give this process a network and a /dev/shm of its own."""
+    """Give this process a separate network and /dev/shm."""
     clone_newns, clone_newnet = 0x20000, 0x40000000  # os.unshare came with Python 3.12
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(clone_newns | clone_newnet) != 0:
@@ -164,7 +164,7 @@ def _enter_namespaces() -> None:
 
 
 def _worst(codes: Sequence[int]) -> int:
-    """Return the code of a part that failed, else 0. A part of which no test was selected has not failed."""
+    """Return the code of a part that failed, else 0. A part without a selected test has not failed."""
     ran = [code for code in codes if code != pytest.ExitCode.NO_TESTS_COLLECTED]
     return next((code for code in ran if code != 0), 0) if ran else int(pytest.ExitCode.NO_TESTS_COLLECTED)
 

@@ -1,4 +1,4 @@
-"""The command line as a whole: what it prints, and the exit code of what it refuses."""
+"""The command line as a whole: what it prints, and the exit codes of errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUPS = [
 
 @pytest.fixture
 def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder that a training platform fills; it has no description of the cluster yet."""
+    """Return the folder that a training platform fills, without a description of the cluster."""
     (tmp_path / "input" / "config").mkdir(parents=True)
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     return tmp_path
@@ -147,7 +147,7 @@ _SHOW = "import sys; from hetero import cli; sys.exit(cli.main(sys.argv[1:]))"
 
 
 def run_command(*arguments: str, redirect: str) -> int:
-    """Run the command in a process of its own behind a shell's redirections; return its exit code."""
+    """Run the command in another process behind a shell's redirections. Return its exit code."""
     words = shlex.join([sys.executable, "-c", _SHOW, *arguments])
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {words} {redirect}"], check=False, timeout=60)
     return done.returncode
@@ -163,7 +163,7 @@ def test_code_of_an_error_stays_where_nobody_reads_standard_error(redirect: str)
 
 @pytest.mark.fault("F37")
 def test_code_of_a_command_whose_reader_has_gone_is_that_of_a_broken_pipe() -> None:
-    # The reader is gone before anything is written; this little text fits into Python's own buffer.
+    # The reader is gone before anything is written. This little text fits into Python's buffer.
     program = f"import os, sys; r, w = os.pipe(); os.dup2(w, 1); os.close(r); os.close(w); {_SHOW}"
     done = subprocess.run(
         [sys.executable, "-c", program, "prices", "show", "ml.c5.xlarge"], stderr=subprocess.PIPE, check=False

@@ -27,7 +27,7 @@ LABELS = {
     "decide/studies/executors.py: datetime.datetime.now",  # when a run began
     "decide/studies/child_job.py: time.time",  # when a line with a metric arrived
     "decide/studies/ledger.py: datetime.datetime.now",  # when a run was recorded
-    "tf/measured.py: time.time",  # TensorFlow's graphs have no other clock; cut to the time that passed
+    "tf/measured.py: time.time",  # the only clock of TensorFlow's graphs, cut to the time that passed
 }
 
 

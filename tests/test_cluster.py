@@ -57,7 +57,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def write(base: Path, content: object) -> dict[str, str]:
-    """Write the platform's file; return the environment that leads there."""
+    """Write the platform's file. Return the environment that names it."""
     text = content if isinstance(content, str) else json.dumps(content)
     (base / "input/config/resourceconfig.json").write_text(text, encoding="utf-8")
     return {"SAGEMAKER_BASE_DIR": str(base)}
@@ -119,7 +119,7 @@ def test_two_spellings_that_differ_are_refused() -> None:
         ([("Data-1", "ml.p3.2xlarge"), ("TRAINERS", "ml.c5.xlarge")], "DT"),
         ([("cpu", ""), ("gpu", "")], "DT"),
         ([("data_a", ""), ("data_b", ""), ("dnn_a", ""), ("dnn_b", "")], "DDTT"),
-        # By accelerator, and by what stands beside it.
+        # By accelerator, and by the other groups.
         ([("a", "ml.c5.xlarge"), ("b", "ml.p4d.24xlarge")], "DT"),
         ([("a", "ml.trn1.32xlarge"), ("b", "ml.m5.large"), ("c", "")], "TDD"),
         ([("a", "ml.g5.xlarge"), ("b", "ml.g6.xlarge")], "TT"),

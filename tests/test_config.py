@@ -206,7 +206,7 @@ SCRIPT_LINES = [
     ("train.py -- --", ["train.py"], ["--"]),
     ("train.py --resume -- rest", ["train.py"], ["--resume", "--", "rest"]),
     ("--port=1 --audit --no-audit train.py launch", ["--port=1", "--audit", "--no-audit", "train.py"], ["launch"]),
-    ("--prot 1 train.py", ["--prot", "1"], ["train.py"]),  # as if it had no value; parse says what it may mean
+    ("--prot 1 train.py", ["--prot", "1"], ["train.py"]),  # as if the value were missing. parse suggests an option
     ("-m package.train -m --port 2", ["-m", "package.train"], ["-m", "--port", "2"]),
     ("-- --epochs 3", [], ["--epochs", "3"]),  # the script is named elsewhere
     ("-- -- data/ --lr 1", [], ["data/", "--lr", "1"]),

@@ -17,7 +17,7 @@ KINDS = sorted(extensions.OWN)
 
 
 def entry_points_of_the_project() -> dict[str, dict[str, str]]:
-    """Return the tables of entry points. Read by hand, because Python 3.10 has no tomllib."""
+    """Return the tables of entry points. Read by hand, because Python 3.10 lacks tomllib."""
     tables: dict[str, dict[str, str]] = {}
     for line in PYPROJECT.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):

@@ -65,7 +65,7 @@ def two_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_tree(base: Path, name: str, content: object) -> dict[str, str]:
-    """Write one of SageMaker's files; return the environment that leads there."""
+    """Write one of SageMaker's files. Return the environment that names it."""
     path = base / "input" / "config" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")

@@ -23,7 +23,7 @@ def audit_paths(one: Path, other: Path) -> tuple[bool, str]:
         other: The other run's folder, or one of its ledgers.
 
     Raises:
-        ConfigError: If there is no ledger, if a ledger cannot be read, or if the ledgers cannot be compared.
+        ConfigError: If a path lacks a ledger, if a ledger cannot be read, or if the ledgers cannot be compared.
     """
     runs = find_run("A", one), find_run("B", other)
     result = compare_runs(*runs)

@@ -247,7 +247,7 @@ def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterat
     A loader without a match is paired with None.
     """
     free_ours, free_theirs = list(range(len(ours))), list(range(len(theirs)))
-    # By name in the second round, so that loaders whose seed or arguments differ are compared and reported.
+    # By name in the second round: loaders whose seed or arguments differ are then compared and reported.
     for alike in (operator.attrgetter("identity"), operator.attrgetter("name")):
         for mine in list(free_ours):
             their = next((number for number in free_theirs if alike(theirs[number]) == alike(ours[mine])), None)

@@ -178,7 +178,7 @@ class Ledger:
             number = self._numbers.get(loader)
             if number is None:
                 number = self._numbers[loader] = len(self._numbers)
-                # Once for each loader, so that a batch's line needs only its number.
+                # Once for each loader. A batch's line then needs only its number.
                 start = {"epoch": entry.epoch, "position": entry.position}
                 self._append({"loader": number, **asdict(loader), **start}, place)
             is_written = self._append(
@@ -235,7 +235,8 @@ class Ledger:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OSError("another process is writing it") from None
-            except OSError as error:  # a file system without locks
+            except OSError as error:
+                # A file system without locks.
                 logger.info("ledger %s: cannot be locked (%s)", self.path, error)
             self._size, self._chain = _resume(descriptor)
         except BaseException:
@@ -254,7 +255,8 @@ class Ledger:
             # Unbuffered, in the thread that delivers. A queue for another thread would be lost when the process is
             # killed.
             written = os.write(self._descriptor, line)
-            if written < len(line):  # the system would report the error only at the next write
+            # The system would report the error only at the next write.
+            if written < len(line):
                 raise OSError("no space left")
         except OSError as error:
             with contextlib.suppress(OSError):

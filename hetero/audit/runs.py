@@ -48,7 +48,7 @@ def find_run(label: str, path: Path) -> Run:
     """Return the run at a path: a single ledger, or a folder that contains the ledgers of one run at any depth.
 
     Raises:
-        ConfigError: If the path has no ledger, or two ledgers of one rank.
+        ConfigError: If the path lacks a ledger, or has two ledgers of one rank.
     """
     if path.is_file():
         rank = read_ledger(path).sections[0].rank

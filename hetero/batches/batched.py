@@ -44,7 +44,7 @@ def has_getitems(dataset: Any) -> bool:
 def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
     """Return how often to seed the generators, and a warning for the user, which may be empty.
 
-    If ``stated`` is None and the data set has ``__getitems__``, a few samples are computed. If they draw no random
+    Without ``stated``, and if the data set has ``__getitems__``, a few samples are computed. If they draw no random
     numbers, one seed per batch has the same effect as one per sample, and ``__getitems__`` can be used. If the data set
     has no ``__getitem__``, no samples are computed, because only one seed per batch is possible. This function may
     change the state of the global generators.

@@ -57,7 +57,7 @@ class BuiltDataset:
             torch's ``default_collate``.
         fingerprint: The factory's ``fingerprint=``.
         worker_index: Index of this worker on this host, which the data set reads in torch's ``get_worker_info().id``.
-        num_workers: Number of workers on this host. 0 in the trainer itself, which has no worker info.
+        num_workers: Number of workers on this host. 0 in the trainer itself, where worker info is missing.
         warnings: Facts about the data set that the user should know, one sentence each.
     """
 
@@ -259,7 +259,7 @@ class BuiltDataset:
         """Return the number of samples.
 
         Raises:
-            TypeError: If the data set has no length.
+            TypeError: If the data set lacks a length.
         """
         num_samples = self.num_samples
         if num_samples is None:
@@ -268,7 +268,7 @@ class BuiltDataset:
 
     @property
     def num_samples(self) -> int | None:
-        """Length of the data set, or None if it has no length.
+        """Length of the data set, or None if it lacks one.
 
         For a data set that a factory built, the first result is kept, because all hosts have agreed on it. For an
         object that the user built, the length is computed each time, because the object may grow between epochs.
@@ -331,7 +331,7 @@ class BuiltDataset:
 
     @contextmanager
     def loading_anew(self) -> Iterator[None]:
-        """Return a context in which no sample is taken from a cache, and none is kept."""
+        """Return a context without the cache: it gives no sample, and keeps none."""
         if self.split is None:
             yield
             return

@@ -54,7 +54,7 @@ def dataset_error(
     """Return the `DatasetError` for an exception or another fault of the user's code.
 
     Args:
-        error: The exception, or a sentence that describes the fault. With a sentence, the record has no traceback.
+        error: The exception, or a sentence that describes the fault. A sentence gives a record without a traceback.
         dataset: Registered name.
         host: Host where the failure happened.
         stage: See `SampleFailure.stage`.
@@ -139,8 +139,8 @@ def printable_cause(error: BaseException) -> BaseException | None:
 def check_not_exit(error: BaseException, *, in_worker: bool) -> None:
     """Raise an exception again if it is not a failure of the user's code.
 
-    In a process that only computes batches, every exception but KeyboardInterrupt is one, so that a sample that calls
-    ``sys.exit()`` does not end it. In a script's process, a signal handler may have raised a SystemExit, or a
+    In a process that only computes batches, every exception but KeyboardInterrupt is one. A sample that calls
+    ``sys.exit()`` must not end the process. In a script's process, a signal handler may have raised a SystemExit, or a
     BaseException of the script's own, during the sample. There, of those that are no `Exception`, only the
     PanicException of code in Rust and the CancelledError of asyncio are failures.
 
@@ -155,14 +155,16 @@ def check_not_exit(error: BaseException, *, in_worker: bool) -> None:
 
 def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
     """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`."""
-    from hetero.batches.structure.conversion import module_name  # imports NumPy, which launchers do not need
+    # Imported here, because it imports NumPy, which launchers do not need.
+    from hetero.batches.structure.conversion import module_name
 
     bases = [base for base in kind.__mro__ if issubclass(base, Exception) and base is not Exception]
     return tuple(f"{module_name(base)}:{base.__qualname__}" for base in bases)
 
 
 def _without_script_module(text: str) -> str:
-    from hetero.batches.structure.conversion import without_script_module  # imports NumPy
+    # Imported here, because it imports NumPy too.
+    from hetero.batches.structure.conversion import without_script_module
 
     return without_script_module(text)
 
@@ -211,7 +213,7 @@ def index_text(index: object) -> str:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this package at its start, or unchanged if it has no other frames."""
+    """Return a traceback without the frames of this package at its start, or unchanged if it has only those."""
     frame = trace
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HERE):
         frame = frame.tb_next

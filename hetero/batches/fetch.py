@@ -157,7 +157,7 @@ class Description:
     """
 
     num_samples: int | None
-    """Length of the data set, or None if it has no length."""
+    """Length of the data set, or None if it lacks one."""
     fingerprint: str
     """Hexadecimal digest of length and probed samples, or the factory's own text."""
     environment: dict[str, str]
@@ -195,7 +195,8 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
                 fingerprint += "+getitems"
         except KeyboardInterrupt:
             raise
-        except BaseException as exc:  # as in `check_not_exit`, and sys.exit, which ends no endpoint
+        except BaseException as exc:
+            # As in `check_not_exit`, and sys.exit, which ends no endpoint.
             raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
     return Description(
         num_samples=num_samples, fingerprint=fingerprint, environment=describe_environment(), warnings=built.warnings
@@ -264,7 +265,8 @@ def _contiguous(batch: Any) -> Any:
     if isinstance(batch, dict | list):
         for key, value in batch.items() if isinstance(batch, dict) else enumerate(batch):
             if (made := _contiguous(value)) is not value:
-                with suppress(TypeError):  # a subclass that does not allow assignment
+                # A subclass that does not allow assignment.
+                with suppress(TypeError):
                     batch[key] = made
         return batch
     if type(batch) is tuple:
@@ -280,8 +282,8 @@ def _default_function(request: BatchRequest) -> Callable[[Any], Any]:
     if request.as_is and not collate:
         return _as_it_is
     try:
-        # Look in sys.modules first, which takes 2 us. import_module takes 15 to 20 us, because its code is no longer in
-        # the CPU caches.
+        # Look in sys.modules first, which takes 2 us. import_module takes 15 to 20 us, because the CPU caches have
+        # lost its code.
         torch_data = imported("torch.utils.data") or import_module("torch.utils.data")
     except ImportError:
         if not collate:

@@ -158,7 +158,7 @@ def _compute_each(
     on_first: Callable[[Any], object] | None,
     positions: ChoosePositions | None,
 ) -> Sequence[Any]:
-    """Compute each sample with its own seed. A substitute has the same seed and bytes as the sample that it repeats."""
+    """Compute each sample with another seed. A substitute has the same seed and bytes as the sample that it repeats."""
     dataset, seed = built.dataset, built.seed
     key_of = partial(sample_key, request.seed, request.epoch)
     indices = work.labels

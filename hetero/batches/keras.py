@@ -62,7 +62,7 @@ def overridden_hooks(dataset: object) -> tuple[str, ...]:
 
 
 def num_batches(dataset: Any) -> int | None:
-    """Return the length of a Keras data set, or None if it is endless or has no length."""
+    """Return the length of a Keras data set, or None if it is endless or lacks one."""
     # Keras 3, where __len__ is optional.
     if hasattr(type(dataset), "num_batches"):
         count = dataset.num_batches
@@ -247,5 +247,6 @@ def _write_protected(arrays: list[np.ndarray[Any, Any]]) -> Iterator[None]:
     try:
         yield
     finally:
-        for array in sorted(writeable, key=lambda array: array.base is not None):  # NumPy requires bases before views
+        # NumPy requires bases before views.
+        for array in sorted(writeable, key=lambda array: array.base is not None):
             array.setflags(write=True)

@@ -144,7 +144,7 @@ class BatchRequest:
     helpers: tuple[Helper, ...] = ()
     """One endpoint of each other host that keeps samples of the batch. They do not affect the batch."""
     owners: npt.NDArray[np.uint8] | None = None
-    """For each sample, the helper whose host keeps it: its number in ``helpers``, from 1. 0 stands for the host of the
+    """For each sample, the helper whose host keeps it: its number in ``helpers``, from 1. 0 means the host of the
     endpoint that has the request. None without helpers."""
     is_part: bool = False
     """Whether this asks for a part of a batch: a list of samples, without collation."""

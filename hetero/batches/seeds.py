@@ -115,7 +115,7 @@ def seed_generators(key: int) -> None:
         key: Unsigned 64-bit.
     """
     # Do what random.seed does with an integer, but without its Python code. That code takes 0.3 us in a loop, and up to
-    # 4 us if it is no longer in the CPU caches because an image was decoded.
+    # 4 us if the CPU caches have lost it because an image was decoded.
     _seed_python(key)
     _python.gauss_next = None
     # NumPy and torch both expand 32 bits into the same Mersenne twister state. Give each a different half of the key,
@@ -189,7 +189,8 @@ def _torch_generator() -> Any:
         return None
     try:
         return torch.default_generator
-    except AttributeError:  # another thread is importing torch; import_module waits for it
+    except AttributeError:
+        # Another thread is importing torch; import_module waits for it.
         return import_module("torch").default_generator
 
 

@@ -39,7 +39,7 @@ def split_problem(dataset: object) -> str:
 class SplitDataset:
     """A map-style data set that calls the two parts of the user's data set. The sample is ``augment(load(index))``.
 
-    It also stands for torch's ``Subset`` of such a data set.
+    The user's data set may also be torch's ``Subset`` of such a data set.
 
     Args:
         dataset: The user's data set, see `split_problem`.

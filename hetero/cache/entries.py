@@ -2,7 +2,7 @@
 
 The head has a digest of everything else, of the sample's index, and of the fingerprint (`hetero.cache.fingerprint`). An
 entry that is truncated, damaged, or that belongs to another sample or data set is therefore not taken for the sample.
-The digest is no protection against someone who may write to the files. The folder's permissions are.
+The digest does not protect against a user who may write to the files. The folder's permissions do.
 """
 
 from __future__ import annotations

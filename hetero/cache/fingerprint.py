@@ -80,7 +80,8 @@ class Fingerprint:
 
 def _probe(split: SplitDataset, index: int) -> bytes:
     """Return a digest of one loaded sample."""
-    with contextlib.suppress(Exception):  # the batch that has this sample reports the error
+    # The batch that has this sample reports the error.
+    with contextlib.suppress(Exception):
         return digest(split.inner.load(index), skip_unreadable=True)
     return b"raised"
 

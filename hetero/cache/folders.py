@@ -3,7 +3,7 @@
     BASE/hetero-cache-UID/data-NAME/          samples of one registered data set, within one bound of bytes
                          /data-NAME/KEY/      samples of one fingerprint, and a lock that each user of them holds
 
-A folder in memory has no use after the processes that share it. The last one removes it (`sweep_memory`).
+A folder in memory is useless after the processes that share it. The last one removes it (`sweep_memory`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class SharedFolder:
                     # Another process may have removed the file between the open and the lock. The lock is then of no
                     # use.
                     if _is_at(descriptor, self.path / _LOCK):
-                        os.utime(descriptor)  # by which old folders are found
+                        # Old folders are found by this time.
+                        os.utime(descriptor)
                         self._descriptor = descriptor
                         return
                 except BaseException:
@@ -95,7 +96,7 @@ def lock(descriptor: int, kind: int) -> None:
         kind: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
 
     Raises:
-        OSError: If another process has the lock for too long, or the file system has no locks.
+        OSError: If another process has the lock for too long, or the file system lacks locks.
     """
     deadline_s = time.monotonic() + CALL_TIMEOUT_S
     while True:
@@ -153,7 +154,8 @@ def folder_bytes(folder: Path) -> int:
         for entry in entries:
             with contextlib.suppress(OSError):
                 facts = entry.stat(follow_symlinks=False)
-                total += facts.st_blocks * 512 if entry.name == INDEX else facts.st_size  # an index has gaps
+                # An index has gaps.
+                total += facts.st_blocks * 512 if entry.name == INDEX else facts.st_size
     return total
 
 

@@ -113,7 +113,7 @@ class _KeptLoads:
             self._warn(f"what load({index!r:.60}) returned cannot be kept: {error}".partition("\n")[0])
             return value
         tiers.put(number, sample)
-        # Not `value`, so that a sample has the same types and layout whether it was kept or not.
+        # Not `value`. A sample must have the same types and layout whether it was kept or not.
         return sample.value()
 
     def _without_draws(self, index: Any) -> tuple[Any, bool]:
@@ -157,9 +157,9 @@ class _KeptLoads:
             )
 
     def _compare_whole(self, index: Any) -> Difference | None:
-        """Return how a sample differs from what ``__getitem__`` returns. None if they are equal.
+        """Return how a sample differs from the result of ``__getitem__``. None if they are equal.
 
-        A data set without a ``__getitem__`` has nothing to compare, so the result is None.
+        The result is also None for a data set without a ``__getitem__``.
         """
         split = self._split
         get_item: Callable[[Any, Any], Any] | None = getattr(type(split.inner), "__getitem__", None)
@@ -178,7 +178,8 @@ class _KeptLoads:
             logger.warning("data set %r: %s", self._name, text)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tiers": None}  # the other process opens the files itself
+        # The other process opens the files itself.
+        return {**self.__dict__, "_tiers": None}
 
 
 def _position(index: Any) -> int | None:

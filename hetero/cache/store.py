@@ -1,7 +1,7 @@
 """The kept samples of one fingerprint, in the files of one folder.
 
 The file ``index`` has a slot for each sample, which says where its entry lies: segment, offset and size. Each process
-appends entries to a segment of its own (``data-N``), and reads those of all. A slot is written after its entry. No lock
+appends entries to one segment (``data-N``), and reads those of all. A slot is written after its entry. No lock
 is needed for either, because an entry carries a digest: whatever a slot points to is the wanted sample or is refused.
 
 Files are read with system calls and not mapped, because a process that reads a mapped file dies if the file shrinks.
@@ -24,7 +24,7 @@ from hetero.documents.quantities import bytes_text
 __all__ = ["ABSENT", "SampleStore"]
 
 ABSENT = object()
-"""Stands for a sample that is not kept."""
+"""Result for a sample that is not kept."""
 
 _SLOT = struct.Struct("<IIQ")
 _CHUNK_BYTES = 4 * 2**20
@@ -59,7 +59,7 @@ class SampleStore:
         self._segments: dict[int, int] = {}
         self._own: _OwnSegment | None = None
         self.why_full = ""
-        """Why there is no room for another sample. Empty if there is."""
+        """Why another sample does not fit. Empty if it fits."""
         self.num_damaged = 0
         """Entries that were not what was written."""
 
@@ -76,7 +76,8 @@ class SampleStore:
             return read_entry(descriptor, offset, nbytes, index=index, fingerprint=self._fingerprint)
         except (DamagedEntryError, FileNotFoundError):
             self.num_damaged += 1
-        except (OSError, OverflowError):  # the disk fails, or there are no descriptors left
+        except (OSError, OverflowError):
+            # The disk fails, or all descriptors are in use.
             return ABSENT
         return ABSENT
 
@@ -105,7 +106,8 @@ class SampleStore:
         own = self._own
         if own is not None and own.pid == os.getpid():
             with contextlib.suppress(OSError):
-                os.ftruncate(own.descriptor, own.end)  # what was reserved and not used
+                # What was reserved and not used.
+                os.ftruncate(own.descriptor, own.end)
             os.close(own.descriptor)
         for descriptor in (self._index, *self._segments.values()):
             os.close(descriptor)
@@ -116,7 +118,8 @@ class SampleStore:
         if descriptor is None:
             path = self._folder.path / f"data-{number}"
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._segments[number] = descriptor  # as the last one, because it was used last
+        # As the last one, because it was used last.
+        self._segments[number] = descriptor
         if len(self._segments) > _MAX_OPEN:
             os.close(self._segments.pop(next(iter(self._segments))))
         return descriptor
@@ -141,7 +144,7 @@ class SampleStore:
             OSError: If the bound is reached.
         """
         with self._reserving():
-            # As much again as the segment has, so that a data set with a low bound reserves little.
+            # As much again as the segment has. A data set with a low bound then reserves little.
             wanted = max(nbytes, min(_CHUNK_BYTES, own.end))
             # Near the bound there may still be room for this entry alone.
             if self._why_no_room(wanted):
@@ -152,7 +155,7 @@ class SampleStore:
             own.reserved = own.end + wanted
 
     def _why_no_room(self, wanted: int) -> str:
-        """Return why there is no room for some bytes. Remove samples of other fingerprints to make room."""
+        """Return why some bytes do not fit. Remove samples of other fingerprints to make room."""
         parent = self._folder.parent
         missing = sum(folder_bytes(path) for path in parent.iterdir() if path.is_dir()) + wanted - self._max_bytes
         disk = shutil.disk_usage(parent)

@@ -45,11 +45,12 @@ class Tiers:
         self._stores: list[SampleStore] = []
         self._has_warned = False
         if settings.memory:
-            sweep_memory()  # what processes that were killed have left
+            # What processes that were killed have left.
+            sweep_memory()
             self._open(MEMORY, int(settings.memory), _SPARED_MEMORY)
         if settings.folder is not None:
             self._open(Path(os.path.expandvars(settings.folder)).expanduser(), int(settings.disk), _SPARED_DISK)
-        # With its own arguments, because a reference to `self` would keep it alive.
+        # Without `self` among its arguments, which would keep it alive.
         self._finalizer = weakref.finalize(self, _close, self._stores, os.getpid())
 
     @property
@@ -66,7 +67,7 @@ class Tiers:
         return ABSENT
 
     def put(self, number: int, sample: EncodedSample) -> None:
-        """Keep a sample where there is room first. Log once if there is none."""
+        """Keep a sample in the first store with room. Log once if all are full."""
         if any(store.put(number, sample) for store in self._stores) or self._has_warned or not self._stores:
             return
         self._has_warned = True

@@ -141,7 +141,8 @@ def _meaning(hosts: str, control: str, other: str, at_control: str, at_other: st
         "let the hosts of the job reach all TCP ports of each other: in a security group, a rule that names itself"
     )
     if at_control == _UNRESOLVED:
-        return None  # the subject "names" reports it
+        # The subject "names" reports it.
+        return None
     if at_control in open_ and at_other in open_:
         listens = "their launchers listen" if at_control == _ANSWERS else "no launcher listens yet, which is fine"
         return ok(f"{hosts}: reached on port {control} ({listens}) and on others")

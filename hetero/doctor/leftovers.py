@@ -83,7 +83,7 @@ def _kind(command: list[str]) -> str:
             return kind if kind != "launcher" or "launch" in command else ""
         if Path(word).name == "hetero" and following == "launch":
             return "launcher"
-    # An editor that has the file open is no launcher.
+    # An editor that has the file open is not a launcher.
     is_launcher = _is_python(command) and any(Path(word).name.endswith("launcher.py") for word in command[:4])
     return "launcher" if is_launcher else ""
 

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[_Key, _T | Exception]:
-    """Call each function on a thread of its own. Return the value or exception of each function that ended in time.
+    """Call each function on another thread. Return the value or exception of each function that ended in time.
 
     The others continue until they end, on threads that do not keep the process alive.
 

@@ -72,7 +72,7 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
     if pid == os.getpid():
         return own
     chain = ancestry(pid)
-    # The process may have ended meanwhile. Then there is no chain.
+    # The process may have ended meanwhile. Then the chain is empty.
     found = judge(chain, is_launcher=True, is_job=is_job) if chain else []
     return [*found, *(diagnosis for diagnosis in own if diagnosis.level is Level.ERROR or not found)]
 

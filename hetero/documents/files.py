@@ -108,7 +108,7 @@ def parse_yaml(content: bytes, source: str) -> object:
             loader.dispose()
     except ConfigError:
         raise
-    # For a malformed number or date, the library raises the error of int() or datetime() instead of its own.
+    # For a malformed number or date, the library raises the error of int() or datetime().
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{source} is not YAML that can be used: {str(error)[:300]}") from error
     _check_numbers(document, source)

@@ -69,7 +69,7 @@ def printable(text: str, *, keep: str = "", max_chars: int | None = None) -> str
         keep: Characters that stay, for example ``"\n\t"``.
         max_chars: Longest result. The end of a longer text is cut off. None: no limit.
     """
-    # The cut comes first, so that megabytes are not escaped for a short message.
+    # The cut comes first. Otherwise megabytes would be escaped for a short message.
     start = text if max_chars is None else text[: max_chars + 1]
     escaped = "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in start)
     return escaped if max_chars is None else shortened(escaped, max_chars)

@@ -4,7 +4,7 @@ The *excess* is the largest such share of a measured time. A report, a profile, 
 
     always             the interval of a time begins at (1 - excess) x time
     > SMALL_EXCESS     the first sentence contains the excess
-    > MAX_EXCESS       there is no answer, because most of it would be about the others
+    > MAX_EXCESS       the answer is refused, because most of it would be about the others
 """
 
 from __future__ import annotations

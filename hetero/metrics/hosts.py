@@ -31,7 +31,7 @@ SCOPES = ("host", "tree")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUsage(JsonRecord):
-    """Resources that a host used while it was sampled. Values that could not be read are None."""
+    """Resources that a host used while it was sampled. None replaces values that could not be read."""
 
     host: str
     """Host name in the cluster, for example ``algo-1``."""
@@ -174,7 +174,7 @@ class HostSampler:
         if not self._wake.is_set():
             self._wake.set()
             if self._thread is not None:
-                # The thread ends first, so that the reading below is the last one.
+                # The thread ends first, because the reading below must be the last one.
                 self._thread.join(timeout_s)
             self.sample()
             if self._gpus is not None:
@@ -186,7 +186,8 @@ class HostSampler:
         with self._lock:
             try:
                 reading = self._read()
-            except (psutil.Error, OSError) as error:  # The tree's root may have ended already.
+            except (psutil.Error, OSError) as error:
+                # The tree's root may have ended already.
                 logger.debug("no reading of %s: %s", self.host, error)
                 return
             now_s = self._clock()
@@ -211,7 +212,7 @@ class HostSampler:
 
 
 class _Totals:
-    """Sums and peaks over readings. It has no clock and no I/O."""
+    """Sums and peaks over readings. It uses neither a clock nor I/O."""
 
     def __init__(self) -> None:
         self._first: HostReading | None = None
@@ -354,7 +355,8 @@ def _read_tree(root: psutil.Process, gpus: GpuReading | None, waits: TaskWaits) 
             with process.oneshot():
                 cpu = process.cpu_times()
                 memory_bytes += process.memory_info().rss
-        except psutil.Error:  # It ended between listing and reading.
+        except psutil.Error:
+            # It ended between listing and reading.
             continue
         # 0.04 ms for a process of a few threads.
         waits.add(process.pid)

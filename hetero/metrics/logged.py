@@ -38,7 +38,7 @@ __all__ = [
 LOG_MARK = "hetero.log_metric"
 """First word of the line of a logged value."""
 MAX_VALUES = MAX_ITEMS
-"""Limit of the values that one rank keeps, because a list in a report has no more."""
+"""Limit of the values that one rank keeps, because a list in a report is not longer."""
 MAX_NAMES = 100
 """Limit of the names that one rank keeps values of."""
 _MAX_STEP = 2**53
@@ -86,7 +86,8 @@ def check_value(name: object, value: object, step: object) -> tuple[str, float, 
     try:
         # float() would take a text such as "0.9".
         number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements: RuntimeError
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        # A tensor of several elements: RuntimeError.
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(
@@ -144,7 +145,7 @@ class MetricPattern:
             raise ConfigError(f"metric {self.name}: regex has {number} groups; expected {expected}")
 
     def read(self, line: str) -> float | None:
-        """Return the value in a line, or None if the line has none. Only the begin of a long line is searched."""
+        """Return the value in a line, or None if the line lacks one. Only the begin of a long line is searched."""
         found = re.search(self.regex, line[:MAX_TEXT_CHARS])
         return None if found is None or found[1] is None else _number(found[1])
 

@@ -89,7 +89,7 @@ class Extent:
     pass_steps: int | None = None
     """Steps of the latest pass, from its epoch's first batch to its last. None if the loader does not know it."""
     pass_end: int = 0
-    """Value of `num_passed` when the latest pass has no batches left."""
+    """Value of `num_passed` at the end of the latest pass."""
 
     def begin_pass(self, *, steps: int | None, num_done: int) -> None:
         """Count a pass that begins.
@@ -118,7 +118,7 @@ class RecentSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary(JsonRecord):
-    """Figures of one `StepTimer`. A figure whose definition does not apply is None."""
+    """Figures of one `StepTimer`. None replaces a figure whose definition does not apply."""
 
     name: str
     """Name of the loader, for example ``photos/train``."""
@@ -182,8 +182,8 @@ class StepSummary(JsonRecord):
     first_batch_at_s: float | None = None
     """Seconds from the start of the run to the first delivery. None without one, or if the start is not known."""
     history: StepSeries = field(default_factory=StepSeries)
-    """All complete steps, with the warm-up, in at most 120 intervals. Empty for all loaders of a rank but one, that
-    which took the most time."""
+    """All complete steps, with the warm-up, in at most 120 intervals. Empty for all loaders of a rank except the
+    one that took the most time."""
 
     @property
     def total_s(self) -> float:
@@ -253,9 +253,11 @@ class StepTimer:
         self._lock = threading.Lock()
         self._delivered_at: float | None = None
         self._begun_at: float | None = None
-        self._compute_s: float | None = None  # compute on the last batch, kept until its data wait is known
+        # Compute on the last batch, kept until its data wait is known.
+        self._compute_s: float | None = None
         self._current_samples = 0
-        self._current_steps = 1  # number of steps of the last delivery
+        # Number of steps of the last delivery.
+        self._current_steps = 1
         self._num_steps = 0
         self._num_samples = 0
         self._batch_samples = 0
@@ -269,11 +271,13 @@ class StepTimer:
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
         self._all_steps_s = 0.0
         self._log = StepLog()
-        self._run_began_s = 0.0  # by this timer's clock; set at the first delivery
+        # By this timer's clock; set at the first delivery.
+        self._run_began_s = 0.0
 
     def begin_wait(self) -> None:
         """Record that ``next()`` was entered. With an emulated accelerator, first wait for the end of the step."""
-        if self._begun_at is not None:  # The previous wait failed, so its step never ended.
+        # The previous wait failed, so its step never ended.
+        if self._begun_at is not None:
             self._compute_s = None
         now = self._clock()
         if self._delivered_at is not None:

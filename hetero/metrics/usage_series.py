@@ -50,7 +50,7 @@ class UsageSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsagePoint:
-    """Resources over one interval. Values that could not be read are None."""
+    """Resources over one interval. None replaces values that could not be read."""
 
     begin_s: float
     end_s: float

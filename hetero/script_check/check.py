@@ -1,4 +1,4 @@
-"""Starts the check of a script in a process of its own."""
+"""Starts the check of a script in another process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hetero.system.scripts import find_script, script_words
 __all__ = ["DEFAULT_SECONDS", "check_script"]
 
 DEFAULT_SECONDS = 30.0
-"""Seconds that the script runs at most, so that the whole check takes less than a minute."""
+"""Most seconds that the script runs. The whole check then takes less than a minute."""
 _MARGIN_S = 20.0
 """Seconds for the start of Python and of the endpoints, and for the search of the source."""
 
@@ -39,7 +39,7 @@ def check_script(
         seconds: Seconds that the script runs at most.
 
     Returns:
-        The findings, how many batches were compared, and the end of what the script has printed.
+        The findings, how many batches were compared, and the end of the script's output.
 
     Raises:
         ConfigError: If the script does not exist.
@@ -59,7 +59,7 @@ def check_script(
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                # So that killpg ends the endpoints and all that the script has started.
+                # Then killpg ends the endpoints and all that the script has started.
                 start_new_session=True,
             )
             try:

@@ -42,7 +42,7 @@ def findings_text(findings: Sequence[Finding], num_batches: int) -> str:
 
 
 def findings_json(findings: Sequence[Finding]) -> str:
-    """Return the findings as JSON, in the order in which they were found."""
+    """Return the findings as JSON, in the order of the search."""
     return json.dumps([dataclasses.asdict(each) for each in findings], indent=2)
 
 

@@ -95,7 +95,7 @@ class _Found:
                 )
             )
             return
-        # An error of hetero. The place is the line of the script that causes it, as far as the source shows it.
+        # An error of hetero. The place is the line of the script that causes it, if the source shows it.
         first, _, rest = str(error).partition("\n")
         trace = getattr(getattr(error, "record", None), "traceback", "")
         stage = getattr(getattr(error, "record", None), "stage", "")
@@ -159,7 +159,7 @@ def main(output: str, seconds: str, *words: str) -> int:
             )
         except HeteroError as error:
             found.add_error(error)
-            # 0 batches were compared. None would mean that the process ended before it could say so.
+            # 0 batches were compared. None would mean that the process ended before it could write this.
             found.write(0)
             return 0
         sessions.use(session)
@@ -205,7 +205,7 @@ def _run(path: Path, script: str, arguments: Sequence[str], *, is_module: bool) 
     spec = spec_from_loader("__main__", loader, origin=str(path.resolve()))
     assert spec is not None
     module = module_from_spec(spec)
-    # `__main__` of a script that python runs has no spec either.
+    # `__main__` of a script that python runs lacks a spec too.
     module.__file__, module.__spec__ = str(path.resolve()), None
     sys.modules["__main__"] = module
     if is_module:

@@ -27,7 +27,7 @@ _NUM_ENDPOINTS = 2
 _PASS_BATCHES = 3
 """Batches of a pass: the first two, and the last one, which a data set that must be read in order cannot make."""
 _PASSES = 10
-"""Passes of one loader after which the script is ended. What the loop changes after some epochs shows in the next."""
+"""Passes of one loader before the script is ended. A change that the loop makes after some epochs shows in the next."""
 
 
 class CheckSession(RankSession):
@@ -92,7 +92,8 @@ class CheckSession(RankSession):
             PoolOptions(endpoint=endpoint, token_path=token_path, in_own_session=False), self.directory.replace, on_line
         )
         here = Path.cwd()
-        if is_module:  # the module is found in the current folder
+        # The module is found in the current folder.
+        if is_module:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH", ""))))
         os.chdir(folder)
         try:

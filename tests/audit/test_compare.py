@@ -17,7 +17,7 @@ from hetero.errors import ConfigError
 
 
 def audit(one: Path, other: Path) -> str:
-    """Return the answer; its first words say whether it was the same data."""
+    """Return the answer. Its first words tell whether the data were the same."""
     is_same, text = audit_paths(one, other)
     assert is_same == ("\nThe same data: " in text)
     return text

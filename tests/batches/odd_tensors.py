@@ -16,7 +16,7 @@ __all__ = ["ODD", "make"]
 
 
 class Locked(torch.Tensor):
-    """A class of the user's that lets nobody look at it."""
+    """A class of the user that cannot be inspected."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +64,7 @@ ODD: dict[str, Callable[[float], Any]] = {
 
 
 def make(kind: str, number: float = 1.0) -> Any:
-    """Return one; torch warns that some layouts are new."""
+    """Return a tensor without the warnings of torch about new layouts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ODD[kind](number)

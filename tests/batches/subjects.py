@@ -41,7 +41,7 @@ class Batched(Augmented):
 
 
 class Seeded:
-    """Holds a generator of its own."""
+    """Holds another generator."""
 
     def __init__(self) -> None:
         self.keys: list[int] = []

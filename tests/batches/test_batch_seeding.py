@@ -89,7 +89,7 @@ def test_describe_with_getitems_into_used_memory_sees_that_it_is_impure() -> Non
             return self.buffer
 
     described = [describe(BuiltDataset.from_object(Reusing(), seeding="batch")) for _ in range(2)]
-    assert described[0] == described[1]  # as for all impure samples; their sketches would differ
+    assert described[0] == described[1]  # as for all impure samples, whose sketches would differ
 
 
 def test_build_with_getitems_alone_needs_batch_seeding() -> None:

@@ -36,7 +36,7 @@ SAMPLES: list[Any] = [
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """Expect the same values and dtypes; torch makes a list of a tuple, and tensors of arrays."""
+    """Expect the same values and dtypes. torch makes a list of a tuple, and tensors of arrays."""
     if isinstance(theirs, dict):
         assert list(ours) == list(theirs)
         for key in theirs:

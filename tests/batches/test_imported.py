@@ -46,7 +46,7 @@ def test_imported_waits_for_another_threads_import(tmp_path: Path, monkeypatch: 
 def test_generators_of_a_torch_without_its_contents_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.default_generator
     with preserved_generators():
-        # What sys.modules has until the import is through; the import statement then finds the whole.
+        # The entry of sys.modules until the import is done. The import statement then finds the whole module.
         monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
         monkeypatch.setattr("hetero.batches.seeds.import_module", lambda name: torch)
         seed_generators(7)

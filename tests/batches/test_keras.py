@@ -1,4 +1,4 @@
-"""Keras data sets, without Keras: what counts is which class of which package they derive from."""
+"""Keras data sets, without Keras. They are known by the class and package that they derive from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE = 2**21  # of int64: 16 MiB
 
 
 class PyDataset:
-    """Keras 3's, as far as it matters."""
+    """The parts of Keras 3's class that matter here."""
 
     __module__ = "keras.src.trainers.data_adapters.py_dataset_adapter"
 

@@ -27,7 +27,7 @@ def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
             class Lazy:
                 def __len__(self): return 20
                 def __getitem__(self, index):
-                    import torch  # only now: its generator must be seeded all the same
+                    import torch  # only now, and its generator must be seeded too
                     return torch.rand(2).tolist(), np.random.rand(), random.random()
 
             @dataset(collate_fn=list)

@@ -155,7 +155,7 @@ def test_seed_generators_seeds_as_the_libraries_own_functions_do(key: int) -> No
     states = (random.getstate(), numpy_state["state"]["key"].tolist(), numpy_state["has_gauss"], torch.get_rng_state())
     random.seed(key)
     np.random.seed(key >> 32)
-    torch.default_generator.manual_seed(key % 2**63)  # so that initial_seed() is an int64
+    torch.default_generator.manual_seed(key % 2**63)  # then initial_seed() is an int64
     numpy_state = np.random.get_state(legacy=False)
     assert states[:3] == (random.getstate(), numpy_state["state"]["key"].tolist(), numpy_state["has_gauss"])
     assert torch.equal(states[3], torch.get_rng_state())

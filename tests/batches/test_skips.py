@@ -40,7 +40,7 @@ class Poisoned(Augmented):
 
 
 class Together(Poisoned):
-    """Has no ``__getitem__`` that works; raises as a whole."""
+    """Lacks a ``__getitem__`` that works. A batch raises as a whole."""
 
     def __getitem__(self, index: int) -> Any:
         raise NotImplementedError
@@ -72,7 +72,7 @@ def skipping(indices: Any = (3, 1, 4), **options: Any) -> Any:
 
 
 def substitutes(indices: list[int], poison: Any) -> list[int]:
-    """Return at which position of the batch each of its samples is taken from: the model, which walks."""
+    """Return the position of each sample's substitute in the batch, found by walking."""
     found = []
     for position in range(len(indices)):
         at = position
@@ -168,7 +168,7 @@ def test_skip_sample_that_works_once_only_stands_in_for_nobody() -> None:
             return index
 
     assert fetch(built(Moody()), skipping((0, 1, 2))) == [2, 1, 2]
-    with pytest.raises(DatasetError, match="network was down.*there is no substitute"):
+    with pytest.raises(DatasetError, match="network was down.*no substitute"):
         fetch(built(Moody()), skipping((0, 1)))
 
 

@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("method", "persistent", "ending"),
-    [  # a process that loads itself, then the ways in which loader workers end
+    [  # a process that loads itself, then the ends of loader workers
         ("none", "", "end"),
         ("fork", "persistent", "error"),
         pytest.param("none", "", "error", marks=pytest.mark.long),

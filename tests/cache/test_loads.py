@@ -42,7 +42,7 @@ class Photos:
         return {"pixels": pixels, "label": index * self.scale}
 
     def augment(self, sample: dict[str, Any]) -> Any:
-        sample["pixels"] += np.uint8(random.getrandbits(4))  # writes to what it gets
+        sample["pixels"] += np.uint8(random.getrandbits(4))  # writes to its argument
         return torch.from_numpy(sample["pixels"]) + torch.randint(9, (1,)), sample["label"] + np.random.rand()
 
 
@@ -308,7 +308,7 @@ def test_data_set_that_is_built_again_opens_nothing_again() -> None:
     before = num_open()
     for _ in range(20):
         fetch(build(kept), request(kept, [1]))
-    assert num_open() <= before + 1  # the file of its own that it has written, to read from it
+    assert num_open() <= before + 1  # the file that it has written, to read from it
 
 
 def test_index_that_is_no_position_is_loaded() -> None:

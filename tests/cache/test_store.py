@@ -311,6 +311,6 @@ def test_sweep_removes_what_nobody_uses(memory: Path) -> None:
 
 
 def test_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"there is no folder .*/missing; make it"):
+    with pytest.raises(OSError, match=r"no folder .*/missing; make it"):
         SharedFolder(tmp_path / "missing", "photos", "key")
     assert not (tmp_path / "missing").exists()

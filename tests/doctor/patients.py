@@ -1,4 +1,4 @@
-"""Hosts to examine: clusters on addresses of the loopback device, and the command in a process of its own."""
+"""Hosts to examine: clusters on addresses of the loopback device, and the command in another process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TIMEOUT_S = 60.0
 
 
 def write_cluster(folder: Path, addresses: Mapping[str, str], *, kind: str = "ml.p3.2xlarge") -> dict[str, str]:
-    """Write a cluster of one group and a hosts file; return the environment that names the latter.
+    """Write a cluster of one group and a hosts file. Return the environment that names the hosts file.
 
     Args:
         folder: Receives ``cluster.json`` and ``hosts``.
-        addresses: By host; empty: the name is not in the hosts file.
+        addresses: By host. An empty one leaves the name out of the hosts file.
         kind: Instance type of the hosts.
     """
     group = {"instance_group_name": "dnn", "instance_type": kind, "hosts": list(addresses)}
@@ -33,7 +33,7 @@ def write_cluster(folder: Path, addresses: Mapping[str, str], *, kind: str = "ml
 
 
 def here(folder: Path, environ: Mapping[str, str] | None = None, **options: Any) -> Snapshot:
-    """Return this machine as seen with some options; its ``/opt/ml`` is a folder of the test's."""
+    """Return this machine as seen with some options. Its ``/opt/ml`` is a folder of the test."""
     environ = {"SAGEMAKER_BASE_DIR": str(folder / "ml"), **(environ or {})}
     return take_snapshot(LaunchOptions(script="-", **options), environ)
 
@@ -51,7 +51,7 @@ def levels(diagnoses: Sequence[Diagnosis]) -> list[Level]:
 def run_doctor(
     *flags: str, before: Sequence[str] = (), after: Sequence[str] = (), **environment: str
 ) -> tuple[int, dict[str, list[dict[str, Any]]]]:
-    """Run the command; return its exit status and what it found, by subject.
+    """Run the command. Return its exit status and its findings by subject.
 
     Args:
         flags: Of the command.
@@ -71,5 +71,5 @@ def run_doctor(
 
 
 def worst(diagnoses: Sequence[Mapping[str, Any]]) -> str:
-    """Return the gravest level of what the command found."""
+    """Return the gravest level of the findings."""
     return max((diagnosis["level"] for diagnosis in diagnoses), key=["ok", "warning", "error"].index)

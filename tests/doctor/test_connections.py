@@ -34,7 +34,7 @@ def listening(address: str, port: int = PORT) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def silent(address: str, port: int = PORT) -> Iterator[None]:
-    """Have a port at which the kernel drops whoever connects: its queue is full."""
+    """Open a port with a full queue, where the kernel drops connections."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -69,7 +69,7 @@ def test_own_ancestry_ends_with_this_process() -> None:
 
 
 def doctor_in_container(folder: Path, *shell: str) -> list[dict[str, Any]]:
-    """Run the command in a namespace of processes, as a container has one; return what it says of signals."""
+    """Run the command in a namespace of processes, as a container has one. Return its findings about signals."""
     if subprocess.run(["unshare", "-pf", "--mount-proc", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no right to make namespaces")
     environment = write_cluster(folder, {"a": "127.0.0.1"})
@@ -148,4 +148,4 @@ def test_command_with_sigterm_blocked_says_so(has_launcher: bool) -> None:
             launcher.stdout.readline()
         status, found = run_doctor(before=[sys.executable, "-c", BLOCKED])
     assert status == 1
-    assert "SIGTERM is blocked" in found["signals"][-1]["found"]  # after what is said of a launcher that runs here
+    assert "SIGTERM is blocked" in found["signals"][-1]["found"]  # after the finding about a launcher that runs here

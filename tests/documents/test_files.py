@@ -1,4 +1,4 @@
-"""YAML that anybody may have written, wherever the package reads it; files that appear whole."""
+"""Untrusted YAML, wherever the package reads it, and files that appear whole."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_hostile_yaml_is_a_usage_error_wherever_it_is_read(
 
 @pytest.mark.attack("A17")
 def test_hostile_yaml_takes_little_memory(tmp_path: Path) -> None:
-    """In a process that may have 400 MiB; a mebibyte of the library's own objects takes a few dozen."""
+    """Run in a process with at most 400 MiB. A mebibyte of the library's objects takes a few dozen."""
     contents = [LAUGHS.encode(), b"[" * 1_000_000, b"{a: " * 250_000, b"- 1\n" * 20_000, b"a,\n" * 30_000]
     for number, content in enumerate(contents):
         (tmp_path / str(number)).write_bytes(content)

@@ -24,6 +24,6 @@ def test_vcpus_that_suffice_are_those_of_now_divided_by_the_utilisation(
 
 
 def test_number_that_need_not_be_whole_has_the_same_formula() -> None:
-    # 20 batches/s, of which a slot that computes 90 % of its time makes 0.9.
+    # 20 batches/s. A slot that computes 90 % of its time makes 0.9 of them.
     assert needed_for_headspace(20, 0.9) == pytest.approx(22.2, abs=0.03)
     assert number_for_headspace(20, 0.9) == 23

@@ -39,7 +39,7 @@ def deliver(timer: StepTimer, clock: FakeClock, wait_s: float, compute_s: float 
 
 def test_timer_steady_state_counts_compute_and_following_wait() -> None:
     timer, clock = make_timer()
-    deliver(timer, clock, wait_s=9.0, compute_s=0.3)  # the very first wait has no compute before it: no step
+    deliver(timer, clock, wait_s=9.0, compute_s=0.3)  # before the very first wait nothing was computed: no step
     deliver(timer, clock, wait_s=0.1, compute_s=0.3)
     deliver(timer, clock, wait_s=0.2, compute_s=0.3)
     summary = timer.summary()
@@ -160,7 +160,7 @@ def test_timer_deliveries_for_several_steps_are_divided_among_them() -> None:
         timer.end_wait(num_samples, waited_s=0.3, num_steps=num_steps)
     summary = timer.summary()
     assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (8, 29, 4)
-    assert (summary.num_steps_measured, summary.num_samples_measured) == (5, 20)  # the last two have no end
+    assert (summary.num_steps_measured, summary.num_samples_measured) == (5, 20)  # the last two have not ended
     assert summary.step_time_mean_s == pytest.approx(0.2)
     assert summary.data_wait_mean_s == pytest.approx(0.1)
 

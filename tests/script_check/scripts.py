@@ -49,7 +49,7 @@ if __name__ == "__main__":
 
 
 def script(*parts: str) -> str:
-    """Return a script of these parts, each of which may be indented."""
+    """Return a script of these parts, which may be indented."""
     return HEAD + "".join(textwrap.dedent(part) for part in parts) + GUARD
 
 

@@ -61,7 +61,8 @@ def changes(block: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
             names = _path(node)
         elif isinstance(node, ast.Call):
             function = node.func
-            filled = [each.value for each in node.keywords if each.arg == "namespace"]  # argparse fills this object
+            # argparse fills this object.
+            filled = [each.value for each in node.keywords if each.arg == "namespace"]
             if isinstance(function, ast.Attribute) and function.attr in _MUTATORS:
                 names = _path(function.value)
             elif isinstance(function, ast.Name) and function.id == "setattr" and len(node.args) == 3:

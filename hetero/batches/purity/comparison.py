@@ -30,7 +30,7 @@ _OPAQUE_DEPTH = MAX_NESTING // 4
 """Levels that an object of unknown type counts for. So the walk ends after four objects that lie in one another."""
 _BLOCK = 2**16
 """Elements that are converted or copied at a time. A copy of a whole volume or video could exceed the host's memory:
-describing samples of 100 MB took 3.8 GB. Hosts sum the same blocks, so that they round in the same way."""
+describing samples of 100 MB took 3.8 GB. Hosts sum the same blocks, and therefore round in the same way."""
 
 _Part: TypeAlias = "tuple[str, str, bytes | np.ndarray[Any, Any]]"
 
@@ -165,7 +165,7 @@ def _shape(value: Any) -> str:
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
-    """Yield path, head (type and shape) and content of every part. A part that raises has no content."""
+    """Yield path, head (type and shape) and content of every part. The content of a part that raises is empty."""
     try:
         yield from _walk_inside(value, path, depth)
     except Exception as error:  # noqa: BLE001 - one of the user's objects, or a tensor without content
@@ -229,7 +229,8 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
             yield from _walk(getattr(value, field.name, None), f"{path}.{field.name}", depth + 1)
     elif isinstance(value, set | frozenset):
         yield path, f"{name} of {len(value)}", b"".join(sorted(digest(item) for item in value))
-    elif hasattr(value, "__array_interface__") or hasattr(value, "__array__"):  # for example a PIL image
+    elif hasattr(value, "__array_interface__") or hasattr(value, "__array__"):
+        # For example a PIL image.
         yield path, name, b""
         yield from _walk_array(np.asarray(value), path, depth)
     elif hasattr(value, "__dict__"):
@@ -268,11 +269,13 @@ def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
     try:
         readable = value.detach().cpu().resolve_conj().resolve_neg()
         return readable.numpy()  # type: ignore[no-any-return]
-    except TypeError:  # NumPy has no bfloat16
+    except TypeError:
+        # NumPy has no bfloat16.
         flat = readable.contiguous().reshape(-1)
         # An empty tensor may have any stride, which can make a view with another element size impossible.
         return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    except (RuntimeError, NotImplementedError) as error:  # a tensor class that keeps its elements elsewhere
+    except (RuntimeError, NotImplementedError) as error:
+        # A tensor class that keeps its elements elsewhere.
         return _Unreadable(error)
 
 
@@ -350,7 +353,7 @@ def _describe_change(first: bytes, second: bytes, head: str, dtype: np.dtype[Any
         first: The content of one part.
         second: The content of the other, not equal to ``first``.
         head: Their type.
-        dtype: Their type of element. None if they are no arrays.
+        dtype: Their type of element. None if they are not arrays.
     """
     is_numeric = dtype is not None and dtype.kind in "biufc"
     if len(first) != len(second) or (len(first) <= 16 and not is_numeric):

@@ -2,7 +2,7 @@
 
 A data host imports the script and does not run ``main()``. If ``main()`` changes a global, the data host does not have
 the new value, and the data set would silently make other samples. Every process therefore computes digests of the
-globals that the data set's code reads and that hold plain values. The rank compares the digests with its own.
+globals that the data set's code reads and that hold plain values. The rank compares them with those of its globals.
 
 A difference is an error if the rank's value has changed since the data set was registered, because registration is
 part of the import. Other differences are logged, because they may be right: a path from the environment may differ
@@ -45,7 +45,7 @@ _MAX_NAMED = 5
 _MAX_SHOWN_CHARS = 60
 # Messages go to logs and to the platform, which more people read than the script.
 _SECRET = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
-_SOURCE = "source of "  # begins the label of a file. The label of a global has no space.
+_SOURCE = "source of "  # begins the label of a file. The label of a global cannot contain a space.
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class GlobalsReader:
         self._roots = roots
         self._name = next((root.name for root in roots if isinstance(root, DatasetFactory)), "")
         self._own: set[str] = set()
-        """Labels of what the data set's code has changed when it ran here."""
+        """Labels of the globals that the data set's code has changed when it ran here."""
         self.warned: set[str] = set()
         """Labels of the globals whose difference was logged."""
 
@@ -123,7 +123,7 @@ class GlobalsReader:
     def digests(self) -> dict[str, str]:
         """Return the digests of plain values by label, for the first `MAX_GLOBALS` labels in sorted order."""
         found = {label: value.digest for label, value in self.read().items() if value.digest}
-        # In sorted order, so that all processes leave out the same ones.
+        # All processes must leave out the same ones.
         return dict(sorted(found.items())[:MAX_GLOBALS])
 
     @contextlib.contextmanager
@@ -138,7 +138,7 @@ class GlobalsReader:
 
     @functools.cached_property
     def own_changes(self) -> set[str]:
-        """Labels of what the source of the data set's code may change. The source is read only once."""
+        """Labels of the globals that the data set's code may change by its source. The source is read only once."""
         return own_changes(reach(self._roots))
 
 
@@ -165,7 +165,7 @@ def check_globals(
     Raises:
         DatasetMismatchError: If the rank's value differs and is not the one that the import made.
     """
-    # A transform that main() sets is None on data hosts, and a transform itself has no digest.
+    # On data hosts, a transform that main() sets still has the value None. A transform itself cannot be hashed.
     nothing = plain_digest(None)
     differing = [
         label
@@ -241,7 +241,7 @@ def _before(noted: GlobalValue | None, value: GlobalValue, names: set[str]) -> s
     if noted.parts and value.parts:
         changed = {name for name, digest in value.parts.items() if noted.parts.get(name) != digest}
         changed |= noted.parts.keys() - value.parts.keys()
-        # main() may store anything in the global arguments, such as args.rank, of which the data set reads args.root.
+        # main() may store anything in the global arguments, such as args.rank. The data set may read only args.root.
         if not changed & names:
             return None
         return f"{noted.shown} with another {', '.join(sorted(changed & names)[:_MAX_NAMED])}"
@@ -252,7 +252,8 @@ def _values_of(places: Iterable[Place]) -> dict[str, GlobalValue]:
     """Return the plain values and callables at places, by label."""
     found: dict[str, GlobalValue] = {}
     for place in places:
-        with contextlib.suppress(Exception):  # it no longer exists, or the user's objects raise when inspected
+        # It no longer exists, or the user's objects raise when inspected.
+        with contextlib.suppress(Exception):
             value = place.value()
             whole = plain_digest(value)
             if whole is not None or callable(value):

@@ -93,7 +93,7 @@ def reach(roots: Iterable[Any], *, without: Iterable[Any] = ()) -> Reach:
 
     Args:
         roots: Where the search starts.
-        without: Functions that are left out, with what only they use.
+        without: Functions that are left out, together with code that only they use.
     """
     walk = _Walk()
     for excluded in without:
@@ -127,7 +127,7 @@ def is_user_class(kind: type) -> bool:
 
 def user_modules() -> list[ModuleType]:
     """Return the script and the user's other modules that are imported."""
-    # Where the script is a module of its own, __main__ is another program. Its globals may have the same names.
+    # If the script has another module, __main__ is another program. Its globals may have the same names.
     others = set(SCRIPT_NAMES) - {SCRIPT_MODULE} if SCRIPT_MODULE in sys.modules else set()
     # Some libraries put None or other objects there.
     modules: list[Any] = [module for name, module in list(sys.modules.items()) if name not in others]
@@ -200,7 +200,8 @@ class _Walk:
         for cell in function.__closure__ or ():
             try:
                 self.push(cell.cell_contents, 0)
-            except ValueError:  # the cell is still empty
+            except ValueError:
+                # The cell is still empty.
                 continue
         namespace = function.__globals__
         if _is_user(namespace):
@@ -276,7 +277,8 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, list | tuple | set | frozenset | deque):
         return list(value)[:_MAX_ITEMS]
     try:
-        attributes = list(vars(value).values())  # includes the function that a cached function wraps
+        # Includes the function that a cached function wraps.
+        attributes = list(vars(value).values())
     except Exception:  # noqa: BLE001 - no attributes, or one of the user's objects that computes them
         attributes = []
     return [type(value), *attributes[:_MAX_ITEMS]]

@@ -74,9 +74,9 @@ def value_digest(value: Any) -> bytes:
 def plain_digest(value: Any) -> str | None:
     """Return a hexadecimal digest of plain data.
 
-    Plain data are None, numbers, str, bytes, paths, enums, dates, tuples, lists, dictionaries and sets of them, NumPy
-    arrays, tensors in ordinary memory, dataclasses, ``argparse.Namespace``, and instances of the user's classes whose
-    attributes are plain.
+    These values are plain: None, numbers, str, bytes, paths, enums, dates, tuples, lists, dictionaries and sets of
+    them, NumPy arrays, tensors in ordinary memory, dataclasses, ``argparse.Namespace``, and instances of the user's
+    classes with plain attributes.
 
     Returns:
         The digest. Empty if the value is too large to be hashed before every pass. None if it is not plain.
@@ -126,12 +126,13 @@ class _Digest:
         known = self._known.get(id(value))
         if known is not None:
             return known[0]
-        # The value may hold itself, and has no digest yet.
+        # The value may hold itself, before its digest is known.
         self._known[id(value)] = b"%d" % len(self._known), value
         self._depth += 1
         try:
             found = self._of_object(value, kind) if self._depth <= MAX_NESTING else self._hash(kind.__qualname__, b"")
-        except Exception:  # the user's objects may raise when they are inspected
+        except Exception:
+            # The user's objects may raise when they are inspected.
             if self._is_plain:
                 raise
             found = self._hash(kind.__qualname__, b"")
@@ -167,7 +168,8 @@ class _Digest:
         return self._of_items(name, _plain_parts(value) if self._is_plain else _parts(value))
 
     def _of_array(self, name: str, value: Any) -> bytes:
-        if self._is_plain:  # a sparse tensor has no number of bytes
+        # A sparse tensor does not know its bytes.
+        if self._is_plain:
             self._count(value.nbytes)
         return self._hash(name, digest(value))
 
@@ -180,7 +182,7 @@ class _Digest:
 
     def _hash(self, name: str, data: bytes) -> bytes:
         self._count(len(data))
-        # The length comes first, so that ("ab", b"c") and ("a", b"bc") differ.
+        # The length comes first. Otherwise ("ab", b"c") and ("a", b"bc") would be equal.
         return blake2b(b"%d %s" % (len(name), _encoded(name)) + data, digest_size=16).digest()
 
     def _count(self, num_bytes: int) -> None:
@@ -203,7 +205,8 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, FunctionType):
         cells = []
         for cell in value.__closure__ or ():
-            with contextlib.suppress(ValueError):  # the cell is still empty
+            # The cell is still empty.
+            with contextlib.suppress(ValueError):
                 cells.append(cell.cell_contents)
         return [code_digest(value.__code__), value.__defaults__, value.__kwdefaults__, cells]
     if isinstance(value, MethodType):

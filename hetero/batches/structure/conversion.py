@@ -154,7 +154,7 @@ class _Field(str):
 
 
 class _Item:
-    """A step of a path: an item of a set, which has no index."""
+    """A step of a path: an item of a set. Sets do not have indices."""
 
     def __repr__(self) -> str:
         return "..."
@@ -378,7 +378,7 @@ def _find_record_type(tree: RecordTree) -> type:
     """Return the type of a record.
 
     Raises:
-        UnknownTypeError: If this process has no type of that name, or its type has other fields.
+        UnknownTypeError: If this process lacks a type of that name, or its type has other fields.
     """
     kind = find_type(tree.module, tree.qualified_name)
     name = f"a {tree.qualified_name!r:.60} of {f'the module {tree.module!r:.60}' if tree.module else 'the script'}"

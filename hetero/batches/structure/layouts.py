@@ -59,7 +59,7 @@ def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements fill their memory, in any order of dimensions. True if there are no elements."""
+    """Return whether the elements fill their memory, in any order of dimensions. True if it is empty."""
     if 0 in shape:
         return True
     expected = 1

@@ -157,7 +157,8 @@ class LeafShape:
             )
 
 
-@dataclass(slots=True, kw_only=True, eq=False)  # not frozen, for the same reason as LeafShape
+# Not frozen, for the same reason as LeafShape.
+@dataclass(slots=True, kw_only=True, eq=False)
 class Leaf(LeafShape):
     """One large part of a batch.
 
@@ -202,7 +203,7 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
 
 def _dtype_advice(dtype: np.dtype[Any]) -> str:
     """Return advice about a NumPy dtype that cannot be sent."""
-    # Before newbyteorder, because some of these dtypes have no byte order.
+    # Before newbyteorder, because some of these dtypes lack a byte order.
     if dtype.kind in "OT":
         return "return a list of str, bytes or numbers, or an array of numbers"
     native = dtype.newbyteorder("=")
@@ -293,7 +294,8 @@ def _fixed(
     # memoryview cannot cast empty data.
     if not nbytes:
         data = memoryview(b"")
-    else:  # a scalar gets one dimension here, which does not change the data
+    else:
+        # A scalar gets one dimension here, which does not change the data.
         whole = np.ascontiguousarray(array)
         data = whole.data.cast("B") if array.dtype.kind in "biuf" else whole.reshape(-1).view(np.uint8).data
     if name not in _ANY_BYTES and (problem := _invalid(name, data)):
@@ -312,7 +314,7 @@ def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
 
     Raises:
         OverflowError: If an int exceeds 64 bits.
-        Unsendable: If a str has no UTF-8 form, or the list is too large.
+        Unsendable: If a str cannot be encoded as UTF-8, or the list is too large.
     """
     if kind is str or kind is bytes:
         return text_leaf("list", items, max_bytes)
@@ -326,7 +328,7 @@ def text_leaf(container: Container, items: Sequence[Text], max_bytes: int) -> Le
     """Return items that are all str or all bytes as a leaf: one item as a ``scalar``, several as a ``list``.
 
     Raises:
-        Unsendable: If a str has no UTF-8 form, or the leaf is too large.
+        Unsendable: If a str cannot be encoded as UTF-8, or the leaf is too large.
     """
     is_text = isinstance(items[0], str)
     try:

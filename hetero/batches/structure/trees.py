@@ -121,7 +121,7 @@ def collide(items: Sequence[Tree]) -> bool:
     example, integers that are equal modulo 2**61 - 1 have the same hash.
 
     Args:
-        items: Keys or items for which `is_hashable` is true.
+        items: Hashable keys or items, see `is_hashable`.
     """
     return len(items) > MAX_EQUAL_HASHES and max(Counter(map(hash, items)).values()) > MAX_EQUAL_HASHES
 
@@ -129,7 +129,7 @@ def collide(items: Sequence[Tree]) -> bool:
 def is_plain(sample: Any) -> bool:
     """Return whether a sample consists of tensors, arrays, numbers, text, and lists, tuples and dicts of these alone.
 
-    Their exact types count, and tensors have no attributes of the user's. Arrays can be written to, and their elements
+    Their exact types count, and tensors must not have other attributes. Arrays can be written to, and their elements
     fill their memory without gaps. Records and sets, which a batch may hold, are not plain: a record may have more
     attributes than fields, and a set may come in another order.
     """

@@ -79,7 +79,7 @@ def compare(reader: GlobalsReader, others: Mapping[str, str], *, dataset: str = 
 
 
 def compare_after_main(script: Any) -> None:
-    """Compare what an import gives with what is there after main() and a few samples."""
+    """Compare the globals after the import with those after main() and a few samples."""
     factory = get_factory("photos")
     reader = GlobalsReader(factory)
     others = reader.digests()
@@ -214,7 +214,7 @@ INNOCENT = {
     "a type alias": ("x: Rows = {}; return x", "pass"),
     "a cache": ("CACHE[index] = 1; return CACHE", "CACHE.clear()"),
     "a cache that is assigned": ("\n            global COUNT; COUNT += 1; return COUNT", "global COUNT; COUNT = 7"),
-    "a counter of what is rare": (
+    "a counter of rare events": (
         "\n            STATS['errors'] += index > 9; return STATS",
         "STATS['errors'] = 3",
     ),
