@@ -22,6 +22,7 @@ from hetero.batches.keras import (
     overridden_hooks,
     seed_tensorflow,
 )
+from hetero.batches.purity.overlaps import Overlaps
 from hetero.batches.seeds import (
     BUILD_KEY,
     preserved_generators,
@@ -38,6 +39,7 @@ __all__ = ["BuiltDataset", "log_warnings"]
 logger = logging.getLogger(__name__)
 
 _NOTHING = nullcontext()
+_overlaps = Overlaps()
 _NEVER_CALLED = (
     "data set {!r}: its set_epoch(){} is never called, because the script has only the name of the data set. What "
     "differs between epochs comes from the global random generators, or from on_seed(key)"
@@ -127,10 +129,11 @@ class BuiltDataset:
         )
         if factory.cache is not None:
             built.split = built.dataset = SplitDataset(dataset)
+        built.warnings = _overlaps.add(spec, dataset)
         if callable(method := getattr(dataset, "set_epoch", None)):
             code = getattr(method, "__code__", None)
             place = f" in {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
-            built.warnings = (_NEVER_CALLED.format(spec.name, place),)
+            built.warnings += (_NEVER_CALLED.format(spec.name, place),)
         return built
 
     @classmethod

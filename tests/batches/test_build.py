@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from subjects import Augmented, Batched, Seeded, failure, request
 
@@ -64,32 +62,6 @@ def test_build_with_random_factory_is_the_same_everywhere_and_leaves_generators_
     assert torch.equal(state, torch.get_rng_state())
     torch.manual_seed(3)
     assert build(split()).dataset.indices == first
-
-
-def torch_order() -> list[int]:
-    return list(torch.randperm(1000))
-
-
-def numpy_order() -> list[int]:
-    return list(np.random.permutation(1000))
-
-
-def python_order() -> list[int]:
-    return random.sample(range(1000), 1000)
-
-
-@pytest.mark.parametrize("order", [torch_order, numpy_order, python_order])
-def test_split_in_factories_for_two_parts_shares_no_sample(order: Callable[[], list[int]]) -> None:
-    @dataset
-    def train_part(root: str) -> Any:
-        return data.Subset(range(1000), order()[:800])
-
-    @dataset
-    def other_part(part: str, size: int = 224) -> Any:
-        return data.Subset(range(1000), order()[800:])
-
-    train, val = build(train_part("/data")), build(other_part("val"))
-    assert len(set(map(int, train.dataset.indices)) | set(map(int, val.dataset.indices))) == 1000
 
 
 def test_build_with_factory_raising_names_stage_and_host() -> None:
