@@ -54,7 +54,6 @@ def fetch(
     host: str = "local",
     cancelled: Callable[[], bool] | None = None,
     on_skips: Callable[[Skips], object] | None = None,
-    on_first: Callable[[Any], object] | None = None,
     on_samples: Callable[[], object] | None = None,
     positions: ChoosePositions | None = None,
 ) -> Any:
@@ -71,8 +70,6 @@ def fetch(
             is called before the first sample, and again only if samples raise and may be skipped.
         on_skips: Function that receives a report of the samples that others replaced. It is called at most once, after
             the batch is computed, and only if samples were skipped. The request must allow skipping.
-        on_first: Function that receives the first sample before the others are computed, if each sample has its own
-            seed. It may raise.
         on_samples: Function that is called when all samples are computed, before they are collated.
         positions: Chooses the samples to compute here. None: all of them. Only if the data set is divisible. It is
             called once for each time that the batch is computed.
@@ -98,7 +95,7 @@ def fetch(
         if request.on_sample_error == "skip":
             failed = FailedSamples(request.work.labels, dataset=built.name, host=host, epoch=request.epoch)
         samples = request.work.compute(
-            built, request, host=host, cancelled=cancelled, failed=failed, on_first=on_first, positions=positions
+            built, request, host=host, cancelled=cancelled, failed=failed, positions=positions
         )
         if on_samples is not None:
             on_samples()

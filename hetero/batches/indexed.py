@@ -73,7 +73,6 @@ class IndexedWork:
         host: str,
         cancelled: Callable[[], bool] | None = None,
         failed: FailedSamples | None = None,
-        on_first: Callable[[Any], object] | None = None,
         positions: ChoosePositions | None = None,
     ) -> Sequence[Any]:
         """Return the samples in order. With ``failed``, other samples replace those that raise."""
@@ -83,7 +82,7 @@ class IndexedWork:
                 _begin(built.split.cache, self.labels[0], built, host)
             if built.seeding == "batch":
                 return _compute_together(built, request, self, host, cancelled, failed)
-            return _compute_each(built, request, self, host, cancelled, failed, on_first, positions)
+            return _compute_each(built, request, self, host, cancelled, failed, positions)
 
     def part(self, positions: Sequence[int]) -> IndexedWork:
         """Return the work for the samples at some positions."""
@@ -155,7 +154,6 @@ def _compute_each(
     host: str,
     cancelled: Callable[[], bool] | None,
     failed: FailedSamples | None,
-    on_first: Callable[[Any], object] | None,
     positions: ChoosePositions | None,
 ) -> Sequence[Any]:
     """Compute each sample with another seed. A substitute has the same seed and bytes as the sample that it repeats."""
@@ -177,9 +175,6 @@ def _compute_each(
             if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
             failed.add(position, exc)
-        if on_first is not None:
-            on_first(samples[position])
-            on_first = None
     if failed:
         _fill_in(samples, failed, partial(_compute_one, built, key_of, indices, occurrences), cancelled)
     return samples

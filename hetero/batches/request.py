@@ -65,12 +65,10 @@ class Work(Protocol):
         host: str,
         cancelled: Callable[[], bool] | None = None,
         failed: FailedSamples | None = None,
-        on_first: Callable[[Any], object] | None = None,
         positions: ChoosePositions | None = None,
     ) -> Sequence[Any]:
         """Return the samples in order. With ``failed``, other samples replace those that raise.
 
-        ``on_first`` receives the sample that is computed first before the others are, if each has its own seed.
         ``positions`` is given only for data sets that are `BuiltDataset.is_divisible`.
 
         Raises:

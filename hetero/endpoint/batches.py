@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from hetero.batches.build import BuiltDataset
@@ -13,7 +12,6 @@ from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import fetch, fetch_part
 from hetero.batches.request import BatchRequest, Cancelled
 from hetero.batches.skips import Skips
-from hetero.batches.structure.conversion import check_stacked
 from hetero.batches.structure.trees import is_plain
 from hetero.endpoint.compute import Compute, Task
 from hetero.endpoint.gathering import Gathering
@@ -33,8 +31,6 @@ class Experience:
     """What an endpoint has learnt from the batches of one data set."""
 
     def __init__(self) -> None:
-        self.num_checked = 0
-        """Largest number of samples in a computed batch. Batches of up to this size need no check in advance."""
         self.latest_bytes = math.inf
         """Bytes of the payload of the latest batch. Infinite before the first."""
         self.latest_s = math.inf
@@ -139,22 +135,15 @@ class RequestedBatch:
         request, built = self.request, self.built
         begin_s = time.monotonic()
         skipped: list[Skips] = []
-        # Refuse a batch over the limit before all of it is computed. Batches of the same or a smaller number of samples
-        # are not checked again here, to save time.
-        num_samples, on_first = request.work.num_samples, None
-        if num_samples > self.experience.num_checked and built.makes_new_memory(collate=request.collate):
-            on_first = partial(self._check_first, num_samples)
         batch = fetch(
             built,
             request,
             host=self.name,
             cancelled=task.is_cancelled,
             on_skips=skipped.append,
-            on_first=on_first,
             positions=None if gathering is None else gathering.positions,
         )
         num_parts = 1 if gathering is None else gathering.num_parts
-        self.experience.num_checked = max(self.experience.num_checked, num_samples)
         skips = skipped[0] if skipped else None
         # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise it
         # may be in a buffer that the user's code fills again for the next batch.
@@ -197,12 +186,6 @@ class RequestedBatch:
                 is_part=self.request.is_part,
                 num_parts=num_parts,
             )
-        except ConfigError as error:
-            raise self._unsendable(error) from error
-
-    def _check_first(self, num_samples: int, sample: Any) -> None:
-        try:
-            check_stacked(sample, num_samples, self.limits)
         except ConfigError as error:
             raise self._unsendable(error) from error
 

@@ -47,7 +47,6 @@ from hetero.errors import ConfigError, ProtocolError
 __all__ = [
     "StructureLimits",
     "UnsupportedBatchError",
-    "check_stacked",
     "find_type",
     "flatten",
     "module_name",
@@ -99,52 +98,13 @@ def flatten(batch: Any, limits: StructureLimits | None = None) -> tuple[Tree, li
     try:
         return flattener.tree(batch, 0), flattener.leaves
     except TooLarge as too_large:
-        raise _too_large(flattener.path, str(too_large), flattener.limits) from None
+        limit = flattener.limits.max_batch_bytes
+        raise UnsupportedBatchError(
+            f"{_format_path(flattener.path)}: {too_large} of the {limit} that a batch may have; use smaller batches or "
+            "raise --max-batch-bytes"
+        ) from None
     except Unsendable as unsendable:
         raise UnsupportedBatchError(f"{_format_path(flattener.path)}: {unsendable}") from None
-
-
-def check_stacked(sample: Any, num_samples: int, limits: StructureLimits) -> None:
-    """Raise the error of `flatten` early if ``num_samples`` samples like this one make too large a batch.
-
-    Counts only arrays and tensors in dicts, lists and tuples, which torch would stack, within the limits on depth and
-    nodes. Copies nothing.
-
-    Raises:
-        UnsupportedBatchError: If the batch would exceed ``max_batch_bytes``.
-    """
-    torch = imported("torch")
-    path: list[object] = []
-    num_nodes = 0
-
-    def remaining(value: Any, left: int) -> int:
-        nonlocal num_nodes
-        if isinstance(value, dict | list | tuple):
-            if len(path) < limits.max_depth:
-                for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                    num_nodes += 1
-                    if num_nodes > limits.max_nodes:
-                        break
-                    path.append(key)
-                    left = remaining(item, left)
-                    path.pop()
-            return left
-        is_tensor = torch is not None and type(value) is torch.Tensor and value.layout is torch.strided
-        if not is_tensor and not (type(value) is np.ndarray and value.dtype.kind in "biufc"):
-            return left
-        nbytes: int = num_samples * value.nbytes
-        if nbytes > left:
-            raise _too_large(path, f"{nbytes} bytes, but only {left} are left", limits)
-        return left - nbytes
-
-    remaining(sample, limits.max_batch_bytes)
-
-
-def _too_large(path: Iterable[object], text: str, limits: StructureLimits) -> UnsupportedBatchError:
-    return UnsupportedBatchError(
-        f"{_format_path(path)}: {text} of the {limits.max_batch_bytes} that a batch may have; "
-        "use smaller batches or raise --max-batch-bytes"
-    )
 
 
 class _Field(str):
