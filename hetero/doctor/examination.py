@@ -7,16 +7,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from hetero import __version__
-from hetero.doctor import leftovers, signals, token, versions
+from hetero.doctor import leftovers, limits, signals, token, versions
 from hetero.doctor.cluster import examine_description, examine_names, examine_platform
 from hetero.doctor.connections import examine_ports
-from hetero.doctor.limits import (
-    examine_cpus,
-    examine_descriptors,
-    examine_disk,
-    examine_memory,
-    examine_shared_memory,
-)
 from hetero.doctor.parallel import gather
 from hetero.doctor.snapshot import Snapshot
 from hetero.documents.diagnosis import Diagnosis, Level, error, warning
@@ -33,11 +26,11 @@ SUBJECTS: Mapping[str, Callable[[Snapshot], list[Diagnosis]]] = {
     "ports": examine_ports,
     "token": token.examine,
     "signals": signals.examine,
-    "cpus": examine_cpus,
-    "descriptors": examine_descriptors,
-    "shared memory": examine_shared_memory,
-    "memory": examine_memory,
-    "disk": examine_disk,
+    "cpus": limits.examine_cpus,
+    "descriptors": limits.examine_descriptors,
+    "shared memory": limits.examine_shared_memory,
+    "memory": limits.examine_memory,
+    "disk": limits.examine_disk,
     "leftovers": leftovers.examine,
 }
 """Subjects of the examination by name, in the order of the output."""

@@ -24,8 +24,8 @@ FLOORS: Mapping[str, str] = {
     "xxhash": "3.0",
 }
 """Lowest versions of the packages that hetero needs, the same as in pyproject.toml."""
-_OPTIONAL = {"torch": "2.1", "tensorflow": "2.16"}
-_SHOWN = (*FLOORS, *_OPTIONAL, "sagemaker", "sagemaker-training")
+_OPTIONAL = {"torch": "2.1", "tensorflow": "2.16", "sagemaker": "2.257"}
+_SHOWN = (*FLOORS, *_OPTIONAL, "sagemaker-training")
 _NEEDED_MODULES = ("grpc", "hetero.wire.proto.control_pb2", "hetero.wire.proto.data_pb2")
 
 
@@ -67,24 +67,6 @@ KNOWN_BAD = (
         source="https://numpy.org/doc/stable/user/troubleshooting-importerror.html",
         with_package="numpy",
         with_at_least="2",
-    ),
-    KnownBad(
-        package="sagemaker",
-        at_least="0",
-        below="2.257",
-        level=Level.WARNING,
-        why="pip chooses such a release beside protobuf 7, and some of them cannot be imported",
-        to_do="pip install 'sagemaker>=2.257,<3', in an environment without protobuf 7",
-        source="https://github.com/aws/sagemaker-python-sdk",
-    ),
-    KnownBad(
-        package="sagemaker",
-        at_least="3",
-        below="3.18.0",
-        level=Level.WARNING,
-        why="its own channels name no instance groups, which SageMaker rejects if other channels name some",
-        to_do="pip install 'sagemaker>=3.18,<4'",
-        source="https://github.com/aws/sagemaker-python-sdk/releases",
     ),
 )
 """Each of these versions failed in a test. `KnownBad.source` gives the reason.
