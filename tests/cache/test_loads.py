@@ -100,7 +100,7 @@ def test_damaged_sample_is_loaded_again_and_logged_once(tmp_path: Path, caplog: 
     data.write_bytes(bytes(data.stat().st_size))
     assert compare(first, fetch(build(kept), request(kept, [1, 2, 3]))) is None
     assert (COUNTS["num_damaged"], COUNTS["num_loaded"]) == (3, 6)
-    told = [message for message in caplog.messages if "damaged" in message]
+    told = [message for message in caplog.messages if "was damaged" in message]
     assert told == ["data set 'kept': a kept sample was damaged, and is loaded again"]
 
 

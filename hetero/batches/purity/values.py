@@ -32,7 +32,6 @@ _MAX_PLAIN_BYTES = 2**22
 """Most bytes of plain data, because each pass hashes them anew: an array took 10 ms, a text 90 ms."""
 _SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _BY_TEXT = (
-    bool,
     int,
     float,
     complex,
@@ -52,10 +51,6 @@ _BY_TEXT = (
     re.Pattern,
     np.dtype,
 )
-
-
-class _NotPlainError(Exception):
-    """A value is not plain data."""
 
 
 class _TooLargeError(Exception):
@@ -147,7 +142,7 @@ class _Digest:
         torch = imported("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             if self._is_plain and not (value.is_cpu and value.layout is torch.strided):
-                raise _NotPlainError
+                raise TypeError("not plain")
             return self._of_array(name, value)
         if isinstance(value, np.ndarray | np.generic):
             has_objects = value.dtype.hasobject
@@ -227,7 +222,7 @@ def _plain_parts(value: Any) -> list[Any]:
     """Return the attributes of an object that is plain if they are.
 
     Raises:
-        _NotPlainError: For other objects.
+        TypeError: For other objects.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
@@ -235,4 +230,4 @@ def _plain_parts(value: Any) -> list[Any]:
     is_module = torch is not None and isinstance(value, torch.nn.Module)
     if isinstance(value, argparse.Namespace | SimpleNamespace) or (is_user_class(type(value)) and not is_module):
         return sorted(vars(value).items())
-    raise _NotPlainError
+    raise TypeError("not plain")

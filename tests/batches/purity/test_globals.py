@@ -93,17 +93,18 @@ def test_script_names_are_those_of_all_processes() -> None:
     assert SCRIPT_MODULE in SCRIPT_NAMES
 
 
+HALF = "global SCALE; SCALE = 0.5"
 CHANGED = {
-    "assigned": ("SCALE", "return SCALE", "global SCALE; SCALE = 0.5"),
+    "assigned": ("SCALE", "return SCALE", HALF),
     "added to": ("SCALE", "return SCALE", "global SCALE; SCALE += 1"),
     "through globals()": ("SCALE", "return SCALE", "globals()['SCALE'] = 0.5"),
-    "of a helper": ("SCALE", "return helper()", "global SCALE; SCALE = 0.5"),
-    "of a nested function": ("SCALE", "return (lambda: [SCALE for _ in range(2)])()", "global SCALE; SCALE = 0.5"),
-    "of a cached function": ("SCALE", "return cached()", "global SCALE; SCALE = 0.5"),
-    "of an object's class": ("SCALE", "return TRANSFORM(1)", "global SCALE; SCALE = 0.5"),
-    "of a property": ("SCALE", "return self.scale", "global SCALE; SCALE = 0.5"),
-    "of a base": ("SCALE", "return self.inherited()", "global SCALE; SCALE = 0.5"),
-    "of a base through super": ("SCALE", "return self.overridden()", "global SCALE; SCALE = 0.5"),
+    "of a helper": ("SCALE", "return helper()", HALF),
+    "of a nested function": ("SCALE", "return (lambda: [SCALE for _ in range(2)])()", HALF),
+    "of a cached function": ("SCALE", "return cached()", HALF),
+    "of an object's class": ("SCALE", "return TRANSFORM(1)", HALF),
+    "of a property": ("SCALE", "return self.scale", HALF),
+    "of a base": ("SCALE", "return self.inherited()", HALF),
+    "of a base through super": ("SCALE", "return self.overridden()", HALF),
     "by a function of main": (
         "SCALE",
         "return SCALE",
@@ -200,9 +201,9 @@ def test_global_that_main_changes_is_an_error_that_names_it(how: str, imported: 
 
 
 INNOCENT = {
-    "not read": ("return 1", "global SCALE; SCALE = 0.5"),
-    "an attribute of that name": ("return self.SCALE", "global SCALE; SCALE = 0.5"),
-    "a local of that name": ("SCALE = 3; return SCALE", "global SCALE; SCALE = 0.5"),
+    "not read": ("return 1", HALF),
+    "an attribute of that name": ("return self.SCALE", HALF),
+    "a local of that name": ("SCALE = 3; return SCALE", HALF),
     "assigned to the same": ("return SCALE", "global SCALE; SCALE = 2.0 / 2"),
     "a local of main": ("return SCALE", "SCALE = 0.5"),
     "arguments that only main reads": ("return 1", "global ARGS; ARGS = argparse.Namespace(size=1)"),
@@ -224,7 +225,7 @@ INNOCENT = {
     "constants": ("return MEAN, NAMES, SCALE, config.DEPTH, CFG", "pass"),
     "the environment": ("return os.environ", "os.environ['HETERO_TEST_X'] = '1'"),
     "a library's setting": ("return torch.get_num_threads()", "torch.some_setting = 1"),
-    "overridden by a subclass": ("return self.base()", "global SCALE; SCALE = 0.5"),
+    "overridden by a subclass": ("return self.base()", HALF),
 }
 INNOCENT_SCRIPT = """
     SCALE = 1.0
