@@ -1,22 +1,32 @@
-"""The connection of a driver to a Ray cluster, and what Ray's errors mean."""
+"""The connection of a driver to a Ray cluster, the placement of hosts there, and what Ray's errors mean."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hetero.documents.text import counted
-from hetero.errors import AuthenticationError, ClusterError, ConfigError, DataPlaneError, ExitCode, HeteroError
+from hetero.errors import (
+    AuthenticationError,
+    CapacityError,
+    ClusterError,
+    ConfigError,
+    DataPlaneError,
+    ExitCode,
+    HeteroError,
+)
 from hetero.ray.head import HeadWatch
 from hetero.system.logs import write_line
+from hetero.system.waits import LOG_INTERVAL_S
 
-__all__ = ["ServiceGoneError", "connected", "exit_code_of", "import_ray", "nodes_of", "say", "summary"]
+__all__ = ["ServiceGoneError", "connected", "exit_code_of", "import_ray", "say", "summary", "wait_placed"]
 
 _CODES = {
     "ActorUnschedulableError": ExitCode.CAPACITY,
@@ -28,10 +38,7 @@ _CODES = {
     "RuntimeEnvSetupError": ExitCode.USAGE,
 }
 """Exit codes by the name of Ray's error. Every other error means that the host was lost."""
-
-
 _SHOWN = ("CPU", "GPU")
-_MAX_KINDS = 8
 
 
 class ServiceGoneError(DataPlaneError):
@@ -49,13 +56,11 @@ def import_ray() -> Any:
     Raises:
         ConfigError: If it is not installed.
     """
-    # Ray would drop a line of one host that differs from that of another host in its numbers only.
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     try:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise ConfigError("--platform ray needs Ray; pip install 'hetero[ray]'") from error
+        raise ConfigError("a job on Ray needs Ray, which is not installed; pip install 'hetero[ray]'") from error
     return ray
 
 
@@ -123,15 +128,46 @@ def summary(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def nodes_of(ray: Any) -> str:
-    """Return the nodes of a cluster by kind, and what is free of all together, for messages."""
+def wait_placed(
+    ray: Any, placement: Any, needed: str, *, timeout_s: float, must_stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Wait until Ray has placed a placement group. Return False if ``must_stop`` returns True before that.
+
+    Args:
+        ray: The module.
+        placement: The placement group.
+        needed: Description of the hosts, for messages.
+        timeout_s: Longest time to wait, in seconds.
+        must_stop: Called about once per second.
+
+    Raises:
+        CapacityError: If Ray has not placed it in time.
+    """
+    begin_s = shown_s = time.monotonic()
+    while not placement.wait(1):
+        now_s = time.monotonic()
+        if must_stop():
+            return False
+        if now_s - begin_s > timeout_s:
+            raise CapacityError(
+                f"Ray has not placed the hosts within {timeout_s:.0f} s\n"
+                f"  needed: {needed}\n"
+                f"  found: {_nodes_of(ray)}\n"
+                "  to do: ask for fewer hosts or CPUs, or add nodes"
+            )
+        if now_s - shown_s > LOG_INTERVAL_S:
+            shown_s = now_s
+            say(f"waiting for Ray to place {needed}; found: {_nodes_of(ray)}")
+    return True
+
+
+def _nodes_of(ray: Any) -> str:
+    """Return the nodes of a cluster by kind, and what is free of all together."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     kinds = Counter(
         " ".join(f"{name}:{resources[name]:g}" for name in _SHOWN if name in resources) for resources in nodes
     )
-    shown = [f"{count} with {kind or 'neither'}" for kind, count in kinds.most_common(_MAX_KINDS)]
-    if len(kinds) > _MAX_KINDS:
-        shown.append("others")
+    shown = [f"{count} with {kind or 'neither'}" for kind, count in kinds.most_common()]
     all_of_them, free = ray.cluster_resources(), ray.available_resources()
     parts = [f"{name} {free.get(name, 0):g} of {all_of_them[name]:g}" for name in _SHOWN if all_of_them.get(name)]
     return f"{counted(len(nodes), 'node')} ({', '.join(shown)}); free: {', '.join(parts) or 'nothing'}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import secrets
 import signal
 import time
@@ -25,12 +26,12 @@ from hetero.cluster.roles import assign_roles
 from hetero.config import LaunchOptions, to_flags
 from hetero.control.security import Token
 from hetero.errors import CapacityError, ConfigError, ExitCode
-from hetero.ray.connection import connected, exit_code_of, import_ray, nodes_of, say, summary
+from hetero.ray.connection import connected, exit_code_of, import_ray, say, summary, wait_placed
 from hetero.ray.groups import ElasticGroup, bundle_of, check_groups, parse_group
 from hetero.ray.job_host import ACTOR_VARIABLES, LEDGERS, RESULTS, Demand, JobHost, JobHostOrder, Results
 from hetero.ray.scaling import Bounds, Scaler
 from hetero.system.scripts import script_words
-from hetero.system.waits import CALL_TIMEOUT_S, LOG_INTERVAL_S
+from hetero.system.waits import CALL_TIMEOUT_S
 
 __all__ = ["Job", "run"]
 
@@ -71,6 +72,8 @@ def run(options: LaunchOptions) -> int:
     fixed = [group for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER]
     if any(group.max_hosts > group.stated.count for group in fixed):
         raise ConfigError("--group: only a data group can have MIN..MAX hosts, because the number of ranks is fixed")
+    # Ray would drop a line of one host that differs from that of another host in its numbers only.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     ray = import_ray()
     with connected(ray) as head:
         with Job(ray, options, groups, roles) as job:
@@ -194,21 +197,13 @@ class Job:
             bundles += [bundle_of(group)] * count
         # One launcher per node, because all launchers of a description use the same port.
         self._placement = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
-        begin_s = shown_s = time.monotonic()
-        while not self._placement.wait(1):
-            now_s = time.monotonic()
-            if self._num_signals:
-                return False
-            if now_s - begin_s > self._options.start_timeout_s:
-                raise CapacityError(
-                    f"Ray has not placed the job within {self._options.start_timeout_s:.0f} s\n"
-                    f"  needed: {len(bundles)} different nodes, with "
-                    f"{', '.join(group.stated.text for group in self._groups)}\n"
-                    f"  found: {nodes_of(self._ray)}"
-                )
-            if now_s - shown_s > LOG_INTERVAL_S:
-                shown_s = now_s
-                say(f"waiting for Ray to place {len(bundles)} hosts on different nodes; found: {nodes_of(self._ray)}")
+        needed = f"{len(bundles)} different nodes, with {', '.join(group.stated.text for group in self._groups)}"
+        timeout_s = self._options.start_timeout_s
+        is_placed = wait_placed(
+            self._ray, self._placement, needed, timeout_s=timeout_s, must_stop=lambda: self._num_signals > 0
+        )
+        if not is_placed:
+            return False
         for group in self._groups:
             for _ in range(group.stated.count):
                 self._make_host(group)

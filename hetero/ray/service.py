@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.config import LaunchOptions, to_flags
-from hetero.errors import CapacityError, ConfigError, DataPlaneError, HeteroError
-from hetero.ray.connection import ServiceGoneError
+from hetero.errors import ConfigError, DataPlaneError, HeteroError
+from hetero.ray.connection import ServiceGoneError, import_ray, summary, wait_placed
 from hetero.ray.scaling import Bounds
-from hetero.system.waits import LOG_INTERVAL_S
 
 if TYPE_CHECKING:
     from hetero.ray.actors import ServiceOrder
 
 __all__ = ["DataService"]
-
-logger = logging.getLogger(__name__)
 
 _CALL_S = 30.0
 _HUB_S = 150.0
@@ -88,7 +84,7 @@ class DataService:
             start_timeout_s=start_timeout_s,
             options=options,
         )
-        ray = _ray()
+        ray = import_ray()
         if not ray.is_initialized():  # as Ray's own functions do
             ray.init()
         from hetero.ray.actors import Coordinator
@@ -171,7 +167,7 @@ class DataService:
             DataPlaneError: If the actor does not answer in time.
             ServiceGoneError: If the actor has ended.
         """
-        ray = _ray()
+        ray = import_ray()
         if self._coordinator is None:
             raise ServiceGoneError("the data service was shut down; make another DataService")
         try:
@@ -194,7 +190,7 @@ class DataService:
         """
         if not self._is_owner:
             raise ConfigError("only the process that made the DataService can shut it down")
-        ray = _ray()
+        ray = import_ray()
         coordinator, self._coordinator = self._coordinator, None
         placement, self._placement = self._placement, None
         if not ray.is_initialized():
@@ -251,7 +247,7 @@ def _make_order(
         start_timeout_s=start_timeout_s,
         **options,
     )
-    _ray()
+    import_ray()
     from hetero.ray.actors import ServiceOrder
 
     return ServiceOrder(
@@ -283,16 +279,6 @@ def _bounds(num_hosts: int, min_hosts: int | None, max_hosts: int | None) -> Bou
     return bounds
 
 
-def _ray() -> Any:
-    try:
-        import ray
-        import ray.util
-        import ray.util.scheduling_strategies
-    except ImportError as error:
-        raise ConfigError("hetero.ray needs Ray, which is not installed; pip install 'hetero[ray]'") from error
-    return ray
-
-
 def _beside_driver(ray: Any) -> Any:
     """Return a strategy that prefers the driver's node.
 
@@ -307,8 +293,11 @@ def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
     count = order.num_reserved
     selector = {} if order.label_selector is None else {"bundle_label_selector": [order.label_selector] * count}
     placement = ray.util.placement_group([{"CPU": order.cpus_per_host}] * count, strategy="SPREAD", **selector)
+    needed = f"{count} data hosts with {order.cpus_per_host:g} CPUs each"
+    if order.label_selector is not None:
+        needed += f", on nodes with the labels {order.label_selector}"
     try:
-        _wait_placed(ray, placement, order, timeout_s)
+        wait_placed(ray, placement, needed, timeout_s=timeout_s)
     # Also after an interrupt, or the reserved CPUs would stay reserved.
     except BaseException:
         ray.util.remove_placement_group(placement)
@@ -316,33 +305,13 @@ def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
     return placement
 
 
-def _wait_placed(ray: Any, placement: Any, order: ServiceOrder, timeout_s: float) -> None:
-    begin_s = shown_s = time.monotonic()
-    needed = f"{order.num_reserved} data hosts with {order.cpus_per_host:g} CPUs each"
-    if order.label_selector is not None:
-        needed += f", on nodes with the labels {order.label_selector}"
-    while not placement.wait(1):
-        now_s = time.monotonic()
-        free = ray.available_resources().get("CPU", 0.0)
-        if now_s - begin_s > timeout_s:
-            raise CapacityError(
-                f"Ray has not placed the data service within {timeout_s:.0f} s\n"
-                f"  needed: {needed}\n"
-                f"  found: {free:g} free CPUs in the whole cluster\n"
-                "  to do: ask for fewer hosts or CPUs, or add nodes"
-            )
-        if now_s - shown_s > LOG_INTERVAL_S:
-            shown_s = now_s
-            logger.warning("waiting for Ray to place %s; %g CPUs are free", needed, free)
-
-
 def _translated(error: Exception) -> HeteroError:
     """Return the error for a failure of a call to the coordinator's actor."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, HeteroError):
         return cause
-    what = next(iter(str(error).splitlines()), type(error).__name__)
-    if not isinstance(error, _ray().exceptions.ActorDiedError):
+    what = summary(error)
+    if not isinstance(error, import_ray().exceptions.ActorDiedError):
         return DataPlaneError(
             f"the coordinator of the data service does not answer ({type(error).__name__}): {what:.200}"
         )
