@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -25,7 +24,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hetero.control.security import Token
 from hetero.errors import ConfigError, ExitCode
+from hetero.launch.ranks.ranks import free_port
 from hetero.ray.child import Child
+from hetero.ray.head import CHECK_S
 from hetero.ray.scaling import Bounds, Scaler
 from hetero.system.logs import write_line
 from hetero.system.process import describe_exit_status
@@ -33,18 +34,15 @@ from hetero.system.scripts import find_script, script_words
 from hetero.system.waits import POLL_S
 from hetero.wire.channels import join_address
 
-__all__ = ["Admission", "Coordinator", "DataHost", "ServiceOrder", "node_address", "script_folder"]
+__all__ = ["START_S", "Admission", "Coordinator", "DataHost", "ServiceOrder", "node_address", "script_folder"]
 
 logger = logging.getLogger(__name__)
 
 _GROUP = "data"
-_START_S = 120.0
+START_S = 120.0
 """Longest time until the hub listens. A node that is busy may import Python's modules for seconds."""
 _END_S = 20.0
 """Longest time for a data host to drain and end after SIGTERM."""
-_SHORT_LIFE_S = 30.0
-_PAUSE_S = 1.0
-"""A launcher that ends within `_SHORT_LIFE_S` is started again after this pause, so it does not load the node."""
 _INFO = "] INFO "
 """Mark of lines that do not explain why a process has ended."""
 _FINAL = (ExitCode.USAGE, ExitCode.DISAGREEMENT, ExitCode.AUTHENTICATION, ExitCode.SCRIPT_FAILED, ExitCode.INTERNAL)
@@ -129,9 +127,9 @@ class Coordinator:
     def start(self) -> str:
         """Wait for the hub, then start the data hosts. Return the reason if the hub does not start, else nothing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._port or self._failure, _START_S)
+            self._changed.wait_for(lambda: self._port or self._failure, START_S)
             if not self._port:
-                return self._failure or f"the hub did not start within {_START_S:.0f} s"
+                return self._failure or f"the hub did not start within {START_S:.0f} s"
         for _ in range(self._order.num_hosts):
             self._add()
         threading.Thread(target=self._scale, name="scale", daemon=True).start()
@@ -293,7 +291,6 @@ class DataHost:
     def __init__(self, order: ServiceOrder, coordinator: Any, number: int) -> None:
         self._coordinator = coordinator
         self._child: Child | None = None
-        self._started_s = time.monotonic()
         try:
             folder = script_folder(order)
         except ConfigError as error:
@@ -304,7 +301,7 @@ class DataHost:
         own = [f"--join={admission['launcher']}", f"--host={self._name}", f"--join-group={_GROUP}"]
         self._child = Child(
             [
-                *("-m", "hetero.cli", "launch", *order.flags, *own, f"--port={_free_port(node_address())}"),
+                *("-m", "hetero.cli", "launch", *order.flags, *own, f"--port={free_port()}"),
                 *(*script_words(order.script, is_module=order.is_module), "--", *order.script_args),
             ],
             token=Token(admission["token"]),
@@ -332,9 +329,8 @@ class DataHost:
             self._report(reason)
             return
         write_line(f"{reason}\nstarting it again")
-        if time.monotonic() - self._started_s < _SHORT_LIFE_S:
-            time.sleep(_PAUSE_S)
-        # Ray starts the actor again.
+        # Ray starts the actor again at once. A launcher that always fails must not keep the node busy.
+        time.sleep(CHECK_S)
         os._exit(1)
 
     def _report(self, reason: str) -> None:
@@ -380,10 +376,3 @@ def _explained(name: str, child: Child) -> str:
     assert child.exit_code is not None
     lines = "".join(f"\n    {line}" for line in child.last_lines if _INFO not in line)
     return f"{name} {describe_exit_status(child.exit_code)}{lines}"
-
-
-def _free_port(address: str) -> int:
-    """Return a port that is free now. If another process takes it first, the launcher fails and is started again."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])

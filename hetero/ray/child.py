@@ -18,11 +18,11 @@ from hetero.errors import ExitCode
 from hetero.ray.head import RECONNECT_VARIABLE
 from hetero.system.logs import write_line
 from hetero.system.process import PARENT_VARIABLE
+from hetero.system.waits import END_TIMEOUT_S
 
 __all__ = ["Child"]
 
 _MAX_LINES = 20
-_LAST_OUTPUT_S = 2.0
 _NOT_FOR_CHILDREN = ("HETERO_PLATFORM", "HETERO_RAY_GROUPS", RECONNECT_VARIABLE)
 """Two variables that ask for a job on Ray: a child with them would start another job. The last is for this process."""
 _THREADS = "OMP_NUM_THREADS"
@@ -153,7 +153,7 @@ class Child:
                 self._on_line(line.rstrip("\n"))
         self.exit_code = process.wait()
         # With a bound, because a process that the child has left behind may keep the pipe open.
-        errors.join(_LAST_OUTPUT_S)
+        errors.join(END_TIMEOUT_S)
 
     def _relay(self, stream: IO[str]) -> None:
         """Pass the lines of standard error on, and keep the last ones."""

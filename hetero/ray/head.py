@@ -16,10 +16,11 @@ from collections.abc import Callable
 from hetero.errors import ExitCode
 from hetero.system.waits import LOG_INTERVAL_S
 
-__all__ = ["RECONNECT_VARIABLE", "HeadWatch"]
+__all__ = ["CHECK_S", "RECONNECT_VARIABLE", "HeadWatch"]
 
-_CHECK_S = 2.0
-_CONNECT_S = 1.0
+CHECK_S = 2.0
+"""Seconds between two looks at what Ray does not announce: its head, the end of a node, and the failure of a service.
+A call to an actor costs Ray milliseconds, and up to 1,000 workers ask the same actor."""
 RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Environment variable with the seconds after which Ray ends a process that the head does not answer."""
 _RECONNECT_S = 60.0
@@ -63,7 +64,7 @@ class HeadWatch:
         self._is_closed.set()
 
     def _watch(self) -> None:
-        while not self._is_closed.wait(_CHECK_S):
+        while not self._is_closed.wait(CHECK_S):
             if (loss := self.loss()) and not self._is_closed.is_set():
                 is_cause = self.exit_code == ExitCode.ORPHANED
                 self._log_line(f"error HET-{self.exit_code}: {loss}" if is_cause else f"the job had ended, but {loss}")
@@ -71,7 +72,7 @@ class HeadWatch:
                 os._exit(self.exit_code)
 
     def loss(self) -> str:
-        """Ask the head whether it answers. Return why it counts as lost, empty if it does not. Blocks for a second."""
+        """Ask the head whether it answers. Return why it counts as lost, empty if it does not. Blocks for `CHECK_S`."""
         now_s = self._clock()
         why = self._why_silent()
         if not why:
@@ -92,7 +93,7 @@ class HeadWatch:
     def _why_silent(self) -> str:
         host, _, port = self._address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), CHECK_S).close()
         except (OSError, ValueError) as error:
             return str(error)
         return ""

@@ -28,14 +28,14 @@ from hetero.control.security import Token
 from hetero.errors import CapacityError, ConfigError, ExitCode
 from hetero.ray.connection import connected, exit_code_of, import_ray, say, summary, wait_placed
 from hetero.ray.groups import ElasticGroup, bundle_of, check_groups, parse_group
+from hetero.ray.head import CHECK_S
 from hetero.ray.job_host import ACTOR_VARIABLES, LEDGERS, RESULTS, Demand, JobHost, JobHostOrder, Results
 from hetero.ray.scaling import Bounds, Scaler
 from hetero.system.scripts import script_words
-from hetero.system.waits import CALL_TIMEOUT_S
+from hetero.system.waits import CALL_TIMEOUT_S, POLL_S
 
 __all__ = ["Job", "run"]
 
-_POLL_S = 2.0
 _STOP_S = 90.0
 """Longest time from a request to stop until the driver gives up the launchers."""
 _END_S = 10.0
@@ -169,7 +169,7 @@ class Job:
                 if host.is_started and host.placed_s is not None and not host.is_silent
             ]
             if closed:
-                self._ray.wait(closed, num_returns=len(closed), timeout=grace_s + _POLL_S)
+                self._ray.wait(closed, num_returns=len(closed), timeout=grace_s + CHECK_S)
 
     def run(self) -> int:
         """Place the hosts, follow them to the end, and return the exit code of the job."""
@@ -214,7 +214,7 @@ class Job:
         pending = {host.actor.address.remote(): host for host in self._hosts}
         deadline_s = time.monotonic() + self._options.start_timeout_s
         while pending:
-            ready, _ = self._ray.wait(list(pending), timeout=_POLL_S)
+            ready, _ = self._ray.wait(list(pending), timeout=CHECK_S)
             for reference in ready:
                 host = pending.pop(reference)
                 try:
@@ -285,7 +285,7 @@ class Job:
         while any(host.exit_code is None for host in self._trainers):
             # One call waits for the ends of all hosts and for the next estimate, so also an added host that cannot
             # start is noticed.
-            ready, _ = self._ray.wait(list(self._waiting), timeout=_POLL_S / 4)
+            ready, _ = self._ray.wait(list(self._waiting), timeout=POLL_S)
             for reference in ready:
                 self._waiting.pop(reference)(reference)
             if self._num_signals and stop_at_s is None:

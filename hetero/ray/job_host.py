@@ -23,18 +23,14 @@ from hetero.errors import ClusterError, ExitCode
 from hetero.launch.ranks.ranks import free_port
 from hetero.metrics.lines import METRIC_MARK
 from hetero.ray.child import Child
-from hetero.ray.head import RECONNECT_VARIABLE
+from hetero.ray.head import CHECK_S, RECONNECT_VARIABLE
 from hetero.system.logs import write_line
+from hetero.system.waits import END_TIMEOUT_S
 
 __all__ = ["ACTOR_VARIABLES", "LEDGERS", "RESULTS", "Demand", "JobHost", "JobHostOrder", "Results"]
 
-_CHECK_S = 1.0
 _GRACE_S = 60.0
 """Longest time that a launcher may take to stop when Ray has ended on its node."""
-_KILLED_S = 2.0
-"""Longest time from SIGKILL until the launcher's processes have ended."""
-_ANSWER_S = 2.0
-"""Time for the driver to get the exit code of a launcher whose node was lost."""
 ACTOR_VARIABLES = {RECONNECT_VARIABLE: "600"}
 """Environment variables of the actor's process. Without them, Ray ends an actor and the methods that it runs after a
 minute without an answer from the head. The launcher may need longer to stop."""
@@ -129,12 +125,13 @@ class JobHost:
         Ray ends this process with its node only after the methods that run. If the head was lost, it would first wait
         for an answer from the head.
         """
-        while not self._is_closed.wait(_CHECK_S):
+        while not self._is_closed.wait(CHECK_S):
             if os.getppid() != self._node_pid:
                 write_line("hetero: Ray's process on this node has ended, so the launcher is asked to stop")
                 self.stop()
                 self.close(_GRACE_S)
-                time.sleep(_ANSWER_S)
+                # The driver, which looks more often than this, gets the exit code of `run`.
+                time.sleep(CHECK_S)
                 os._exit(ExitCode.ORPHANED)
 
     def stop(self) -> None:
@@ -152,7 +149,7 @@ class JobHost:
         """
         with self._changed:
             # In short waits, so that this method does not outlive Ray on its node.
-            while not self._changed.wait_for(lambda: self._num_estimates > after, _CHECK_S):
+            while not self._changed.wait_for(lambda: self._num_estimates > after, CHECK_S):
                 has_ended = self._child is not None and self._child.wait(0)
                 if has_ended or os.getppid() != self._node_pid:
                     raise ClusterError("the launcher of this host has ended, or Ray on its node")
@@ -178,7 +175,7 @@ class JobHost:
             child = self._child
         if child is not None and not child.wait(grace_s):
             child.stop(signal.SIGKILL)
-            child.wait(_KILLED_S)
+            child.wait(END_TIMEOUT_S)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._is_closed.set()

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["DataService"]
 
 _CALL_S = 30.0
-_HUB_S = 150.0
-"""Longest time until the coordinator's actor has started the hub, or says that it did not start."""
 _SHUTDOWN_S = 60.0
 _REFUSED = ("data_service", "tls_dir", "profile", "plan", "audit", "join", "join_group", "host", "port", "platform")
 
@@ -87,7 +85,7 @@ class DataService:
         ray = import_ray()
         if not ray.is_initialized():  # as Ray's own functions do
             ray.init()
-        from hetero.ray.actors import Coordinator
+        from hetero.ray.actors import START_S, Coordinator
 
         self._coordinator: Any = None
         self._placement: Any = None
@@ -97,7 +95,7 @@ class DataService:
             # Workers and data hosts call it at the same time, and `start` and `shutdown` take a thread for seconds.
             options = {"num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": _beside_driver(ray)}
             self._coordinator = ray.remote(Coordinator).options(**options).remote(self._order, self._placement)
-            reason = ray.get(self._coordinator.start.remote(), timeout=start_timeout_s + _HUB_S)
+            reason = ray.get(self._coordinator.start.remote(), timeout=start_timeout_s + START_S + _CALL_S)
         except BaseException as error:
             self.shutdown()
             if isinstance(error, ray.exceptions.RayError):

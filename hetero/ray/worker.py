@@ -20,6 +20,7 @@ from hetero.errors import ConfigError, DataPlaneError, HeteroError
 from hetero.loaders.remote import fleet_for
 from hetero.ray.connection import ServiceGoneError
 from hetero.ray.coordinator import MAX_RANKS
+from hetero.ray.head import CHECK_S
 from hetero.system import logs
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = ["connect"]
 
 logger = logging.getLogger(__name__)
 
-_CHECK_INTERVAL_S = 2.0
 _lock = threading.Lock()
 _connected: tuple[str, RankSession] | None = None
 
@@ -98,7 +98,7 @@ def _open_session(admission: Admission, rank: int, world_size: int) -> RankSessi
 def _watch(call: Callable[[str], Any], session: RankSession) -> None:
     """Make loaders raise if the service fails or ends. Without this they would wait for the data timeout."""
     closed = threading.Event()
-    while not closed.wait(_CHECK_INTERVAL_S) and sessions.current() is session:
+    while not closed.wait(CHECK_S) and sessions.current() is session:
         error: HeteroError
         try:
             failure = call("failure")
