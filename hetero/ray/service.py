@@ -70,23 +70,35 @@ class DataService:
         start_timeout_s: float = 900.0,
         **options: Any,
     ) -> None:
-        self._order = _make_order(
-            script,
-            num_hosts=num_hosts,
-            cpus_per_host=cpus_per_host,
-            endpoints_per_host=endpoints_per_host,
-            label_selector=label_selector,
-            bounds=_bounds(num_hosts, min_hosts, max_hosts),
-            script_args=script_args,
-            is_module=is_module,
+        # Check the arguments, and write down what the actors need.
+        _check(num_hosts, cpus_per_host, options)
+        bounds = _bounds(num_hosts, min_hosts, max_hosts)
+        launch = LaunchOptions(
+            script=script,
+            script_args=tuple(script_args),
+            module=is_module,
+            endpoints_per_host=endpoints_per_host or max(1, int(cpus_per_host)),
             start_timeout_s=start_timeout_s,
-            options=options,
+            **options,
         )
         ray = import_ray()
+        from hetero.ray.actors import START_S, Coordinator, ServiceOrder
+
+        self._order = ServiceOrder(
+            script=script,
+            script_args=launch.script_args,
+            is_module=is_module,
+            flags=tuple(to_flags(launch)),
+            driver_folder=str(Path.cwd()),
+            num_hosts=num_hosts,
+            num_reserved=num_hosts if bounds is None else bounds.min_hosts,
+            cpus_per_host=cpus_per_host,
+            label_selector=None if label_selector is None else dict(label_selector),
+            bounds=bounds,
+        )
+        # Place the data hosts, and start the coordinator, which starts the hub and them.
         if not ray.is_initialized():  # as Ray's own functions do
             ray.init()
-        from hetero.ray.actors import START_S, Coordinator
-
         self._coordinator: Any = None
         self._placement: Any = None
         self._is_owner = True
@@ -120,7 +132,7 @@ class DataService:
         # It imports the data plane, which the driver does not need.
         from hetero.ray.worker import connect
 
-        connect(self.order, self.call)
+        connect(self._order, self.call)
 
     def serving(self) -> list[str]:
         """Return the names of the data hosts that serve now. Blocks for one call of Ray.
@@ -173,11 +185,6 @@ class DataService:
         except ray.exceptions.RayError as error:
             raise _translated(error) from error
 
-    @property
-    def order(self) -> ServiceOrder:
-        """What the driver asked for."""
-        return self._order
-
     def shutdown(self) -> None:
         """End the data hosts and the coordinator, and give their CPUs back to Ray. Idempotent.
 
@@ -213,20 +220,7 @@ class DataService:
         return {"_order": self._order, "_coordinator": self._coordinator, "_placement": None, "_is_owner": False}
 
 
-def _make_order(
-    script: str,
-    *,
-    num_hosts: int,
-    cpus_per_host: float,
-    endpoints_per_host: int | None,
-    label_selector: Mapping[str, str] | None,
-    bounds: Bounds | None,
-    script_args: Sequence[str],
-    is_module: bool,
-    start_timeout_s: float,
-    options: Mapping[str, Any],
-) -> ServiceOrder:
-    """Check the arguments and return the order."""
+def _check(num_hosts: int, cpus_per_host: float, options: Mapping[str, Any]) -> None:
     if num_hosts < 1:
         raise ConfigError(f"num_hosts is {num_hosts}; expected at least 1")
     if cpus_per_host < 1:
@@ -237,29 +231,6 @@ def _make_order(
             raise ConfigError(f"DataService does not support the option {name!r}; leave it out")
         if name not in known:
             raise ConfigError(f"DataService has no option {name!r:.80}; see `hetero launch --help` for the options")
-    launch = LaunchOptions(
-        script=script,
-        script_args=tuple(script_args),
-        module=is_module,
-        endpoints_per_host=endpoints_per_host or max(1, int(cpus_per_host)),
-        start_timeout_s=start_timeout_s,
-        **options,
-    )
-    import_ray()
-    from hetero.ray.actors import ServiceOrder
-
-    return ServiceOrder(
-        script=script,
-        script_args=launch.script_args,
-        is_module=is_module,
-        flags=tuple(to_flags(launch)),
-        driver_folder=str(Path.cwd()),
-        num_hosts=num_hosts,
-        num_reserved=num_hosts if bounds is None else bounds.min_hosts,
-        cpus_per_host=cpus_per_host,
-        label_selector=None if label_selector is None else dict(label_selector),
-        bounds=bounds,
-    )
 
 
 def _bounds(num_hosts: int, min_hosts: int | None, max_hosts: int | None) -> Bounds | None:
