@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _OBJECT_SPEC = DatasetSpec("object")  # takes the place of the spec if the data set is an object
 _MAX_PLANNED = 10_000
 """Batches that are planned to find the last one, because a sampler may be endless (tests/script_check)."""
-_num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks in this process, by loader and spec
+_num_verified: dict[tuple[str, str, str], int] = {}  # purity checks in this process, by kind of loader
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,8 @@ class LoaderPipeline(LoaderTiming):
         super().__init__(options.name or dataset)
         self.subject = subject
         self.options = options
+        self.kind = self.name, self.dataset_name, self.arguments_digest
+        """What loaders have in common that the script makes one after the other, for example one in each epoch."""
         self.skips = SkipLog(self.name, dataset, max_skips=options.max_skips)
         self.traffic = Traffic(options.compression)
         """Counts the bytes of batches from endpoints."""
@@ -297,16 +299,15 @@ class LoaderPipeline(LoaderTiming):
     def _wants_purity_check(self) -> bool:
         """Return whether the next request is one of this loader's first, which are computed twice.
 
-        If the script makes a new loader of the same name and data set for every epoch, all of them count as one.
+        If the script makes a new loader of the same kind for every epoch, all of them count as one.
         """
         session = control.current()
         if session is None or session.rank != 0:
             return False
-        key = self.name, self.subject if isinstance(self.subject, DatasetSpec) else None
-        num_verified = _num_verified.get(key, 0)
+        num_verified = _num_verified.get(self.kind, 0)
         if num_verified >= session.options.purity_checks:
             return False
-        _num_verified[key] = num_verified + 1
+        _num_verified[self.kind] = num_verified + 1
         return True
 
     def _make_timer(self) -> StepTimer:

@@ -117,6 +117,7 @@ class Job:
         self.pipeline: Any = SimpleNamespace(
             name=name,
             subject=subject,
+            kind=(name, "photos", ""),
             timer=timer,
             num_batches=lambda: 1000,
             may_go_on=may_go_on,
@@ -209,9 +210,7 @@ def test_loaders_of_one_name_and_data_set_share_their_phases() -> None:
     job = Job()
     job.run_pass(10)
     assert job.make_profiler() is job.profiler
-    job.pipeline = SimpleNamespace(
-        name="photos", subject=DatasetSpec("photos", "{}"), timer=StepTimer("photos"), num_batches=lambda: 1
-    )
+    job.pipeline = SimpleNamespace(name="photos", kind=("photos", "photos", "other"), timer=StepTimer("photos"))
     assert job.make_profiler() is not job.profiler
 
 

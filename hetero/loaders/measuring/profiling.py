@@ -41,8 +41,8 @@ _GPU_INTERVAL_S = 0.5
 _MEASURE_S = 4.0
 """Seconds of the measurement of samples in a rank."""
 
-_profilers: dict[tuple[str, object], LoaderProfiler] = {}
-"""The profilers of this rank, by name and data set of their loaders."""
+_profilers: dict[tuple[str, str, str], LoaderProfiler] = {}
+"""The profilers of this rank, by the kind of their loaders."""
 _latest: LoaderProfiler | None = None
 """The profiler of the loader that delivered the last batch."""
 
@@ -119,20 +119,19 @@ class LoaderProfiler:
     def of(cls, pipeline: LoaderPipeline, session: RankSession, make: Callable[[], LoaderProfiler]) -> LoaderProfiler:
         """Return the profiler of a loader, and connect it to the loader's timer.
 
-        If the script makes a new loader of the same name and data set for every epoch, all of them share a profiler.
+        If the script makes a new loader of the same kind for every epoch, all of them share a profiler.
 
         Args:
             pipeline: The loader.
             session: The session of this rank.
             make: Makes a profiler.
         """
-        subject = pipeline.subject
-        key = pipeline.name, subject if isinstance(subject, DatasetSpec) else type(subject)
-        if key not in _profilers:
-            _profilers[key] = make()
-        pipeline.timer.on_step = _profilers[key]._on_step
+        profiler = _profilers.get(pipeline.kind)
+        if profiler is None:
+            profiler = _profilers[pipeline.kind] = make()
+        pipeline.timer.on_step = profiler._on_step
         session.set_profile(_part)
-        return _profilers[key]
+        return profiler
 
     @property
     def elapsed_s(self) -> float:
