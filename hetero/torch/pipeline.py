@@ -30,19 +30,12 @@ from hetero.torch.local import LocalFetcher, WorkerOptions, builds_here
 from hetero.torch.local_dataset import LocalDataset
 from hetero.torch.order.made_anew import MadeAnew
 from hetero.torch.order.ranks import RankOrders
-from hetero.torch.order.sampler import SamplerOrder, torch_permutation
+from hetero.torch.order.sampler import RANK_BLIND_SAMPLERS, SamplerOrder, torch_permutation
 from hetero.torch.pinned import allocate_pinned
 
 __all__ = ["Pipeline"]
 
 logger = logging.getLogger(__name__)
-
-_RANK_BLIND = (
-    torch.utils.data.RandomSampler,
-    torch.utils.data.SequentialSampler,
-    torch.utils.data.SubsetRandomSampler,
-    torch.utils.data.WeightedRandomSampler,
-)
 
 
 class Pipeline(LoaderPipeline):
@@ -90,7 +83,7 @@ class Pipeline(LoaderPipeline):
         self.stride: int | None = None
         """The n of a tool that consumes every n-th batch. None until known."""
         self._has_warned = False
-        kind = self.name, self.dataset_name, self.arguments_digest, options.batch_size
+        kind = *self.kind, options.batch_size
         self._made_anew = MadeAnew(subject, *kind, options.seed, options.drop_last)
         self._ranks = RankOrders(*kind, options.shuffle)
         self._restores_epoch = False
@@ -459,7 +452,7 @@ class Pipeline(LoaderPipeline):
         )
 
     def _warn_of_equal_ranks(self, sampler: object) -> None:
-        if type(sampler) in _RANK_BLIND and self.shard().world_size > 1 and not self._has_warned:
+        if type(sampler) in RANK_BLIND_SAMPLERS and self.shard().world_size > 1 and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "every rank draws the same batches from %s. Pass shuffle= instead of sampler=, or wrap the sampler in "
