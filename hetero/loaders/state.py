@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
+from hetero.documents.records import decode, limits
 from hetero.epochs import MAX_EPOCHS, pass_number
 from hetero.errors import ConfigError
 
@@ -28,9 +29,9 @@ class LoaderState:
     """Which pass of this epoch, see `Start`."""
     batches: int
     """Number of global batches of this epoch that were delivered."""
-    order: str
+    order: str = field(metadata=limits(choices=_ORDERS))
     """``sequential``, ``shuffled``, ``torch`` (as torch's samplers shuffle) or ``sampler``."""
-    seed: int
+    seed: int = field(metadata=limits(minimum=-(2**63)))
     """The loader's seed."""
     num_samples: int | None = None
     """Length of the data set when the epoch began. None for a user's sampler."""
@@ -43,7 +44,7 @@ class LoaderState:
     left: Mapping[str, object] | None = None
     """Where the last pass left a stateful sampler, if the next pass has not begun. The keys are ``epoch``, the epoch of
     the last pass, and ``sampler``, the sampler's state before the last delivered batch of that pass."""
-    sampler_epoch: int | None = None
+    sampler_epoch: int | None = field(default=None, metadata=limits(minimum=-(2**63)))
     """The epoch that was last set on the user's sampler. None if unknown."""
     sampler_length: int | None = None
     """Length of the user's sampler in the epoch that is being delivered. None if it has none or is stateful."""
@@ -61,7 +62,7 @@ class LoaderState:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, smaller than 1 KiB apart from the state of a user's sampler."""
-        return {"version": _VERSION, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        return {"version": _VERSION, **{each.name: getattr(self, each.name) for each in fields(self)}}
 
     @classmethod
     def from_dict(cls, value: object) -> LoaderState:
@@ -70,39 +71,19 @@ class LoaderState:
         Raises:
             ConfigError: If `to_dict` did not return the value.
         """
-        names = {field.name for field in fields(cls)}
-        # Missing in states of the first versions.
-        texts, numbers = {"sampler_class", "dataset", "arguments"}, {"again", "sampler_length", "world_size"}
-        later = {"left", "completed", "sampler_epoch"} | texts | numbers
-        if not isinstance(value, Mapping) or set(value) | later != names | {"version"}:
+        if not isinstance(value, Mapping) or "version" not in value:
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            raise ConfigError(f"not the state of a hetero DataLoader: found {found}\n  Expected {sorted(names)}.")
-        if value["version"] != _VERSION:
+            raise ConfigError(f"not the state of a hetero DataLoader: found {found}\n  Pass what state_dict returned.")
+        rest = dict(value)
+        if rest.pop("version") != _VERSION:
             raise ConfigError(f"loader state has version {value['version']!r}, this hetero reads {_VERSION}")
-        for name in ("epoch", "batches", "seed", "num_samples", "global_batch", "num_drawn", *sorted(numbers)):
-            number = value.get(name)
-            if number is None and name in numbers | {"num_samples", "global_batch"}:
-                continue
-            if not isinstance(number, int) or (number < 0 and name != "seed"):
-                raise ConfigError(f"loader state: {name} is {number!r}, expected an integer of at least 0")
-        _check_epoch(value["epoch"])
-        if value["order"] not in _ORDERS:
-            raise ConfigError(f"loader state: order is {value['order']!r}, expected one of {', '.join(_ORDERS)}")
-        left = value.get("left")
-        if left is not None and (not isinstance(left, Mapping) or not _is_left(left)):
+        # A sampler's state may be anything, so it is not checked.
+        sampler, left = rest.pop("sampler", None), rest.pop("left", None)
+        if left is not None and not _is_left(left):
             raise ConfigError(f"loader state: left is {str(left)[:80]!r}, expected an epoch and a sampler's state")
-        completed = value.get("completed", True)
-        if not isinstance(completed, bool):
-            raise ConfigError(f"loader state: completed is {completed!r:.80}, expected true or false")
-        sampler_epoch = value.get("sampler_epoch")
-        if sampler_epoch is not None and type(sampler_epoch) is not int:
-            raise ConfigError(f"loader state: sampler_epoch is {sampler_epoch!r:.80}, expected an integer or None")
-        for name in sorted(texts):
-            if not isinstance(value.get(name), str | None):
-                raise ConfigError(f"loader state: {name} is {value[name]!r:.80}, expected text or None")
-        others = {name: value[name] for name in names - later}
-        others |= {name: value.get(name) for name in texts | numbers}
-        return cls(**others, left=left, completed=completed, sampler_epoch=sampler_epoch)
+        state = replace(decode(cls, rest, path="loader state"), sampler=sampler, left=left)
+        _check_epoch(state.epoch)
+        return state
 
     def check_fits(self, here: LoaderState) -> None:
         """Check that a loader whose `LoaderPipeline.facts` are ``here`` can continue from this state.
@@ -143,9 +124,9 @@ def _check_epoch(epoch: object) -> None:
         raise ConfigError(f"epoch is {epoch!r}, expected an integer of at least 0 and less than 2**32")
 
 
-def _is_left(left: Mapping[object, object]) -> bool:
-    epoch = left.get("epoch")
-    return set(left) == {"epoch", "sampler"} and isinstance(epoch, int) and epoch >= 0
+def _is_left(left: object) -> bool:
+    epoch = left.get("epoch") if isinstance(left, Mapping) and set(left) == {"epoch", "sampler"} else None
+    return isinstance(epoch, int) and epoch >= 0
 
 
 @dataclass(frozen=True, slots=True)

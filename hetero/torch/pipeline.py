@@ -347,7 +347,8 @@ class Pipeline(LoaderPipeline):
         left = None
         if self.sampler_order is not None and position.sampler is None and self.progress.is_between_passes:
             left = self.sampler_order.left()
-        return LoaderState(
+        return replace(
+            facts,
             epoch=position.epoch,
             again=position.again,
             batches=position.batches,
@@ -358,15 +359,9 @@ class Pipeline(LoaderPipeline):
             # The states of all ranks must be the same, but without padding one rank's pass may have ended while another
             # rank is in its last step.
             completed=position.completed or (self.progress.resumed is None and self._may_end_unevenly()),
-            order=facts.order,
-            seed=facts.seed,
             num_samples=facts.num_samples if position.num_samples is None else position.num_samples,
-            global_batch=facts.global_batch,
             sampler_length=None if self.sampler_order is None else position.sampler_length or self.sampler_order.length,
             world_size=None if self.sampler_order is None else position.world_size or self.shard().world_size,
-            sampler_class=facts.sampler_class,
-            dataset=facts.dataset,
-            arguments=facts.arguments,
         )
 
     @property
