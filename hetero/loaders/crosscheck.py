@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,7 @@ class CheckedReader(Iterator[Any]):
 
     Args:
         fleet: The endpoints.
-        requests: The batches to fetch.
-        open_reader: Makes the reader of these requests.
+        reader: Fetches the batches. It is closed with this object.
         compares_globals: Whether to compare the globals that the data set's code reads.
         compares_batches: Whether to compute the batches of the purity check in this process too. This uses the
             process's global generators, so it is unsafe while other threads draw from them.
@@ -70,18 +69,17 @@ class CheckedReader(Iterator[Any]):
     def __init__(
         self,
         fleet: Fleet,
-        requests: Iterator[BatchRequest],
-        open_reader: Callable[[Iterator[BatchRequest]], Reader],
+        reader: Reader,
         *,
         compares_globals: bool,
         compares_batches: bool,
-        compares_later: bool = False,
+        compares_later: bool,
     ) -> None:
         self._fleet = fleet
         self._compares_globals = compares_globals
         self._own = _OwnDataset(compares_later=compares_later) if compares_batches else None
         self._epoch: int | None = None  # of the last batch
-        self._reader = open_reader(requests)
+        self._reader = reader
         # Endpoints have described the data set already if its length was requested.
         self._compare_or_close()
 
@@ -139,12 +137,6 @@ class CheckedReader(Iterator[Any]):
         """Close the reader. Idempotent. Blocks like `Reader.close`."""
         self._own = None
         self._reader.close()
-
-    def __enter__(self) -> CheckedReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _is_first(self) -> bool:
         """Return whether the last batch is the first one of its epoch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -84,41 +83,45 @@ def fingerprint(spec: DatasetSpec) -> str:
 
 
 def open_reader(
-    session: RankSession,
+    fleet: Fleet,
     requests: Iterator[BatchRequest],
     *,
     prefetch_factor: int | None,
-    allocate: Callable[[int], memoryview] | None,
-    on_skips: Callable[[Skips], object],
+    compares_batches: bool,
+    on_wait: Callable[[bool], None],
     on_received: Callable[[int, int], object],
+    on_skips: Callable[[Skips], object] | None,
+    allocate: Callable[[int], memoryview] | None = None,
 ) -> CheckedReader:
     """Return an iterator over the batches of ``requests``, in order. It has a ``close`` method.
 
     Args:
-        session: The job's session.
+        fleet: The endpoints.
         requests: The batches to fetch. The iterator is consumed in the calling thread.
         prefetch_factor: Batches in flight per active endpoint. None for the reader's default.
+        compares_batches: Whether this process may compute batches too, to compare them. This uses its global
+            generators, so it is unsafe while other threads draw from them.
+        on_wait: See `Reader`.
+        on_received: Called when a batch is delivered, with its number of bytes before compression, and with the number
+            that compression saved.
+        on_skips: Called at the same time with the skipped samples of the batch.
         allocate: Function that returns memory for a size in bytes, for example pinned memory. None for ordinary memory.
-        on_skips: Called with the skipped samples of a batch just before that batch is delivered.
-        on_received: Called at the same time with the number of bytes of the batch before compression, and with the
-            number that compression saved.
     """
-    fleet = fleet_for(session)
-    open_reader = functools.partial(
-        Reader,
+    session = control.current()
+    is_wanted = session is None or session.options.purity_checks > 0
+    reader = Reader(
         fleet,
+        requests,
         prefetch_factor=prefetch_factor,
         allocate=allocate,
         on_skips=on_skips,
         on_received=on_received,
-        on_wait=session.check_wait,
+        on_wait=on_wait,
     )
-    is_wanted = session.options.purity_checks > 0
     return CheckedReader(
         fleet,
-        requests,
-        open_reader,
+        reader,
         compares_globals=is_wanted,
-        compares_batches=is_wanted,
-        compares_later=session.rank == 0,
+        compares_batches=is_wanted and compares_batches,
+        compares_later=session is not None and session.rank == 0,
     )

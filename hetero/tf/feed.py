@@ -6,6 +6,7 @@ the data that both use. No thread waits for an endpoint or for the user's code w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -32,7 +33,6 @@ from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.reader.fleet import Fleet
-from hetero.reader.reader import Reader
 from hetero.spec import DatasetSpec
 from hetero.tf.passes import PassLog, ProducedBatch, TensorFlowPass
 
@@ -195,7 +195,7 @@ class Feed(LoaderPipeline):
             )
             for each in indices
         ]
-        with self._open(iter(requests), on_skips=None, on_wait=_check_wait) as reader:
+        with contextlib.closing(self._open(iter(requests), on_skips=None, on_wait=_check_wait)) as reader:
             return [(len(each), batch) for each, batch in zip(indices, reader, strict=True)]
 
     # Producing: in TensorFlow's threads
@@ -295,20 +295,17 @@ class Feed(LoaderPipeline):
         on_skips: Callable[[Any], object] | None,
         on_wait: Callable[[bool], None],
     ) -> CheckedReader:
-        fleet = self._fleet()
-        open_reader = functools.partial(
-            Reader,
-            fleet,
+        return remote.open_reader(
+            self._fleet(),
+            requests,
             prefetch_factor=self.prefetch_factor,
-            on_skips=on_skips,
-            on_received=self.traffic.add,
+            # Other threads draw random numbers meanwhile.
+            compares_batches=False,
             # Both waits end when the job is asked to stop. Keras never returned to a rank whose own process hung.
             on_wait=on_wait if is_remote() else self._and_check_processes(on_wait),
+            on_received=self.traffic.add,
+            on_skips=on_skips,
         )
-        # Do not compute batches in this process to compare them, because other threads draw random numbers meanwhile.
-        session = control.current()
-        is_wanted = session is None or session.options.purity_checks > 0
-        return CheckedReader(fleet, requests, open_reader, compares_globals=is_wanted, compares_batches=False)
 
     def _and_check_processes(self, on_wait: Callable[[bool], None]) -> Callable[[bool], None]:
         """Return ``on_wait`` for a job without data hosts, which also fails if this process's own processes failed."""

@@ -327,12 +327,14 @@ class Pipeline(LoaderPipeline):
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
 
             return remote.open_reader(
-                session,
+                remote.fleet_for(session),
                 requests,
                 prefetch_factor=self.workers.prefetch_factor,
-                allocate=allocate_pinned if self.workers.pin_memory else None,
-                on_skips=self.skips.note,
+                compares_batches=True,
+                on_wait=session.check_wait,
                 on_received=self.traffic.add,
+                on_skips=self.skips.note,
+                allocate=allocate_pinned if self.workers.pin_memory else None,
             )
         if self._fetcher is None:
             self._fetcher = LocalFetcher(self.local, self.workers, on_skips=self.skips.note)
