@@ -11,7 +11,7 @@ from hetero.batches.failures import with_user_type
 from hetero.control.rank import session as control
 from hetero.control.rank.stopping import StopError
 from hetero.errors import ConfigError, DatasetError
-from hetero.loaders.kept_batches import KeptBatches, max_kept_bytes
+from hetero.loaders.kept_batches import KeptBatches
 from hetero.metrics.steps import StepTimer
 from hetero.tf.elements import (
     check_element,
@@ -66,7 +66,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
             feed.size_of = num_samples_of
         session = control.current()
         if session is not None and session.options.profile:
-            feed.profile(session, KeptBatches(max_kept_bytes(), copy=copied_element, nbytes=element_nbytes))
+            feed.profile(session, KeptBatches(copy=copied_element, nbytes=element_nbytes))
         self._feed = feed
         unsharded = tf.data.Options()
         # Do not shard, because every rank already has its own part of the data.

@@ -27,8 +27,9 @@ from hetero.errors import ConfigError, HeteroError
 from hetero.loaders import auditing, remote
 from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.crosscheck import CheckedReader
+from hetero.loaders.kept_batches import KeptBatches
 from hetero.loaders.local_endpoints import local_endpoints
-from hetero.loaders.measuring.profiling import Kept, LoaderProfiler, ProfiledBatches, measure_here
+from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
@@ -83,7 +84,7 @@ class Feed(LoaderPipeline):
         self._had_fetched = True
         """Whether the latest step consumed batches that were fetched, and not repeated by a profile run."""
 
-    def profile(self, session: RankSession, kept: Kept) -> None:
+    def profile(self, session: RankSession, kept: KeptBatches) -> None:
         """Follow the phases of a profile run.
 
         Args:

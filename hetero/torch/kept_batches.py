@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.data
 
 from hetero.loaders import kept_batches
-from hetero.torch.leaf_copies import copy_leaves
+from hetero.torch.leaf_copies import copy_leaves, leaves_of
 
 __all__ = ["KeptBatches", "batch_nbytes"]
 
@@ -20,11 +17,11 @@ class KeptBatches(kept_batches.KeptBatches):
     """The first batches of a loader. If one of them is in pinned memory, so is each batch that is handed out.
 
     Args:
-        max_bytes: Limit of all kept batches together. One batch is always kept.
+        max_bytes: See `hetero.loaders.kept_batches.KeptBatches`.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(max_bytes, copy=copy_leaves, nbytes=batch_nbytes)
+    def __init__(self, max_bytes: int | None = None) -> None:
+        super().__init__(copy=copy_leaves, nbytes=batch_nbytes, max_bytes=max_bytes)
         self._is_pinned = False
 
     def keep(self, batch: Any) -> None:
@@ -41,22 +38,8 @@ class KeptBatches(kept_batches.KeptBatches):
 
 def batch_nbytes(value: Any) -> int:
     """Return the bytes of the tensors and arrays in nested mappings, sequences and dataclasses."""
-    return sum(leaf.nbytes for leaf in _leaves(value))
+    return sum(leaf.nbytes for leaf in leaves_of(value))
 
 
 def _has_pinned(batch: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and leaf.is_pinned() for leaf in _leaves(batch))
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
-        for item in value:
-            yield from _leaves(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _leaves(getattr(value, field.name, None))
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_pinned() for leaf in leaves_of(batch))

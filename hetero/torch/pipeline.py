@@ -19,7 +19,6 @@ from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
 from hetero.loaders.ahead import Ahead, Batches, EpochRequests
 from hetero.loaders.checks import check_not_child_of_rank
-from hetero.loaders.kept_batches import max_kept_bytes
 from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
 from hetero.loaders.sampling import Permute, PlannedBatch, Shard
@@ -316,7 +315,7 @@ class Pipeline(LoaderPipeline):
         return LoaderProfiler(
             self,
             session,
-            KeptBatches(max_kept_bytes()),
+            KeptBatches(),
             num_processes=0 if session.remote else self.workers.num_workers,
             measure=self.local.noting_files()(lambda requests: measure_here(lambda: self.local.built, requests)),
         )

@@ -5,14 +5,12 @@ Without room, torch's worker dies of SIGBUS, or its sending thread dies, and the
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from hetero.torch.leaf_copies import PLAIN_TYPES
+from hetero.torch.leaf_copies import leaves_of
 
 __all__ = ["is_roomy", "shared_bytes", "used_up", "want_of_room"]
 
@@ -28,29 +26,16 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
     """Return how many bytes of a batch go through shared memory, and how many of them are not in it yet.
 
     Args:
-        batch: The batch. Only tensors in mappings, lists, tuples and dataclasses count. A pipe carries anything else.
+        batch: The batch. Only tensors in mappings, sequences and dataclasses count. A pipe carries anything else.
     """
     sizes: dict[int, int] = {}
     absent: dict[int, int] = {}
-    waiting, seen = [batch], set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:  # for example a parent that its own child refers to
-            continue
-        seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            for storage in _storages(value):
-                # By address, because views of one storage go through shared memory once.
-                sizes[storage.data_ptr()] = storage.nbytes()
-                if not storage.is_shared():
-                    absent[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(value, Mapping):
-            waiting += _without_plain(value.values())
-        elif isinstance(value, list | tuple):
-            # Ragged lists of thousands of tokens took milliseconds in a batch when each token was visited.
-            waiting += _without_plain(value)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            waiting += [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    tensors = (leaf for leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor))
+    for storage in (storage for tensor in tensors for storage in _storages(tensor)):
+        # By address, because views of one storage go through shared memory once.
+        sizes[storage.data_ptr()] = storage.nbytes()
+        if not storage.is_shared():
+            absent[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values()), sum(absent.values())
 
 
@@ -65,10 +50,6 @@ def _storages(tensor: torch.Tensor) -> list[Any]:
         return [storage]
     except Exception:  # noqa: BLE001 - an uninitialised parameter, or a class without memory
         return []
-
-
-def _without_plain(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if type(value) not in PLAIN_TYPES]
 
 
 def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:

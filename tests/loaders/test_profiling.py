@@ -127,9 +127,11 @@ class Job:
         self.sources: list[Source] = []
 
     def make_profiler(self) -> LoaderProfiler:
+        kept: Any = Kept()
+
         def make() -> LoaderProfiler:
             return LoaderProfiler(
-                self.pipeline, self.session, Kept(), num_processes=2, measure=self._measure, clock=self.clock
+                self.pipeline, self.session, kept, num_processes=2, measure=self._measure, clock=self.clock
             )
 
         return LoaderProfiler.of(self.pipeline, self.session, make)

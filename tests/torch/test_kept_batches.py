@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from hetero.loaders.kept_batches import MAX_KEPT
@@ -27,9 +26,8 @@ def test_batches_are_kept_up_to_a_number_and_a_size() -> None:
     assert len(keep(torch.zeros(1000), max_bytes=10)) == 1
 
 
-@pytest.mark.parametrize("num_values", [4, 2**20], ids=["small", "copied ahead by a thread"])
-def test_script_that_writes_to_a_batch_gets_it_unchanged_the_next_time(num_values: int) -> None:
-    original = {"image": torch.ones(num_values), "label": [torch.tensor([7])]}
+def test_script_that_writes_to_a_batch_gets_it_unchanged_the_next_time() -> None:
+    original = {"image": torch.ones(2**20), "label": [torch.tensor([7])]}
     kept = keep(original)
     original["image"].zero_()  # the script writes to the batch that was kept
     for _ in range(5):

@@ -29,7 +29,6 @@ _MIN_WARMUP_STEPS = 3
 EXCLUDED_STEPS = 5
 """First steps of the headspace phase that are not measured. The first still computes on a fetched batch, and ranks may
 enter the phase a step apart."""
-_MAX_PHASE_S = 20.0
 _MIN_WINDOWS = 3
 
 
@@ -124,8 +123,7 @@ class Phases:
             return True
         least = MIN_STEPS + (EXCLUDED_STEPS if self.phase is Phase.HEADSPACE else 0)
         least = _MIN_WARMUP_STEPS if self.phase is Phase.WARMUP else least
-        is_late = self._phase_s >= _MAX_PHASE_S or elapsed_s >= _END_S[self.phase]
-        return is_late and self.num_steps >= least
+        return elapsed_s >= _END_S[self.phase] and self.num_steps >= least
 
     def _enter_next(self) -> None:
         self.phase = Phase(PHASES[PHASES.index(self.phase.value) + 1])

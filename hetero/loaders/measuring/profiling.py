@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.indexed import IndexedWork
@@ -22,6 +22,7 @@ from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.control.rank.session import RankSession
 from hetero.errors import DatasetError
 from hetero.loaders.ahead import Batches
+from hetero.loaders.kept_batches import KeptBatches
 from hetero.loaders.measuring.phases import Phase, Phases
 from hetero.loaders.pipeline import LoaderPipeline
 from hetero.metrics.hosts import Gpus
@@ -29,12 +30,11 @@ from hetero.metrics.profile.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, MIN_S
 from hetero.metrics.profile.profile import Spread, SupplyProfile
 from hetero.spec import DatasetSpec
 
-__all__ = ["Kept", "LoaderProfiler", "ProfiledBatches", "measure_here"]
+__all__ = ["LoaderProfiler", "ProfiledBatches", "measure_here"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_REQUESTS = 256
-_MIN_KEPT = 2
 _MAX_TRAINING_S = 75.0
 """Seconds from the first delivery until the rank is done with `MIN_STEPS`, for example in a long validation."""
 _GPU_INTERVAL_S = 0.5
@@ -45,22 +45,6 @@ _profilers: dict[tuple[str, str, str], LoaderProfiler] = {}
 """The profilers of this rank, by the kind of their loaders."""
 _latest: LoaderProfiler | None = None
 """The profiler of the loader that delivered the last batch."""
-
-
-class Kept(Protocol):
-    """The batches that a loader repeats. See `hetero.loaders.kept_batches.KeptBatches`."""
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds that threads have used for copies."""
-
-    def __len__(self) -> int: ...
-
-    def keep(self, batch: Any) -> None:
-        """Keep a copy of a batch, unless there are enough already."""
-
-    def next(self) -> Any:
-        """Return a copy of the batch whose turn it is."""
 
 
 Measure = Callable[[list[BatchRequest]], tuple[SupplyProfile, Contents]]
@@ -86,7 +70,7 @@ class LoaderProfiler:
         self,
         pipeline: LoaderPipeline,
         session: RankSession,
-        kept: Kept,
+        kept: KeptBatches,
         *,
         num_processes: int,
         measure: Measure,
@@ -182,7 +166,8 @@ class LoaderProfiler:
         num_samples = request.work.num_samples
         if num_samples >= self._batch_samples:
             self._batch_samples = num_samples
-            if self.phases.phase is Phase.WARMUP or len(self.kept) < _MIN_KEPT:  # a copy would lengthen a measured step
+            # Later, a copy would lengthen a measured step.
+            if self.phases.phase is Phase.WARMUP or not len(self.kept):
                 self.kept.keep(batch)
         self._fetched.append(request)
 
@@ -442,7 +427,7 @@ class _Plan(Iterator[BatchRequest]):
 class _Usage:
     """CPU and GPU use of this process during the headspace phase."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: KeptBatches) -> None:
         self._kept = kept
         self._first: tuple[float, float] | None = None
         self._last: tuple[float, float] | None = None
