@@ -8,14 +8,18 @@ import tensorflow as tf
 
 from hetero.errors import ConfigError
 
-__all__ = ["ConsumptionCallback", "CuttableSteps", "MeasuringCallback", "TrainingSteps", "check_batches_per_step"]
+__all__ = ["ConsumptionCallback", "TrainingSteps", "check_batches_per_step"]
 
 
 class TrainingSteps(Protocol):
     """Receiver of the callback's reports, on the thread that trains."""
 
-    def begin_training(self) -> None:
-        """Discard the batches that Keras asked for before training."""
+    def begin_training(self, num_pipelines: int) -> None:
+        """Discard the batches that Keras asked for before training.
+
+        Args:
+            num_pipelines: Processes among which the strategy of `fit` divides each batch of a dataset.
+        """
 
     def begin_step(self) -> None:
         """Begin to wait for the next batch. The job may end here.
@@ -49,7 +53,7 @@ class ConsumptionCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Discard the batches that Keras asked for before training."""
-        self._steps.begin_training()
+        self._steps.begin_training(_num_pipelines(getattr(self.model, "distribute_strategy", None)))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begin a step. The job may end here."""
@@ -76,26 +80,6 @@ class ConsumptionCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         """Stop the clock, and discard prefetched batches."""
         self._steps.end_training()
-
-
-class CuttableSteps(TrainingSteps, Protocol):
-    """Receiver of the callback's reports that also needs to know into how many parts a strategy cuts a batch."""
-
-    parts_per_batch: int
-    """Number of parts that the strategy cuts a batch into. A step consumes one part."""
-
-
-class MeasuringCallback(ConsumptionCallback):
-    """A `ConsumptionCallback` for a dataset that `fit` may distribute by a strategy over several processes."""
-
-    def __init__(self, steps: CuttableSteps, batches_per_step: int) -> None:
-        super().__init__(steps, batches_per_step)
-        self._cuttable = steps
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Record into how many parts a batch is cut, and discard the batches that Keras asked for before training."""
-        self._cuttable.parts_per_batch = _num_pipelines(getattr(self.model, "distribute_strategy", None))
-        super().on_train_begin(logs)
 
 
 def check_batches_per_step(batches_per_step: int) -> int:

@@ -436,8 +436,11 @@ class Feed(LoaderPipeline):
         self.consume(num_batches)
         control.check_stop(self.timer)
 
-    def begin_training(self) -> None:
-        """Prepare for calls of `consume`, which will ignore the passes that have begun before now."""
+    def begin_training(self, num_pipelines: int = 1) -> None:
+        """Prepare for calls of `consume`, which will ignore the passes that have begun before now.
+
+        A strategy does not cut these batches, so ``num_pipelines`` of `TrainingSteps` changes nothing.
+        """
         with self.passes.hold():
             self.passes.begin_training()
 

@@ -72,14 +72,12 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
         Raises:
             ConfigError: If ``batches_per_step`` is not an integer of at least 1.
         """
-        from hetero.tf.callback import ConsumptionCallback, MeasuringCallback, check_batches_per_step
+        from hetero.tf.callback import ConsumptionCallback, check_batches_per_step
 
         steps = self._steps
-        steps.parts_per_batch = steps.batches_per_step = 1
-        if batches_per_step is None:
-            return MeasuringCallback(steps, 1)
-        steps.batches_per_step = check_batches_per_step(batches_per_step)
-        return ConsumptionCallback(steps, batches_per_step)
+        steps.is_cut = batches_per_step is None
+        steps.batches_per_step = check_batches_per_step(1 if batches_per_step is None else batches_per_step)
+        return ConsumptionCallback(steps, steps.batches_per_step)
 
     def measure(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a dataset made from this one. Each batch is one step.
@@ -146,8 +144,9 @@ class _Steps(LoaderTiming):
         super().__init__(name)
         self.batches_per_step = 1
         """Batches that a step consumes."""
-        self.parts_per_batch = 1
-        """Number of parts that Keras' strategy cuts a batch into. A step consumes one part."""
+        self.is_cut = False
+        """Whether a strategy of several processes cuts each batch into one part for each. A step consumes one part."""
+        self._parts_per_batch = 1
         self._deliveries = deliveries
         self._ahead: deque[tuple[float, int]] = deque()
         """Time and size of each batch that left the pipeline and was not yet consumed."""
@@ -166,8 +165,9 @@ class _Steps(LoaderTiming):
         self.timer.end_wait(int(num_samples(batch)))
         return batch
 
-    def begin_training(self) -> None:
-        """Discard the batches that Keras asked for before training."""
+    def begin_training(self, num_pipelines: int) -> None:
+        """Discard the batches that Keras asked for before training. See `TrainingSteps`."""
+        self._parts_per_batch = num_pipelines if self.is_cut else 1
         self.forget()
 
     def forget(self) -> None:
@@ -204,7 +204,7 @@ class _Steps(LoaderTiming):
         while len(consumed) < num_batches and (self._parts or self._ahead):
             if not self._parts:
                 came_s, size = self._ahead.popleft()
-                self._parts = _parts(size, self.parts_per_batch)
+                self._parts = _parts(size, self._parts_per_batch)
                 if len(consumed) < self.batches_per_step:  # the first step consumes this batch
                     waited_s = came_s - self._begun_s
             consumed.append(self._parts.pop())

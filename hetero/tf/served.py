@@ -14,7 +14,7 @@ import tensorflow as tf
 from hetero.control.members.directory import TF_DISPATCHER
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError, EndpointUnavailableError
-from hetero.system.waits import POLL_S
+from hetero.system.waits import LOG_INTERVAL_S, POLL_S
 from hetero.tf.movable import check_divisible, check_movable, check_whole
 
 __all__ = ["served"]
@@ -22,7 +22,6 @@ __all__ = ["served"]
 logger = logging.getLogger(__name__)
 
 _PROTOCOL = "grpc"
-_REPORT_AFTER_S = 5.0
 
 _num_named: collections.Counter[str] = collections.Counter()
 """Number of datasets that this process has made with each name."""
@@ -147,7 +146,7 @@ def _dispatcher_address(session: RankSession) -> str:
                     f"no dispatcher of tf.data.service appeared within {waited_s:.0f} s; known servers: {known}\n"
                     "  The launcher of the first data host starts it. See its log. --data-timeout sets the limit."
                 )
-            if waited_s >= _REPORT_AFTER_S and not was_reported:
+            if waited_s >= LOG_INTERVAL_S and not was_reported:
                 was_reported = True
                 logger.info("waiting for the dispatcher of tf.data.service on the first data host; servers: %s", known)
             if not changed.wait(min(POLL_S, timeout_s - waited_s)):

@@ -128,7 +128,8 @@ def test_batches_that_a_strategy_cuts_for_several_processes_are_several_steps() 
     data = hetero.tf.distribute(tf.data.Dataset.range(12).batch(5))
     iterator = iter(data)
     steps = data._steps
-    steps.parts_per_batch = 2
+    steps.is_cut = True
+    steps.begin_training(2)
     for _ in range(5):
         steps.begin_step()
         if not steps._parts:
