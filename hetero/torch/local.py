@@ -36,9 +36,6 @@ __all__ = ["LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_
 
 logger = logging.getLogger(__name__)
 
-_KEPT_SHARE = 4
-"""Workers go on between two passes only if their batches fit so often into what is free of the shared memory."""
-
 _SLOW_S = 60.0
 """Seconds without a first batch after which a warning is logged. A forked polars hangs without an end (litData#823)."""
 
@@ -142,9 +139,8 @@ class LocalFetcher:
         Args:
             batch_bytes: Bytes of a batch in shared memory.
         """
-        if not is_roomy(_KEPT_SHARE * self._dataset.num_ahead * batch_bytes):
-            return False
-        return self._is_unchanged()
+        # Another loader may need as much meanwhile.
+        return is_roomy(self._dataset.num_ahead * batch_bytes) and self._is_unchanged()
 
     def _is_unchanged(self) -> bool:
         """Return whether workers that were started now would have what the present ones have."""

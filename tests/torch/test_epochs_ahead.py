@@ -232,7 +232,7 @@ def test_persistent_workers_are_started_anew_when_the_object_has_another_transfo
 
 
 def test_workers_of_torch_end_with_the_pass_where_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.torch.local.is_roomy", lambda num_bytes: num_bytes < 4 * 2 * 2 * 8)
+    monkeypatch.setattr("hetero.torch.local.is_roomy", lambda num_bytes: num_bytes < 2 * 2 * 8)
     loader = DataLoader(ahead_test_processes(), batch_size=2, num_workers=1)
     pids = [pid for _ in range(2) for batch in loader for pid in batch.tolist()]
     assert len(set(pids)) == 2
