@@ -44,25 +44,43 @@ from hetero.torch.views import (
 __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
-_ARGUMENTS = frozenset(
-    {
-        *("dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last"),
-        *("timeout", "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor"),
-        *(
-            "persistent_workers",
-            "seed",
-            "padding",
-            "name",
-            "compression",
-            "on_sample_error",
-            "max_skips",
-            "order",
-            "requests_next_epoch",
-            "shard",
-        ),
-    }
-)
 _TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+
+
+class _Attribute:
+    """An attribute of torch's loader that may have another value when it is read."""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, loader: DataLoader[Any], value: Any) -> None:
+        loader.__dict__[self._name] = value
+
+
+class _Shown(_Attribute):
+    """An attribute that is the user's argument or torch's default for the script, and a view for a tool."""
+
+    def __get__(self, loader: DataLoader[Any] | None, _: type | None = None) -> Any:
+        if loader is None:
+            return self
+        is_shown = not loader.__dict__.get("_is_made") or is_asked_by_tool()
+        return loader.__dict__[self._name] if is_shown else loader._of_user[self._name]
+
+
+class _OfWorkers(_Attribute):
+    """An attribute as in torch. It has another value if a loader rebuilt from this one must not start workers.
+
+    Args:
+        without_workers: That other value, which a loader without workers has.
+    """
+
+    def __init__(self, without_workers: Any) -> None:
+        self._without_workers = without_workers
+
+    def __get__(self, loader: DataLoader[Any] | None, _: type | None = None) -> Any:
+        if loader is None:
+            return self
+        return self._without_workers if fetches_for_rebuilt() else loader.__dict__[self._name]
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -159,6 +177,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ConfigError: If arguments contradict each other or cannot work in this job.
         ValueError: As in torch.
     """
+
+    dataset: Any = _Shown()
+    """The data set object or spec that was passed."""
+    sampler: Any = _Shown()
+    """The sampler that was passed, or a view of this loader's own order over the samples of this rank."""
+    collate_fn: Any = _Shown()
+    """The function that makes batches: the one passed, the one registered with the data set, or torch's default."""
+    num_workers: Any = _OfWorkers(0)
+    prefetch_factor: Any = _OfWorkers(None)
+    persistent_workers: Any = _OfWorkers(False)
+    timeout: Any = _OfWorkers(0)
 
     def __init__(
         self,
@@ -336,29 +365,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         super().__setattr__(name, value)
 
-    def _as_asked(self, name: str) -> Any:
-        """Return the user's argument or torch's default. Return the view to a tool that rebuilds loaders."""
-        is_shown = not self.__dict__.get("_is_made") or is_asked_by_tool(depth=3)
-        return self.__dict__[name] if is_shown else self._of_user[name]
-
-    @property
-    def dataset(self) -> Any:
-        """The data set object or spec that was passed."""
-        return self._as_asked("dataset")
-
-    @dataset.setter
-    def dataset(self, value: Any) -> None:
-        self.__dict__["dataset"] = value
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler that was passed, or a view of this loader's own order over the samples of this rank."""
-        return self._as_asked("sampler")
-
-    @sampler.setter
-    def sampler(self, value: Any) -> None:
-        self.__dict__["sampler"] = value
-
     @property
     def batch_sampler(self) -> Any:
         """The batch sampler that was passed, or torch's own over `sampler`. None with ``batch_size=None``.
@@ -369,7 +375,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         reader = sys._getframe(1)
         is_made = self.__dict__.get("_is_made", False)
         if shown is None or not is_made or reader.f_globals.get("__name__") != "accelerate.data_loader":
-            return self._as_asked("batch_sampler")
+            is_shown = not is_made or is_asked_by_tool()
+            return shown if is_shown else self._of_user["batch_sampler"]
         # accelerate does not shard the batches of an unprepared loader that was passed to skip_first_batches.
         shards = reader.f_code.co_name != "skip_first_batches"
         user_sampler = self.__dict__["sampler"] if isinstance(shown, BatchSamplerView) else shown
@@ -378,15 +385,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @batch_sampler.setter
     def batch_sampler(self, value: Any) -> None:
         self.__dict__["batch_sampler"] = value
-
-    @property
-    def collate_fn(self) -> Any:
-        """The function that makes batches: the one passed, the one registered with the data set, or torch's default."""
-        return self._as_asked("collate_fn")
-
-    @collate_fn.setter
-    def collate_fn(self, value: Any) -> None:
-        self.__dict__["collate_fn"] = value
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on this rank.
@@ -449,42 +447,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._pipeline.timer
 
     @property
-    def num_workers(self) -> int:
-        """As in torch. 0 if a loader rebuilt from this one must not start workers."""
-        return 0 if fetches_for_rebuilt() else self.__dict__["num_workers"]
-
-    @num_workers.setter
-    def num_workers(self, value: int) -> None:
-        self.__dict__["num_workers"] = value
-
-    @property
-    def prefetch_factor(self) -> int | None:
-        """As in torch. None if a loader rebuilt from this one must not start workers."""
-        return None if fetches_for_rebuilt() else self.__dict__["prefetch_factor"]
-
-    @prefetch_factor.setter
-    def prefetch_factor(self, value: int | None) -> None:
-        self.__dict__["prefetch_factor"] = value
-
-    @property
-    def persistent_workers(self) -> bool:
-        """As in torch. False if a loader rebuilt from this one must not start workers."""
-        return False if fetches_for_rebuilt() else self.__dict__["persistent_workers"]
-
-    @persistent_workers.setter
-    def persistent_workers(self, value: bool) -> None:
-        self.__dict__["persistent_workers"] = value
-
-    @property
-    def timeout(self) -> float:
-        """As in torch. 0 if a loader rebuilt from this one must not start workers."""
-        return 0 if fetches_for_rebuilt() else self.__dict__["timeout"]
-
-    @timeout.setter
-    def timeout(self, value: float) -> None:
-        self.__dict__["timeout"] = value
-
-    @property
     def multiprocessing_context(self) -> Any:
         """As in torch. None if a loader rebuilt from this one must not start workers."""
         return None if fetches_for_rebuilt() else super().multiprocessing_context
@@ -494,3 +456,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # torch's setter checks the value against num_workers, which is 0 if rebuilt loaders must not start workers.
         stored: Any = torch.utils.data.DataLoader.multiprocessing_context
         stored.fset(self, None if fetches_for_rebuilt() else value)
+
+
+_ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
+    *("self", "pin_memory_device", "in_order", "snapshot_every_n_steps")
+}
+"""Arguments that decide what the loader delivers. The others are ignored."""

@@ -295,13 +295,9 @@ def unwrap_collate_fn(collate_fn: Any) -> Any:
     return collate_fn.collate_fn if isinstance(collate_fn, CollateView) else collate_fn
 
 
-def is_asked_by_tool(depth: int = 2) -> bool:
-    """Return whether the code that reads or sets an attribute belongs to a tool that rebuilds loaders.
-
-    Args:
-        depth: Number of calls between this function and that code, plus one.
-    """
-    module = sys._getframe(depth).f_globals.get("__name__", "")
+def is_asked_by_tool() -> bool:
+    """Return whether the code that called this function's caller belongs to a tool that rebuilds loaders."""
+    module = sys._getframe(2).f_globals.get("__name__", "")
     return module.partition(".")[0] in _TOOLS
 
 
