@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +14,6 @@ from hetero.sagemaker.recording import is_local, record, sdk_version
 from hetero.sagemaker.request import TrainingRequest
 
 __all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text", "unprepared"]
-
-_FIRST_V3 = (3, 18, 0)
-"""First release of version 3 of the SDK that supports channels per group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +34,7 @@ _RULES = {
     "SM-02": _Numbered("a distribution that is not for exactly one trainer group", True, rules.distribution_groups),
     "SM-03": _Numbered("only some channels name instance groups", True, rules.some_channels_have_groups),
     "SM-04": _Numbered("a channel for an unknown group", True, rules.channels_of_unknown_groups),
-    "SM-05": _Numbered("version 3 of the SDK below 3.18.0", True, rules.channels_of_an_old_sdk),
+    # SM-05 was about old versions of the SDK. No other rule gets the number, because scripts may name it.
     "SM-06": _Numbered("an image for other hardware", True, rules.image_of_other_hardware),
     "SM-07": _Numbered(
         "more than five groups",
@@ -128,15 +123,11 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
     if ec2 is not None:
         found = [finding for finding in found if finding.number != "SM-13"]
         found += [_finding("SM-13", problem) for problem in security_groups.seen_security_groups(request, ec2)]
-    # Three mistakes with version 3 are visible only in the trainer or the installed SDK, not in the request.
+    # Two mistakes with version 3 are visible only in the trainer, not in the request.
     if version == 3:
-        numbers = {finding.number for finding in found}
         if getattr(estimator, "distributed", None) is not None and len(request.groups) > 1:
             found += [_finding("SM-01", problem) for problem in rules.drivers_of_version_3()]
         found += _unprepared_v3(estimator, request)
-        installed = _installed_v3()
-        if installed < _FIRST_V3 and "SM-05" not in numbers and any(channel.groups for channel in request.channels):
-            found += [_finding("SM-05", problem) for problem in rules.old_sdk(".".join(map(str, installed)))]
     return sorted(found, key=lambda finding: finding.number)
 
 
@@ -157,20 +148,3 @@ def _finding(number: str, problem: rules.Problem) -> Finding:
     is_error = _RULES[number].is_error if problem.is_error is None else problem.is_error
     severity = ERROR if is_error else WARNING
     return Finding(number=number, severity=severity, found=problem.found, fix=problem.fix)
-
-
-def _installed_v3() -> tuple[int, ...]:
-    """Return the installed version of the SDK.
-
-    If only parts of the SDK are installed, derive the version from the part for training, ``sagemaker-train``.
-    """
-    try:
-        return _numbers(importlib.metadata.version("sagemaker"))
-    except importlib.metadata.PackageNotFoundError:
-        major, *rest = _numbers(importlib.metadata.version("sagemaker-train"))
-        # sagemaker-train 1.x is a part of version 3 of the SDK.
-        return (major + 2, *rest)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

@@ -30,8 +30,6 @@ from hetero.sagemaker.request import TrainingRequest
 
 __all__ = ["Problem", "Rule", "within_limits"]
 
-V3_CHANNELS = {"code", "sm_drivers", "recipe"}
-"""Channels that version 3 of the SDK adds. Only its requests have ``sm_drivers``."""
 SDK_MAX_RUN_S = 86400
 """Default time limit of a job in seconds, in version 2 of the SDK and in the service."""
 V3_MAX_RUN_S = 3600
@@ -98,20 +96,13 @@ def distribution_groups(request: TrainingRequest) -> Iterator[Problem]:
 def some_channels_have_groups(request: TrainingRequest) -> Iterator[Problem]:
     """Report requests that name groups for only some channels, because the service rejects them."""
     without = [channel.name for channel in request.channels if not channel.groups]
-    if _mixed(request) and not _only_the_sdks(request):
+    if 0 < len(without) < len(request.channels):
+        # Version 3 of the SDK gives groups to the channels that it adds from 3.18.0 on.
+        of_sdk = " Version 3 of the SDK adds sm_drivers, and needs 3.18 or newer." * ("sm_drivers" in without)
         yield Problem(
             f"channels {_listed(without)} name no instance groups, but others do. SageMaker rejects such a mix",
-            "give instance_groups=[...] to every channel, or to none. For data that every host needs, name all groups",
-        )
-
-
-def channels_of_an_old_sdk(request: TrainingRequest) -> Iterator[Problem]:
-    """Report requests of an SDK 3 below 3.18.0. These versions add channels without groups."""
-    if _mixed(request) and _only_the_sdks(request):
-        added = [channel.name for channel in request.channels if not channel.groups]
-        yield Problem(
-            f"the SDK's channels {_listed(added)} name no instance groups, but others do. SageMaker rejects such a mix",
-            "pip install 'sagemaker>=3.18,<4'. Older versions do not support channels per group",
+            "give instance_groups=[...] to every channel, or to none. For data that every host needs, name all groups"
+            + of_sdk,
         )
 
 
@@ -382,14 +373,6 @@ def drivers_of_version_3() -> Iterator[Problem]:
     )
 
 
-def old_sdk(version: str) -> Iterator[Problem]:
-    """Report an installed version 3 of the SDK below 3.18.0, which does not support channels with groups."""
-    yield Problem(
-        f"version {version} of the SDK is installed, which does not support channels per group",
-        "pip install 'sagemaker>=3.18,<4'",
-    )
-
-
 def within_limits(*paths: str) -> Rule:
     """Return a rule that reports values at the given paths that exceed the service's limits."""
 
@@ -407,16 +390,6 @@ def _not_started(program: str) -> Problem:
         f"every host runs {program[:80]!r}, also data hosts. The request does not show that it starts hetero",
         "call prepare(estimator), or make launchers/launcher.py the entry point and set hyperparameter hetero_script",
     )
-
-
-def _mixed(request: TrainingRequest) -> bool:
-    return len({bool(channel.groups) for channel in request.channels}) == 2
-
-
-def _only_the_sdks(request: TrainingRequest) -> bool:
-    """Return whether all channels without groups come from version 3 of the SDK itself."""
-    without = {channel.name for channel in request.channels if not channel.groups}
-    return "sm_drivers" in without and without <= V3_CHANNELS
 
 
 def _num_hosts(request: TrainingRequest) -> int:

@@ -127,11 +127,11 @@ CASES = [
         "instance_groups",
     ),
     (
-        "SM-05",
+        "SM-03",
         "error",
         channels(channel("a", "data_group"), channel("code"), channel("sm_drivers")),
         "'code', 'sm_drivers' name no instance groups",
-        "sagemaker>=3.18",
+        "needs 3.18 or newer",
     ),
     ("SM-06", "error", image("pytorch-training:2.5-cpu-py311", "ml.c5.xlarge", "ml.g5.xlarge"), "for GPU", "first"),
     ("SM-06", "error", image("pytorch-training:2.5-cpu-py311", "ml.c5.xlarge", "ml.trn1.2xlarge"), "NEURON", "first"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import shutil
 import threading
@@ -92,24 +91,6 @@ def test_trainer_that_was_not_prepared_is_found(source_dir: Path) -> None:
 
 def test_unknown_group_of_a_channel_is_found(source_dir: Path) -> None:
     assert numbers(trainer(source_dir), inputs("gpu_group")) == ["SM-04"]
-
-
-def test_version_before_channels_per_group_is_found(source_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"sagemaker": "3.17.1", "sagemaker-train": "1.17.1"}
-
-    def version(name: str) -> str:
-        if name not in versions:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return versions[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    (finding,) = check(trainer(source_dir), inputs("data_group"))
-    assert (finding.number, "version 3.17.1" in finding.found) == ("SM-05", True)
-    assert numbers(trainer(source_dir)) == []  # without groups it does no harm
-    del versions["sagemaker"]  # installed in parts
-    assert numbers(trainer(source_dir), inputs("data_group")) == ["SM-05"]
-    versions["sagemaker-train"] = "1.18.0"
-    assert numbers(trainer(source_dir), inputs("data_group")) == []
 
 
 def test_error_of_the_sdk_is_not_reported_to_anybody(source_dir: Path, asked: list[str]) -> None:
