@@ -22,7 +22,17 @@ from urllib.parse import unquote, urlsplit
 from hetero.errors import ConfigError
 from hetero.sagemaker.request import TrainingRequest
 
-__all__ = ["CLIENT_LOCK", "Recording", "copy_of", "is_local", "offline_session", "record", "sdk_version"]
+__all__ = [
+    "ACCOUNT",
+    "CLIENT_LOCK",
+    "MAX_CODE_BYTES",
+    "Recording",
+    "copy_of",
+    "is_local",
+    "offline_session",
+    "record",
+    "sdk_version",
+]
 
 CLIENT_LOCK = threading.Lock()
 """Lock of the client that the whole process shares in SDK 3.
@@ -30,10 +40,11 @@ CLIENT_LOCK = threading.Lock()
 A recording replaces this client for a moment. Another recording, or the start of a job, must not meet the replacement.
 """
 
+MAX_CODE_BYTES = 1 << 30
+"""Maximum size of a job's code, copied, uploaded or unpacked. More is data, which belongs into a channel."""
 ACCOUNT = "000000000000"
 """Placeholder for the number of the user's account, which only AWS knows."""
 _REGION = "us-east-1"
-_MAX_UPLOAD_BYTES = 1 << 30
 _LOCAL_BUCKET = "hetero-local-data"
 """Bucket of the S3 URIs that replace local inputs. Otherwise the SDK would upload the inputs."""
 
@@ -263,13 +274,13 @@ class _Answers:
         """Return the uploaded content, which is kept in memory.
 
         Raises:
-            ConfigError: If all uploads together are larger than `_MAX_UPLOAD_BYTES`.
+            ConfigError: If all uploads together are larger than `MAX_CODE_BYTES`.
         """
         content = body if isinstance(body, bytes) else bytes(body.read())
         self._num_bytes += len(content)
-        if self._num_bytes > _MAX_UPLOAD_BYTES:
+        if self._num_bytes > MAX_CODE_BYTES:
             raise ConfigError(
-                f"the SDK would upload more than {_MAX_UPLOAD_BYTES} bytes; expected a source_dir without data"
+                f"the SDK would upload more than {MAX_CODE_BYTES} bytes; expected a source_dir without data"
             )
         return content
 

@@ -168,7 +168,7 @@ def test_local_mode_is_an_error_that_says_what_to_do(code_dir: Path) -> None:
 
 
 def test_upload_in_parts_is_refused_before_all_of_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.sagemaker.recording._MAX_UPLOAD_BYTES", 10)
+    monkeypatch.setattr("hetero.sagemaker.recording.MAX_CODE_BYTES", 10)
     client = offline_session().boto_session.client("s3")
     upload = {"Bucket": "bucket", "Key": "code", "UploadId": "none"}
     client.upload_part(**upload, PartNumber=1, Body=b"12345678")
@@ -177,6 +177,6 @@ def test_upload_in_parts_is_refused_before_all_of_it_is_kept(monkeypatch: pytest
 
 
 def test_code_with_data_in_it_is_refused(code_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.sagemaker.recording._MAX_UPLOAD_BYTES", 10)
+    monkeypatch.setattr("hetero.sagemaker.recording.MAX_CODE_BYTES", 10)
     with pytest.raises(ConfigError, match="more than 10 bytes; expected a source_dir without data"):
         record(make("Estimator", code_dir, offline_session()))

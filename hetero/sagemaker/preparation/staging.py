@@ -30,6 +30,7 @@ from hetero.sagemaker.preparation.adapters import Adapter, Code, adapter_of
 from hetero.sagemaker.preparation.ignore_file import IGNORE_FILE, ignored_files
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 from hetero.sagemaker.preparation.wheel import build_wheel
+from hetero.sagemaker.recording import MAX_CODE_BYTES
 from hetero.simulate.opt_ml import has_opt_ml
 from hetero.system.workdir import private_folder
 
@@ -40,7 +41,6 @@ LAUNCHER_FILE = Path(__file__).with_name("launcher.txt")
 
 It is a text file, because modules of this package must not import higher layers, which the launcher imports.
 """
-_MAX_CODE_BYTES = 1 << 30
 _LEAST_PYTHON = (3, 10)
 _PYTHON_TAG = re.compile(r"(?:^|-)py(\d)(\d+)(?:-|$)")
 
@@ -207,9 +207,9 @@ def _copy_code(code: Code, script: Path, target: Path) -> None:
     def copy(source: str, destination: str) -> None:
         nonlocal copied_bytes
         copied_bytes += Path(source).stat().st_size
-        if copied_bytes > _MAX_CODE_BYTES:
+        if copied_bytes > MAX_CODE_BYTES:
             raise ConfigError(
-                f"{code.folder} has more than {_MAX_CODE_BYTES} bytes; move the data into a channel, or name files to "
+                f"{code.folder} has more than {MAX_CODE_BYTES} bytes; move the data into a channel, or name files to "
                 f"leave out in {ignore_file}"
             )
         shutil.copy2(source, destination)

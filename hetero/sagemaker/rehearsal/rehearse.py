@@ -27,19 +27,16 @@ from hetero.errors import ConfigError
 from hetero.launch.failure import MAX_FAILURE_CHARS
 from hetero.report import Report, load_report
 from hetero.sagemaker.checks.check import unprepared
-from hetero.sagemaker.recording import Recording, record
+from hetero.sagemaker.recording import MAX_CODE_BYTES, Recording, record
 from hetero.sagemaker.rehearsal.containers import python_path
 from hetero.sagemaker.rehearsal.local_job import check_rehearsal
 from hetero.simulate.simulate import locked_folder
 from hetero.system.process import start_child
 from hetero.system.workdir import private_folder
 
-__all__ = ["MAX_BYTES", "Rehearsal", "rehearse", "unpack"]
+__all__ = ["Rehearsal", "rehearse", "unpack"]
 
 logger = logging.getLogger(__name__)
-MAX_BYTES = 1 << 30
-"""Maximum size of all unpacked files together."""
-_MAX_MEMBERS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +226,7 @@ def _failure(output_dir: Path) -> str:
     return next((text for text in texts if text.startswith("HET-")), texts[0] if texts else "")
 
 
-def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
+def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> None:
     """Unpack the regular files and folders of a ``.tar.gz``.
 
     Args:
@@ -238,8 +235,8 @@ def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
         max_bytes: Maximum size of all files together.
 
     Raises:
-        ConfigError: If the content is not such an archive, exceeds ``max_bytes`` or 100,000 members, or contains a
-            link, a device or a path outside the folder.
+        ConfigError: If the content is not such an archive, exceeds ``max_bytes``, or contains a link, a device or a
+            path outside the folder.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r|gz") as archive:
@@ -250,16 +247,15 @@ def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
 
 def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
     left = max_bytes
-    for number, member in enumerate(archive):
+    for member in archive:
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts:
             raise ConfigError(
                 f"the source archive has the path {member.name!r:.100}; expected relative paths without '..'"
             )
-        if number >= _MAX_MEMBERS or member.size > left:
+        if member.size > left:
             raise ConfigError(
-                f"the source archive unpacks to more than {max_bytes} bytes or {_MAX_MEMBERS} files; "
-                "expected a source_dir without data"
+                f"the source archive unpacks to more than {max_bytes} bytes; expected a source_dir without data"
             )
         target = folder / path
         if member.isdir():

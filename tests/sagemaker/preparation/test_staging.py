@@ -358,7 +358,7 @@ def test_name_that_is_ours_is_not_overwritten(code_dir: Path, name: str) -> None
 
 
 def test_code_with_data_in_it_is_refused(code_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.sagemaker.preparation.staging._MAX_CODE_BYTES", 30)
+    monkeypatch.setattr("hetero.sagemaker.preparation.staging.MAX_CODE_BYTES", 30)
     with pytest.raises(ConfigError, match=r"more than 30 bytes; move the data .*code/\.heteroignore"):
         prepare(make(code_dir))
 
