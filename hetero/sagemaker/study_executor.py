@@ -36,19 +36,15 @@ from hetero.pricing import Catalogue
 from hetero.report.model import REPORT_FILE_NAME
 from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.preparation.metric_definitions import logged_metric
+from hetero.sagemaker.request import RequestGroup
 from hetero.sagemaker.submission.shortages import is_shortage
-from hetero.sagemaker.submission.submit import failure_code, follow, submit
+from hetero.sagemaker.submission.submit import FIRST_WAIT_S, failure_code, follow, submit, with_end
 
-__all__ = ["EstimatorExecutor", "from_study"]
+__all__ = ["EstimatorExecutor", "from_study", "hourly_usd"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_NAME_CHARS = 63
-_FIRST_WAIT_S = 60.0
-"""Seconds before the second attempt to get instances. While a job runs, waits are shorter."""
 _MAX_OUTPUT_BYTES = 4 << 30
-_MAX_REPORT_BYTES = 64 << 20
-_MAX_MEMBERS = 100_000
 _MAX_PARALLEL = 100
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -78,19 +74,6 @@ class _Made:
     @property
     def client(self) -> Any:
         return self.estimator.sagemaker_session.sagemaker_client
-
-
-class _Watched:
-    """A client of the service whose descriptions of jobs are also given to a function."""
-
-    def __init__(self, client: Any, see: Callable[[Mapping[str, Any]], None]) -> None:
-        self._client = client
-        self._see = see
-
-    def describe_training_job(self, **names: str) -> dict[str, Any]:
-        description: dict[str, Any] = self._client.describe_training_job(**names)
-        self._see(description)
-        return description
 
 
 class EstimatorExecutor:
@@ -143,10 +126,7 @@ class EstimatorExecutor:
     def hourly_usd(self, run: PlannedRun) -> float | None:
         """Return the price of all instances of the run per hour, or None if a price is unknown."""
         if run.run_id not in self._prices:
-            groups = adapter_of(self._made(run).estimator).groups()
-            prices = [(self._price(group.instance_type), group.count) for group in groups]
-            known = [price * count for price, count in prices if price is not None]
-            self._prices[run.run_id] = sum(known) if len(known) == len(prices) else None
+            self._prices[run.run_id] = hourly_usd(adapter_of(self._made(run).estimator).groups(), self._catalogue)
         return self._prices[run.run_id]
 
     def billed_s(self, run: PlannedRun) -> float:
@@ -154,14 +134,10 @@ class EstimatorExecutor:
         since = self._billed_since.get(run.run_id)
         return 0.0 if since is None else max(0.0, (dt.datetime.now(dt.timezone.utc) - since).total_seconds())
 
-    def _price(self, instance_type: str) -> float | None:
-        info = self._catalogue.find(instance_type)
-        return None if info is None else info.hourly_usd
-
     def execute(self, run: PlannedRun, folder: Path) -> RunResult:
         """Submit the job of a run and wait for its end, or follow the job that an earlier start submitted."""
         # Make the estimator, and note when the job is billed.
-        hourly_usd = self.hourly_usd(run)
+        usd_per_hour = self.hourly_usd(run)
         started_at = _text(dt.datetime.now(dt.timezone.utc))
         made = self._made(run)
 
@@ -172,20 +148,19 @@ class EstimatorExecutor:
 
         self._billed_since.pop(run.run_id, None)
         job = _Job(name=self._submitted(run, folder))
-        client = _Watched(made.client, see)
         try:
             if job.name:
                 job.is_open = True
                 logger.info("following %s, which an earlier start of the study submitted", job.name)
                 self._enter(job.name, made.client)
-                description = follow(client, job.name, sleep=self._sleep_s)
+                description = follow(made.client, job.name, sleep=self._sleep_s, on_description=see)
                 # A study that was killed while its job waited for instances once recorded CapacityError as the result
                 # of the run.
                 job.is_open = not _lacked_instances(description)
             if not job.is_open:
                 self._submit(run, made, folder, job)
                 self._enter(job.name, made.client)
-                description = follow(client, job.name, sleep=self._sleep_s)
+                description = follow(made.client, job.name, sleep=self._sleep_s, on_description=see)
         except Exception as error:
             # Expired credentials made a running job a failed run that cost USD 0, and a later start submitted a second
             # job beside it.
@@ -201,7 +176,7 @@ class EstimatorExecutor:
         report_file = folder / REPORT_FILE_NAME
         report_file.unlink(missing_ok=True)
         self._fetch_report(made, description, report_file)
-        return _result(run, description, folder, started_at=started_at, hourly_usd=hourly_usd)
+        return _result(run, description, folder, started_at=started_at, hourly_usd=usd_per_hour)
 
     def stop(self) -> None:
         """Ask the service to stop all jobs that run. Thread-safe, idempotent."""
@@ -276,7 +251,7 @@ class EstimatorExecutor:
 
         def wait(seconds: float) -> None:
             # This is the wait for the next attempt, so the job has ended without instances.
-            if seconds >= _FIRST_WAIT_S:
+            if seconds >= FIRST_WAIT_S:
                 job.is_open = False
             if self._is_stopped.is_set() and not job.is_open:
                 raise _StoppedError("the study was asked to stop before the job had instances")
@@ -287,16 +262,8 @@ class EstimatorExecutor:
         number = run.run_id.partition("-")[0]
         # The random end keeps a run that is repeated within a second apart from its first attempt.
         end = f"-{number}-{time.strftime('%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-        name = self._name[: _MAX_NAME_CHARS - len(end)].strip("-") + end
-        submit(
-            made.estimator,
-            made.inputs,
-            job_name=name,
-            wait=False,
-            first_wait_s=_FIRST_WAIT_S,
-            sleep=wait,
-            on_submit=note,
-        )
+        name = with_end(self._name, end)
+        submit(made.estimator, made.inputs, job_name=name, wait=False, sleep=wait, on_submit=note)
 
     def _fetch_report(self, made: _Made, description: Mapping[str, Any], target: Path) -> None:
         """Write the report from the job's output, if the job wrote one. An error is logged."""
@@ -343,6 +310,13 @@ def from_study(study: Study, catalogue: Catalogue) -> EstimatorExecutor:
         why = f"cannot import {reference!r} from {folder}: {type(error).__name__}: {one_line(str(error), 300)}"
         raise ConfigError(f"executor.sagemaker.estimator: {why}") from error
     return EstimatorExecutor(make, at_most=at_most, catalogue=catalogue, name=study.name, metrics=study.metrics)
+
+
+def hourly_usd(groups: Sequence[RequestGroup], catalogue: Catalogue) -> float | None:
+    """Return the price of all instances of some groups per hour, or None if a price is unknown."""
+    found = [(catalogue.find(group.instance_type), group.count) for group in groups]
+    known = [info.hourly_usd * count for info, count in found if info is not None and info.hourly_usd is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def _lacked_instances(description: Mapping[str, Any]) -> bool:
@@ -461,12 +435,8 @@ def _from_s3(session: Any, uri: str, target: Path) -> bool:
 def _extract_report(archive: Path, target: Path) -> None:
     """Write the report in a job's output archive to a file. Do nothing if it has none."""
     with tarfile.open(archive, mode="r|gz") as content:
-        for number, member in enumerate(content):
-            if number >= _MAX_MEMBERS:
-                return
+        for member in content:
             if member.isreg() and PurePosixPath(member.name).name == REPORT_FILE_NAME:
-                if member.size > _MAX_REPORT_BYTES:
-                    raise ConfigError(f"the report has {member.size} bytes; expected at most {_MAX_REPORT_BYTES}")
                 source = cast("IO[bytes]", content.extractfile(member))
                 with target.open("wb") as file:
                     shutil.copyfileobj(source, file)

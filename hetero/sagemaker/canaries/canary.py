@@ -38,24 +38,17 @@ from hetero.sagemaker.canaries.manifests import (
     sdk_inputs,
     split_uri,
 )
-from hetero.sagemaker.canaries.watching import (
-    keep_resources,
-    names_of_trainers,
-    point_of_job,
-    read_resources,
-    resources_of_job,
-)
+from hetero.sagemaker.canaries.watching import names_of_trainers, point_of_job, resources_of_job
 from hetero.sagemaker.checks.facts import roles_of
 from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.recording import ACCOUNT, copy_of, record, sdk_version
 from hetero.sagemaker.request import RequestGroup
-from hetero.sagemaker.study_executor import EstimatorExecutor
+from hetero.sagemaker.study_executor import EstimatorExecutor, hourly_usd
 
 __all__ = ["canary"]
 
 logger = logging.getLogger(__name__)
 
-_GIB = 2**30
 _FOLDER = "hetero-canary"
 
 
@@ -288,18 +281,15 @@ class _Study:
         for name, estimator in self._estimators.items():
             groups = adapter_of(estimator).groups()
             hosts = _Hosts.of(groups, self._roles, catalogue)
-            infos = [catalogue.find(group.instance_type) for group in groups]
             own = [each for each in planned if each.cluster == name and each.run.run_id in by_id]
             points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in own)
             has_resources = all(point.resources.cpu_percent_mean is not None for point in points)
             notes = () if has_resources else (_NO_RESOURCES,)
-            prices = [None if info is None else info.hourly_usd for info in infos]
-            known = [price * group.count for price, group in zip(prices, groups, strict=True) if price is not None]
             candidate = Candidate(
                 name=_cluster(estimator).name,
                 groups=_cluster(estimator).groups,
                 points=points,
-                hourly_usd=sum(known) if len(known) == len(groups) else None,
+                hourly_usd=hourly_usd(groups, catalogue),
                 memory_limit_bytes=hosts.memory_bytes,
                 data_bytes=float(self._num_bytes),
                 notes=notes,
@@ -316,14 +306,7 @@ class _Study:
 
     def _point(self, watch: Any, planned: _Planned, result: RunResult, hosts: _Hosts) -> CanaryPoint:
         job_name = self._job_name(result.run_id)
-        kept = self._folder / "observed" / f"{result.run_id}.json"
-        resources = read_resources(kept, job_name)
-        if resources is None:
-            resources = self._watched(watch, job_name, result, hosts) if job_name else Resources()
-            # Otherwise CloudWatch may have the figures later.
-            if resources.cpu_percent_mean is not None:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                keep_resources(kept, resources, job_name)
+        resources = self._watched(watch, job_name, result, hosts) if job_name else Resources()
         return point_of_job(result, fraction=planned.fraction, resources=resources)
 
     def _job_name(self, run_id: str) -> str:
@@ -372,17 +355,19 @@ class _Hosts:
     def of(cls, groups: Sequence[RequestGroup], roles: Mapping[str, Role], catalogue: Catalogue) -> _Hosts:
         trainers = [group for group in groups if roles.get(group.name) is not Role.DATA]
         infos = [catalogue.find(group.instance_type) for group in trainers]
-        memory = {None if info is None or info.memory_gib is None else info.memory_gib * _GIB for info in infos}
-        gpu_memory = {
-            None if info is None or info.accelerator_memory_gib is None else info.accelerator_memory_gib * _GIB
-            for info in infos
-        }
         return cls(
             groups=groups,
             trainers=trainers,
-            memory_bytes=memory.pop() if len(memory) == 1 else None,
-            one_gpu_bytes=gpu_memory.pop() if len(gpu_memory) == 1 else None,
+            memory_bytes=_common_bytes([None if info is None else info.memory_gib for info in infos]),
+            one_gpu_bytes=_common_bytes([None if info is None else info.accelerator_memory_gib for info in infos]),
         )
+
+
+def _common_bytes(memory_gib: Sequence[float | None]) -> float | None:
+    """Return the memory of all types in bytes. None if a type's memory is unknown, or the types differ."""
+    kinds = {*memory_gib}
+    gib = kinds.pop() if len(kinds) == 1 else None
+    return None if gib is None else gib * 2**30
 
 
 _NO_RESOURCES = (

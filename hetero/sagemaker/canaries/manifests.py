@@ -20,7 +20,6 @@ from hetero.sagemaker.request import TrainingRequest
 
 __all__ = ["S3Channel", "channels_of", "channels_of_sdk", "list_objects", "manifest_text", "sdk_inputs", "split_uri"]
 
-_MAX_MANIFEST_KEYS = 1_000_000
 _OF_SDK_3 = ("code", "sm_drivers", "recipe")
 """Channels that SDK 3 adds to each request, with the source code and its own drivers."""
 
@@ -128,13 +127,7 @@ def list_objects(client: Any, uri: str) -> list[DataFile]:
 
 
 def manifest_text(uri: str, files: Sequence[DataFile]) -> str:
-    """Return a manifest with some of the objects below a URI.
-
-    Raises:
-        ConfigError: If there are too many objects for one manifest.
-    """
-    if len(files) > _MAX_MANIFEST_KEYS:
-        raise ConfigError(f"a canary of {uri} has {len(files):,} objects; expected at most {_MAX_MANIFEST_KEYS:,}")
+    """Return a manifest with some of the objects below a URI."""
     return json.dumps([{"prefix": uri}, *(file.name for file in files)])
 
 

@@ -10,23 +10,15 @@ Source: https://docs.aws.amazon.com/sagemaker/latest/dg/monitoring-cloudwatch.ht
 from __future__ import annotations
 
 import datetime as dt
-import json
-import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hetero.decide.canary.points import CanaryPoint, Part, Resources
 from hetero.decide.studies.runs import FINISHED, RunResult
-from hetero.documents.files import read_bounded, write_text
-from hetero.documents.records import decode, encode
-from hetero.errors import ConfigError
 from hetero.report.model import Report
 from hetero.sagemaker.request import RequestGroup
 
-__all__ = ["keep_resources", "names_of_trainers", "point_of_job", "read_resources", "resources_of_job"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["names_of_trainers", "point_of_job", "resources_of_job"]
 
 _NAMESPACE = "/aws/sagemaker/TrainingJobs"
 _NAMES = {
@@ -157,20 +149,3 @@ def _resources(
     if "memory_peak_bytes" in values:
         values["memory_base_bytes"] = 0.0
     return Resources(**values)
-
-
-def read_resources(path: Path, job_name: str) -> Resources | None:
-    """Return the resources of a job that an earlier start of the study kept in a file, or None if it kept none."""
-    if not path.is_file():
-        return None
-    try:
-        document = json.loads(read_bounded(path, str(path)))
-        return decode(Resources, document["resources"]) if document["job_name"] == job_name else None
-    except (ConfigError, KeyError, TypeError, ValueError) as error:
-        logger.warning("%s is malformed and is asked for again: %s", path, error)
-        return None
-
-
-def keep_resources(path: Path, resources: Resources, job_name: str) -> None:
-    """Keep the resources of a job in a file, because CloudWatch forgets them after some days."""
-    write_text(path, json.dumps({"job_name": job_name, "resources": encode(resources)}) + "\n")

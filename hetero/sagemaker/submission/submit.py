@@ -11,23 +11,24 @@ from typing import Any
 
 from hetero.errors import CapacityError, ConfigError, ExitCode
 from hetero.launch.failure import stated_code
+from hetero.sagemaker.limits import limits
 from hetero.sagemaker.recording import CLIENT_LOCK, record, sdk_version
 from hetero.sagemaker.request import TrainingRequest
 from hetero.sagemaker.submission.shortages import Shortage, shortage_in
 
-__all__ = ["Submission", "failure_code", "follow", "submit"]
+__all__ = ["FIRST_WAIT_S", "Submission", "failure_code", "follow", "submit", "with_end"]
 
 logger = logging.getLogger(__name__)
 
+FIRST_WAIT_S = 60.0
+"""Seconds before the second attempt. While a job runs, waits are shorter."""
 _POLL_S = 10.0
-_LONGEST_WAIT_S = 900.0
-_LONGEST_SILENCE_S = 600.0
-"""Maximum seconds without a response of the service. After them `submit` stops following the job, which continues."""
+_PATIENCE_S = 600.0
+"""Longest wait between two attempts, and longest time without a response of the service. After that `submit` stops
+following the job, which continues."""
 _ENDED = ("Completed", "Failed", "Stopped")
 _WITHOUT_HOSTS = ("Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack")
 """Values of SecondaryStatus of a job that does not have its instances yet."""
-_LONGEST_NAME = 63
-"""Maximum number of characters in a job's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ def submit(
     job_name: str | None = None,
     wait: bool = True,
     max_attempts: int = 5,
-    first_wait_s: float = 60.0,
+    first_wait_s: float = FIRST_WAIT_S,
     sleep: Callable[[float], None] = time.sleep,
     on_submit: Callable[[str], object] | None = None,
 ) -> Submission:
@@ -68,7 +69,7 @@ def submit(
 
     The call blocks until the job has ended or, without ``wait``, until the job has its instances. After a shortage, it
     logs one line per instance type. It waits ``first_wait_s`` before the second attempt, and doubles the wait before
-    each further attempt, up to 15 minutes.
+    each further attempt, up to ten minutes.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3, with a session that has an account.
@@ -91,7 +92,7 @@ def submit(
     request = record(estimator, inputs).request
     wait_s = first_wait_s
     for attempt in range(1, max_attempts + 1):
-        name = job_name if attempt == 1 or job_name is None else _numbered(job_name, attempt)
+        name = job_name if attempt == 1 or job_name is None else with_end(job_name, f"-{attempt}")
         outcome = _attempt(
             estimator, inputs, name, request=request, number=attempt, wait=wait, sleep=sleep, on_submit=on_submit
         )
@@ -104,14 +105,15 @@ def submit(
             raise _given_up(outcome, request, f"after {attempt} of at most {max_attempts} attempts")
         logger.warning("attempt %d of %d starts in %.0f s", attempt + 1, max_attempts, wait_s)
         sleep(wait_s)
-        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        wait_s = min(2 * wait_s, _PATIENCE_S)
     raise AssertionError("not reached")
 
 
-def _numbered(job_name: str, attempt: int) -> str:
-    """Return the name of a further attempt, cut to the maximum length of a name."""
-    end = f"-{attempt}"
-    return job_name[: _LONGEST_NAME - len(end)].rstrip("-") + end
+def with_end(job_name: str, end: str) -> str:
+    """Return a job's name with an end, cut before the end to the maximum length of a name."""
+    most = limits()["TrainingJobName"].high
+    assert most is not None
+    return job_name[: most - len(end)].strip("-") + end
 
 
 def _given_up(shortage: Shortage, request: TrainingRequest, when: str) -> CapacityError:
@@ -177,7 +179,12 @@ def _words(error: Exception) -> str:
 
 
 def follow(
-    client: Any, job_name: str, *, wait: bool = True, sleep: Callable[[float], None] = time.sleep
+    client: Any,
+    job_name: str,
+    *,
+    wait: bool = True,
+    sleep: Callable[[float], None] = time.sleep,
+    on_description: Callable[[Mapping[str, Any]], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Wait until a job has ended or, without ``wait``, until it has its instances. Return its description.
 
@@ -186,6 +193,7 @@ def follow(
         job_name: Name of the job.
         wait: Whether to wait until the job has ended.
         sleep: Function that waits a number of seconds.
+        on_description: Called with each description of the job.
 
     Raises:
         Exception: If the service does not answer for ten minutes.
@@ -198,7 +206,7 @@ def follow(
         except Exception as error:
             # The job was submitted and continues, so errors of some minutes must not end the wait for it.
             silent_s += time.monotonic() - asked_s
-            if silent_s >= _LONGEST_SILENCE_S:
+            if silent_s >= _PATIENCE_S:
                 logger.error("cannot read the state of %s any longer. The job was submitted and continues", job_name)
                 raise
             logger.warning("cannot read the state of %s, trying again: %s", job_name, _words(error) or error)
@@ -206,6 +214,7 @@ def follow(
             silent_s += _POLL_S
             continue
         silent_s = 0.0
+        on_description(description)
         stage = description.get("SecondaryStatus", "")
         if stage != said:
             said = stage

@@ -246,15 +246,6 @@ def test_figures_that_cloudwatch_does_not_have_yet_are_asked_for_again(linear: A
     assert forecast_of(linear, tmp_path).candidates[0].figure("CPU mean") is not None
 
 
-def test_figures_of_a_job_that_failed_are_not_those_of_its_next_attempt(linear: Account, tmp_path: Path) -> None:
-    linear.status, linear.cpu_percent = "Failed", 900.0
-    forecast_of(linear, tmp_path, at_most=1)
-    linear.status, linear.cpu_percent = "Completed", 100.0
-    forecast_of(linear, tmp_path)
-    kept = [json.loads(path.read_text())["resources"] for path in (tmp_path / "observed").glob("*.json")]
-    assert [each["cpu_percent_mean"] for each in kept] == [100.0] * 6
-
-
 @pytest.mark.parametrize("has_report", [True, False])
 def test_memory_is_that_of_the_hosts_that_train(
     linear: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_report: bool

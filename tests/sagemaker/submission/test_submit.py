@@ -151,7 +151,7 @@ def test_attempts_and_waits_are_bounded_and_the_error_says_what_is_short(service
         service.refuses("ResourceLimitExceeded", QUOTA.format(limit=2, used=2, delta=1))
     with pytest.raises(CapacityError) as caught:
         service.submit(max_attempts=6, first_wait_s=300)
-    assert service.waits_s == [300, 600, 900, 900, 900]
+    assert service.waits_s == [300, 600, 600, 600, 600]
     why = "the account's quota is 2, 2 are in use and the job needs 1"
     assert str(caught.value).splitlines() == [
         "no instances for the job, after 6 of at most 6 attempts",
