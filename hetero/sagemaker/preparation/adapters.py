@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hetero.errors import ConfigError
 from hetero.launch.staged import STAGED_FOLDER
@@ -41,10 +40,21 @@ class Code:
     """Patterns of file names that the SDK does not upload."""
 
 
-class Adapter(ABC):
-    """Uniform access to an estimator of SDK 2 or SDK 3."""
+def adapter_of(estimator: Any) -> Adapter:
+    """Return the adapter for an estimator.
 
-    @abstractmethod
+    Raises:
+        ConfigError: If the object is not an estimator.
+    """
+    return _Trainer(estimator) if sdk_version(estimator) == 3 else _Estimator(estimator)
+
+
+class _Estimator:
+    """Adapter for an estimator of SDK 2. `_Trainer` has the same methods."""
+
+    def __init__(self, estimator: Any) -> None:
+        self._estimator = estimator
+
     def code(self) -> Code:
         """Return the location of the estimator's code.
 
@@ -52,39 +62,60 @@ class Adapter(ABC):
             ConfigError: If the code is not on this machine, if the estimator starts a command instead of a script, or
                 if one of its settings conflicts with the staged code.
         """
+        estimator = self._estimator
+        if getattr(estimator, "container_entry_point", None):
+            raise ConfigError(
+                "the estimator has a container_entry_point, which starts without the uploaded code; leave it out if "
+                "the image has the training toolkit, or put hetero and the launcher into the image"
+            )
+        if estimator.git_config:
+            raise ConfigError("the estimator has a git_config; clone the repository and give source_dir instead")
+        if "requirements.txt" in {Path(path).name for path in estimator.dependencies or ()}:
+            raise ConfigError(
+                "dependencies has a requirements.txt, which would replace the staged one; move it into source_dir"
+            )
+        return Code(folder=_local_folder(estimator.source_dir), script=_text(estimator.entry_point, "entry_point"))
 
-    @abstractmethod
     def hyperparameters(self) -> Mapping[str, Any]:
         """Return the estimator's hyperparameters, as Python values or as texts.
 
         If the estimator was prepared before, they include hetero's hyperparameters.
         """
+        # Not hyperparameters(), which encodes all values in the classes of frameworks.
+        found: Mapping[str, Any] = self._estimator._hyperparameters or {}
+        return found
 
-    @abstractmethod
     def image(self) -> str:
         """Return the image's Python version, such as ``py310``, or else the image's tag. Empty if both are unknown."""
+        return str(getattr(self._estimator, "py_version", None) or _tag(getattr(self._estimator, "image_uri", None)))
 
-    @abstractmethod
     def is_isolated(self) -> bool:
         """Return whether network isolation is on. The containers then reach only each other."""
+        return self._estimator.enable_network_isolation() is True
 
-    @abstractmethod
     def trains_with_tensorflow(self) -> bool:
         """Return whether the estimator's image is for TensorFlow."""
+        estimator = self._estimator
+        return getattr(estimator, "_framework_name", None) == "tensorflow" or _is_for_tensorflow(
+            getattr(estimator, "image_uri", None)
+        )
 
-    @abstractmethod
     def groups(self) -> tuple[RequestGroup, ...]:
         """Return the instance groups. An estimator without groups has one, with the name `ONLY_GROUP`.
 
         Raises:
             ConfigError: If the estimator states no groups and no instance type, or one is not known yet.
         """
+        estimator = self._estimator
+        return _groups(estimator.instance_groups, estimator.instance_type, estimator.instance_count)
 
-    @abstractmethod
     def make_groups(self, groups: Iterable[RequestGroup]) -> list[Any]:
         """Return instance groups of the SDK's own class. The estimator does not change."""
+        from sagemaker.instance_group import InstanceGroup  # type: ignore[import-untyped,unused-ignore]
 
-    @abstractmethod
+        make: Any = InstanceGroup
+        return [make(group.name, group.instance_type, group.count) for group in groups]
+
     def apply(
         self,
         folder: Path,
@@ -103,78 +134,6 @@ class Adapter(ABC):
             parameters: Hyperparameters to add. They replace hyperparameters of the same name.
             metrics: Metric definitions to add, with Name and Regex. They do not replace definitions of the same name.
         """
-
-    @abstractmethod
-    def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
-        """Add metric definitions with Name and Regex. They do not replace definitions of the same name."""
-
-
-def adapter_of(estimator: Any) -> Adapter:
-    """Return the adapter for an estimator.
-
-    Raises:
-        ConfigError: If the object is not an estimator.
-    """
-    return _Trainer(estimator) if sdk_version(estimator) == 3 else _Estimator(estimator)
-
-
-class _Estimator(Adapter):
-    """Adapter for an estimator of SDK 2."""
-
-    def __init__(self, estimator: Any) -> None:
-        self._estimator = estimator
-
-    def code(self) -> Code:
-        estimator = self._estimator
-        if getattr(estimator, "container_entry_point", None):
-            raise ConfigError(
-                "the estimator has a container_entry_point, which starts without the uploaded code; leave it out if "
-                "the image has the training toolkit, or put hetero and the launcher into the image"
-            )
-        if estimator.git_config:
-            raise ConfigError("the estimator has a git_config; clone the repository and give source_dir instead")
-        if "requirements.txt" in {Path(path).name for path in estimator.dependencies or ()}:
-            raise ConfigError(
-                "dependencies has a requirements.txt, which would replace the staged one; move it into source_dir"
-            )
-        return Code(folder=_local_folder(estimator.source_dir), script=_text(estimator.entry_point, "entry_point"))
-
-    def hyperparameters(self) -> Mapping[str, Any]:
-        # Not hyperparameters(), which encodes all values in the classes of frameworks.
-        found: Mapping[str, Any] = self._estimator._hyperparameters or {}
-        return found
-
-    def image(self) -> str:
-        return str(getattr(self._estimator, "py_version", None) or _tag(getattr(self._estimator, "image_uri", None)))
-
-    def is_isolated(self) -> bool:
-        return self._estimator.enable_network_isolation() is True
-
-    def trains_with_tensorflow(self) -> bool:
-        estimator = self._estimator
-        return getattr(estimator, "_framework_name", None) == "tensorflow" or _is_for_tensorflow(
-            getattr(estimator, "image_uri", None)
-        )
-
-    def groups(self) -> tuple[RequestGroup, ...]:
-        estimator = self._estimator
-        return _groups(estimator.instance_groups, estimator.instance_type, estimator.instance_count)
-
-    def make_groups(self, groups: Iterable[RequestGroup]) -> list[Any]:
-        from sagemaker.instance_group import InstanceGroup  # type: ignore[import-untyped,unused-ignore]
-
-        make: Any = InstanceGroup
-        return [make(group.name, group.instance_type, group.count) for group in groups]
-
-    def apply(
-        self,
-        folder: Path,
-        entry_point: str,
-        *,
-        requirements: str,
-        parameters: Mapping[str, Any],
-        metrics: Sequence[Mapping[str, str]],
-    ) -> None:
         estimator = self._estimator
         estimator.source_dir = str(folder)
         estimator.entry_point = entry_point
@@ -188,12 +147,13 @@ class _Estimator(Adapter):
         self.add_metrics(metrics)
 
     def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
+        """Add metric definitions with Name and Regex. They do not replace definitions of the same name."""
         own = list(self._estimator.metric_definitions or ())
         self._estimator.metric_definitions = own + _missing(metrics, [each["Name"] for each in own])
 
 
-class _Trainer(Adapter):
-    """Adapter for a ``ModelTrainer`` of SDK 3."""
+class _Trainer:
+    """Adapter for a ``ModelTrainer`` of SDK 3. See `_Estimator` for its methods."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -275,6 +235,10 @@ class _Trainer(Adapter):
         more = _missing(metrics, [each.name for each in own])
         added = [MetricDefinition(name=each["Name"], regex=each["Regex"]) for each in more]
         self._trainer.with_metric_definitions([*own, *added])
+
+
+Adapter: TypeAlias = _Estimator | _Trainer
+"""Uniform access to an estimator of either SDK."""
 
 
 def _groups(listed: object, instance_type: object, count: object) -> tuple[RequestGroup, ...]:
