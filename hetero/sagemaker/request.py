@@ -29,9 +29,9 @@ _T = TypeVar("_T")
 class RequestGroup:
     """One group of hosts of one type."""
 
-    name: str
-    instance_type: str
-    count: int
+    name: str = field(metadata=limits(accepts=bool, expected="a name"))
+    instance_type: str = field(metadata=limits(accepts=bool, expected="an instance type"))
+    count: int = field(metadata=limits(minimum=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +75,13 @@ class TrainingRequest:
             ConfigError: If a member has a wrong type, or a required member is missing.
         """
         found = _decode(_Request, document, source)
-        resources = found.resource_config
-        if resources.instance_groups:
-            listed = resources.instance_groups
-        else:
+        groups = found.resource_config.instance_groups
+        if not groups:
             whole = dict(cast("dict[str, dict[str, Any]]", document)["ResourceConfig"])
-            listed = (_decode(_Group, {"InstanceGroupName": ONLY_GROUP, **whole}, source, "ResourceConfig"),)
+            groups = (_decode(RequestGroup, {"InstanceGroupName": ONLY_GROUP, **whole}, source, "ResourceConfig"),)
         return cls(
             name=found.training_job_name,
-            groups=tuple(
-                RequestGroup(name=one.instance_group_name, instance_type=one.instance_type, count=one.instance_count)
-                for one in listed
-            ),
+            groups=groups,
             channels=tuple(
                 Channel(
                     name=channel.channel_name,
@@ -122,15 +117,8 @@ _ANY_LENGTH = limits(max_length=2**20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    instance_group_name: str = field(metadata=limits(accepts=bool, expected="a name"))
-    instance_type: str = field(metadata=limits(accepts=bool, expected="an instance type"))
-    instance_count: int = field(metadata=limits(minimum=1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Resources:
-    instance_groups: tuple[_Group, ...] = ()
+    instance_groups: tuple[RequestGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +146,7 @@ class _Algorithm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """The members of a request that hetero reads. `hetero.documents.records.camel_case` maps the names."""
+    """The members of a request that hetero reads."""
 
     resource_config: _Resources
     training_job_name: str = "job"
@@ -168,9 +156,14 @@ class _Request:
     environment: dict[str, str] = field(default_factory=dict, metadata=_ANY_LENGTH)
 
 
+def _spelled(name: str) -> str:
+    """Return the name of a member in the service's API."""
+    return {"name": "InstanceGroupName", "count": "InstanceCount"}.get(name) or camel_case(name)
+
+
 def _decode(cls: type[_T], value: object, source: str, path: str = "") -> _T:
     try:
-        return decode(cls, value, path=path, spelling=camel_case, is_foreign=True)
+        return decode(cls, value, path=path, spelling=_spelled, is_foreign=True)
     except ConfigError as error:
         advice = "pass the arguments of create_training_job, or the output of describe-training-job"
         raise ConfigError(f"{source}: {error}\n  to do: {advice}") from error
