@@ -36,10 +36,8 @@ from hetero.system.process import thread_limits
 
 __all__ = ["CheckedReader"]
 
-MAX_BUILD_S = 10.0
-"""Seconds that an endpoint may take to build a data set. Ranks do not build a slower one, or training would wait."""
 MAX_COMPARE_S = 20.0
-"""Seconds that the comparison of one loader's batches may take in a pass."""
+"""Seconds that training may wait for the comparison of a batch. Ranks build no data set that took an endpoint longer."""
 LATER_SHARE = 0.005
 """Share of the time that the comparison of later batches may take. A file or a library's setting may change at any time
 (tests/torch/test_crosscheck.py)."""
@@ -177,7 +175,6 @@ class _OwnDataset:
 
     def __init__(self, *, compares_later: bool) -> None:
         self._built: BuiltDataset | None = None
-        self._left_s = MAX_COMPARE_S
         self._compares_later = compares_later
 
     def is_due(self, spec: DatasetSpec) -> bool:
@@ -200,21 +197,19 @@ class _OwnDataset:
             return
         # Compute the batch, unless there is a reason not to.
         begin_s = time.monotonic()
-        self._left_s = MAX_COMPARE_S if self.is_due(spec) else self._left_s
         try:
             with preserved_generators(), single_threaded():
                 reason = self._build(dataset, spec)
-                own = None if reason else self._fetch(request, begin_s + self._left_s)
+                own = None if reason else self._fetch(request, begin_s + MAX_COMPARE_S)
                 environment = describe_environment()
             if not reason:
                 # Encoded and decoded, so that it has the types that a batch from an endpoint has.
                 own = unflatten(*flatten(own, fleet.limits))
         except Cancelled:
-            reason = f"computing them takes longer than {MAX_COMPARE_S:g} s"
+            reason = f"computing one takes longer than {MAX_COMPARE_S:g} s"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data
             reason = f"here: {error}".partition("\n")[0]
         end_s = time.monotonic()
-        self._left_s -= end_s - begin_s
         _due_s[spec] = end_s + (end_s - begin_s) / LATER_SHARE
         if reason:
             _skipped.add(spec)
@@ -251,7 +246,7 @@ class _OwnDataset:
         """Build the data set if it is not built yet. Return the reason if it cannot be built, else an empty text."""
         if self._built is not None:
             return ""
-        if dataset.build_s > MAX_BUILD_S:
+        if dataset.build_s > MAX_COMPARE_S:
             return f"building it took {dataset.build_s:.0f} s on a data host"
         built = prebuild(spec)
         if built.collate_fn is None and "torch" not in sys.modules:
