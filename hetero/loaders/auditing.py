@@ -19,8 +19,6 @@ __all__ = ["add", "enter", "entry_of", "note_unseen"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_NAME_LENGTH = 200
-
 
 def enter(pipeline: LoaderPipeline, request: BatchRequest, batch: Any) -> None:
     """Record a batch in the ledger just before it is delivered. Without a ledger this costs only one lookup.
@@ -91,8 +89,8 @@ def _identify(pipeline: LoaderPipeline) -> Writer:
 def _facts(pipeline: LoaderPipeline) -> LoaderFacts:
     state = pipeline.facts()
     return LoaderFacts(
-        name=pipeline.name[:_MAX_NAME_LENGTH],
-        dataset=pipeline.dataset_name[:_MAX_NAME_LENGTH],
+        name=pipeline.name,
+        dataset=pipeline.dataset_name,
         arguments=pipeline.arguments_digest,
         fingerprint=_fingerprint(pipeline),
         num_samples=state.num_samples,

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+from hetero.config.timings import Timings
 from hetero.control.members.directory import Directory
 from hetero.control.security import Token, token_memfd
 from hetero.endpoint.options import EndpointOptions
@@ -21,7 +22,7 @@ __all__ = ["LocalEndpoints", "local_endpoints", "script_path"]
 
 _HOST = "local"
 _ADDRESS = "127.0.0.1"
-_START_TIMEOUT_S = 600.0
+_START_TIMEOUT_S = Timings().start_timeout_s
 """Seconds until all endpoints must be ready. Each imports the script, and all that it imports, such as TensorFlow."""
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class LocalEndpoints:
     Raises:
         ConfigError: If this process does not run a script, or if the script does not register a data set.
         ChildFailedError: If the script cannot be imported.
-        EndpointUnavailableError: If the endpoints are not ready within ten minutes.
+        EndpointUnavailableError: If the endpoints are not ready within 15 minutes, as in a job with data hosts.
     """
 
     def __init__(self, num_endpoints: int) -> None:
@@ -75,7 +76,7 @@ class LocalEndpoints:
         self._pool.start()
         atexit.register(self.close)
         try:
-            # A script that imports for minutes was waited for up to ten minutes without a line in the log.
+            # A script that imports for minutes was once waited for without a line in the log.
             is_ready = self._pool.wait_ready(LOG_INTERVAL_S)
             if not is_ready:
                 logger.warning("waiting for %d processes that import %s", num_endpoints, script)

@@ -23,8 +23,8 @@ FRACTION_VARIABLE = "HETERO_SAMPLE_FRACTION"
 """Environment variable with the fraction of each data set's samples to use, in (0, 1]."""
 PART_SEED_VARIABLE = "HETERO_SAMPLE_SEED"
 """Environment variable with the seed that chooses the samples, a whole number of at least 0."""
-# "canary" in ASCII. Other code that seeds from a small number gets other numbers.
-_TAG = 0x63616E617279
+# Other code that seeds from a small number gets other numbers.
+_TAG = int.from_bytes(b"canary", "big")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

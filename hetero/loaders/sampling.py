@@ -28,8 +28,8 @@ class Permute(Protocol):
         """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
 
 
-# "hetero" in ASCII. Other code that seeds from (seed, epoch) gets other numbers.
-_ORDER_TAG = 0x6865_7465_726F
+# Other code that seeds from (seed, epoch) gets other numbers.
+_ORDER_TAG = int.from_bytes(b"hetero", "big")
 
 
 @dataclass(frozen=True, slots=True)
