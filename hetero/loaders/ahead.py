@@ -21,7 +21,7 @@ from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import Start
 from hetero.metrics.steps import Extent
 
-__all__ = ["Ahead", "Batches", "EpochRequests", "RequestedEpoch", "RequestingPipeline"]
+__all__ = ["Batches", "EpochRequests", "Prefetched", "RequestedEpoch", "RequestingPipeline"]
 
 
 class Batches(Protocol):
@@ -60,8 +60,8 @@ class RequestingPipeline(Protocol):
     def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
         """Yield the batches of a lane, see `RequestedEpoch`, from a start on."""
 
-    def request(self, planned: PlannedBatch, epoch: int, *, is_ahead: bool = False) -> BatchRequest:
-        """Return the request for a planned batch. ``is_ahead``: of an epoch that the script has not asked for."""
+    def request(self, planned: PlannedBatch, epoch: int, *, is_prefetch: bool = False) -> BatchRequest:
+        """Return the request for a planned batch. ``is_prefetch``: of an epoch that the script has not asked for."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class EpochRequests(Iterator[BatchRequest]):
             planned = self._next
         assert planned is not None
         epoch = self.epochs[-1]
-        request = pipeline.request(planned, epoch.start.number, is_ahead=len(self.epochs) > 1)
+        request = pipeline.request(planned, epoch.start.number, is_prefetch=len(self.epochs) > 1)
         epoch.num_requested += 1
         self._num_in_flight += 1
         self._extent.num_requested += 1
@@ -182,7 +182,7 @@ class EpochRequests(Iterator[BatchRequest]):
         self.epochs[-1].is_complete = self._next is None
 
 
-class Ahead:
+class Prefetched:
     """The batches of the next epoch that one loader keeps between two passes. Thread-safe.
 
     What is kept at the end of the process is discarded before the modules that own its processes and threads end.
@@ -247,10 +247,10 @@ class Ahead:
 
 
 _inherited: list[tuple[Batches, EpochRequests]] = []
-_at_exit: weakref.WeakSet[Ahead] = weakref.WeakSet()
+_at_exit: weakref.WeakSet[Prefetched] = weakref.WeakSet()
 
 
-def _discard_at_exit(ahead: Ahead) -> None:
+def _discard_at_exit(prefetched: Prefetched) -> None:
     """Discard at the end of the process what is kept then.
 
     Exit handlers run in the reverse order of their registration. This one is registered after torch's, which would
@@ -259,9 +259,9 @@ def _discard_at_exit(ahead: Ahead) -> None:
     if not _at_exit:
         atexit.unregister(_discard_all)
         atexit.register(_discard_all)
-    _at_exit.add(ahead)
+    _at_exit.add(prefetched)
 
 
 def _discard_all() -> None:
-    for ahead in tuple(_at_exit):
-        ahead.discard()
+    for prefetched in tuple(_at_exit):
+        prefetched.discard()

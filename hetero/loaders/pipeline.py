@@ -17,7 +17,7 @@ from hetero.batches.failures import raising_user_types
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
-from hetero.loaders.ahead import Ahead
+from hetero.loaders.ahead import Prefetched
 from hetero.loaders.measuring.timing import LoaderTiming
 from hetero.loaders.parts import part_of
 from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
@@ -98,7 +98,7 @@ class LoaderPipeline(LoaderTiming):
         self.traffic = Traffic(options.compression)
         """Counts the bytes of batches from endpoints."""
         self.progress = Progress(counts_on=self.counts_on)
-        self.ahead = Ahead()
+        self.prefetched = Prefetched()
         """Batches of the next epoch, kept between two passes."""
         self.audited_as: LoaderFacts | None = None
         """Facts that identify this loader in the ledger. Made with the first entry."""
@@ -272,13 +272,13 @@ class LoaderPipeline(LoaderTiming):
             return ""
         return blake2b(self.subject.arguments_json.encode(), digest_size=8).hexdigest()
 
-    def request(self, planned: PlannedBatch, epoch: int, *, is_ahead: bool = False) -> BatchRequest:
+    def request(self, planned: PlannedBatch, epoch: int, *, is_prefetch: bool = False) -> BatchRequest:
         """Return the request for a planned batch.
 
         Args:
             planned: The batch.
             epoch: Its epoch.
-            is_ahead: Whether the script has not asked for that epoch yet. Then the batch may be discarded.
+            is_prefetch: Whether the script has not asked for that epoch yet. Then the batch may be discarded.
         """
         self._num_requests += 1
         return BatchRequest(
@@ -291,7 +291,7 @@ class LoaderPipeline(LoaderTiming):
             contiguous=self.has_workers,
             step=self._num_requests,
             # A batch that may be discarded must not use up one of the few checks.
-            verify=(not is_ahead or is_checked()) and self._wants_purity_check(),
+            verify=(not is_prefetch or is_checked()) and self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
         )

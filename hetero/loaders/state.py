@@ -371,7 +371,7 @@ class Progress:
         if self._sampler is not None and num_trained < num_delivered:
             raise ConfigError(
                 f"num_batches_trained is {num_trained}, and the pass has delivered {num_delivered} batches\n"
-                "  The sampler's state is known after the last of them only. Take no batch ahead of the loop."
+                "  The sampler's state is known after the last of them only. Prefetch no batch."
             )
         return Start(
             self._epoch,

@@ -132,7 +132,7 @@ class Feed(LoaderPipeline):
             # Both under one lock: a pass that TensorFlow begins in between would have the old epoch.
             self.progress.set_epoch(epoch)
             self.passes.forget()
-        self.ahead.discard_other(self.progress.next_start())
+        self.prefetched.discard_other(self.progress.next_start())
         self.warn_of_rest(resumed)
 
     def state(self) -> LoaderState:
@@ -159,7 +159,7 @@ class Feed(LoaderPipeline):
         with self.passes.hold():
             self.progress.resume(state)
             self.passes.forget()
-        self.ahead.discard()
+        self.prefetched.discard()
 
     def probe(self) -> list[tuple[int, Any]]:
         """Return two batches of different sizes, each with its number of indices. They do not belong to an epoch.
@@ -222,12 +222,12 @@ class Feed(LoaderPipeline):
                 is_repeated = isinstance(reader, ProfiledBatches) and reader.is_repeated
                 self._note_produced(tf_pass, size, entry, is_repeated)
                 if is_last:  # TensorFlow may never ask for another batch, as with take()
-                    self.ahead.keep(reader, requests)
+                    self.prefetched.keep(reader, requests)
                     reader = None
                     yield element
                     return
                 yield element
-            self.ahead.keep(reader, requests)  # nothing was left of the epoch
+            self.prefetched.keep(reader, requests)  # nothing was left of the epoch
         except Exception as error:
             self._note_failed(tf_pass, error)
             if reader is not None:
@@ -244,7 +244,7 @@ class Feed(LoaderPipeline):
     ) -> tuple[Batches, EpochRequests]:
         """Return the batches of a pass with their requests. In a profile run, kept batches replace some."""
         start = dataclasses.replace(tf_pass.start, num_samples=order.num_samples)
-        kept = self.ahead.take(start, shard)
+        kept = self.prefetched.take(start, shard)
         if kept is not None:
             return kept
         planned = order.batches(start.epoch, shard, start=start.batches)
@@ -262,9 +262,9 @@ class Feed(LoaderPipeline):
         """Yield this rank's batches from ``start`` on."""
         return self.order().batches(start.epoch, self.shard(), start=start.batches)
 
-    def request(self, planned: PlannedBatch, epoch: int, *, is_ahead: bool = False) -> BatchRequest:
+    def request(self, planned: PlannedBatch, epoch: int, *, is_prefetch: bool = False) -> BatchRequest:
         """Return the request for a planned batch. Its batch is delivered as the data set has made it."""
-        return dataclasses.replace(super().request(planned, epoch, is_ahead=is_ahead), as_is=True)
+        return dataclasses.replace(super().request(planned, epoch, is_prefetch=is_prefetch), as_is=True)
 
     def _note_produced(self, tf_pass: TensorFlowPass, size: int, entry: BatchEntry | None, is_repeated: bool) -> None:
         with self.passes.hold():

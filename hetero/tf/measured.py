@@ -148,7 +148,7 @@ class _Steps(LoaderTiming):
         """Whether a strategy of several processes cuts each batch into one part for each. A step consumes one part."""
         self._parts_per_batch = 1
         self._deliveries = deliveries
-        self._ahead: deque[tuple[float, int]] = deque()
+        self._prefetched: deque[tuple[float, int]] = deque()
         """Time and size of each batch that left the pipeline and was not yet consumed."""
         self._parts: list[int] = []
         """Sizes of the remaining parts of the batch that is being consumed."""
@@ -173,7 +173,7 @@ class _Steps(LoaderTiming):
     def forget(self) -> None:
         """Discard the batches that left the pipeline and were not consumed."""
         self._deliveries.read()
-        self._ahead.clear()
+        self._prefetched.clear()
         self._parts.clear()
 
     def begin_step(self) -> None:
@@ -198,12 +198,12 @@ class _Steps(LoaderTiming):
             num_batches: Number of batches. At the end of an epoch Keras may report more batches than left the pipeline.
                 The excess is ignored.
         """
-        self._ahead.extend(self._deliveries.read())
+        self._prefetched.extend(self._deliveries.read())
         consumed: list[int] = []
         waited_s = 0.0
-        while len(consumed) < num_batches and (self._parts or self._ahead):
+        while len(consumed) < num_batches and (self._parts or self._prefetched):
             if not self._parts:
-                came_s, size = self._ahead.popleft()
+                came_s, size = self._prefetched.popleft()
                 self._parts = _parts(size, self._parts_per_batch)
                 if len(consumed) < self.batches_per_step:  # the first step consumes this batch
                     waited_s = came_s - self._begun_s

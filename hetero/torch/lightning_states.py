@@ -11,7 +11,7 @@ from hetero.errors import ConfigError
 if TYPE_CHECKING:
     from hetero.torch.pipeline import Pipeline
 
-__all__ = ["is_taken_ahead", "load_pending_state"]
+__all__ = ["is_prefetched", "load_pending_state"]
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _handed_over: list[Any] = []
@@ -77,7 +77,7 @@ def _fit_loop() -> tuple[Any, bool]:
     return None, False
 
 
-def is_taken_ahead() -> bool:
+def is_prefetched() -> bool:
     """Return whether Lightning takes the first batch of a pass before the loop asks for it.
 
     It keeps one batch ahead if a training loader has no length.

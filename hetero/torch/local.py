@@ -25,11 +25,11 @@ from hetero.batches.skips import Skips
 from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
 from hetero.documents.text import listing
-from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
+from hetero.errors import DatasetError
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import names_for_message
 from hetero.system.stop_signals import SHIELD_VARIABLE, children_ignore_platform
-from hetero.torch.local_dataset import Answer, Failure, LocalDataset, Mismatch, NoRoom
+from hetero.torch.local_dataset import Answer, Failure, LocalDataset
 from hetero.torch.shared_memory import is_roomy, shared_bytes
 
 __all__ = ["LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here"]
@@ -102,7 +102,7 @@ class LocalFetcher:
             loader = self._loader(sampler, persistent=False)
         sampler.is_used = True
         try:
-            sampler.requests = self._look_ahead(requests)
+            sampler.requests = self._note_prefetched(requests)
             with _workers_ignore_platform():
                 return sampler, iter(loader)
         except BaseException:
@@ -140,7 +140,7 @@ class LocalFetcher:
             batch_bytes: Bytes of a batch in shared memory.
         """
         # Another loader may need as much meanwhile.
-        return is_roomy(self._dataset.num_ahead * batch_bytes) and self._is_unchanged()
+        return is_roomy(self._dataset.num_prefetched * batch_bytes) and self._is_unchanged()
 
     def _is_unchanged(self) -> bool:
         """Return whether workers that were started now would have what the present ones have."""
@@ -151,15 +151,8 @@ class LocalFetcher:
 
         Raises:
             DatasetError: If more samples were skipped than are allowed.
-            ResourcesError: If shared memory is too small.
-            DatasetMismatchError: If a global has another value in the worker than here.
         """
         batch = answer.content
-        # A worker sends these instead of raising them, because torch would reduce an exception to a string.
-        if isinstance(batch, Mismatch):
-            raise DatasetMismatchError(batch.text)
-        if isinstance(batch, NoRoom):
-            raise ResourcesError(batch.text)
         if answer.skips is not None:
             self._on_skips(answer.skips)
         if not self._is_checked:
@@ -187,16 +180,16 @@ class LocalFetcher:
             "@hetero.dataset(fork_built=False)",
         )
 
-    def _look_ahead(self, requests: Iterator[_Numbered]) -> Iterator[_Numbered]:
+    def _note_prefetched(self, requests: Iterator[_Numbered]) -> Iterator[_Numbered]:
         """Record how many batches will wait for the trainer at once. Return the same requests."""
         options = self._options
         if not options.num_workers:
             return requests
         # torch is about to take this number of requests anyway.
-        ahead = list(itertools.islice(requests, options.num_workers * (options.prefetch_factor or 2)))
+        first = list(itertools.islice(requests, options.num_workers * (options.prefetch_factor or 2)))
         # With pinned memory, a thread takes each batch out of shared memory as soon as it arrives.
-        self._dataset.num_ahead = min(len(ahead), 1) if options.pin_memory else len(ahead)
-        return itertools.chain(ahead, requests)
+        self._dataset.num_prefetched = min(len(first), 1) if options.pin_memory else len(first)
+        return itertools.chain(first, requests)
 
     def _loader(self, sampler: _RequestSampler, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
@@ -263,6 +256,7 @@ class LocalBatches(Iterator[Any]):
             StopIteration: At the end, and after `close`.
             DatasetError: If the user's code raised for this batch.
             ResourcesError: If shared memory is too small for the batches that workers have ready.
+            DatasetMismatchError: If a global has another value in the worker than here.
         """
         if not self.is_open:
             raise StopIteration
@@ -291,7 +285,10 @@ class LocalBatches(Iterator[Any]):
                     if self._shared_bytes is None:
                         self._shared_bytes = shared_bytes(answer.content)[0]
                     return self._fetcher.unwrap(answer)
-                failure = DatasetError(answer.content.record)
+                failure = answer.content.kind(answer.content.record)
+                # It does not concern this batch alone: memory is full, or a global has another value in the worker.
+                if not isinstance(failure, DatasetError):
+                    raise failure
         except BaseException as error:
             self.close()
             # torch raises this if it lost a worker, which may have obeyed a request to stop.

@@ -23,7 +23,7 @@ from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.skips import Skips
 from hetero.batches.structure.conversion import type_name
 from hetero.datasets import build, get_factory, note_length
-from hetero.errors import DatasetError, DatasetMismatchError
+from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ResourcesError
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import has_path, open_files, opened_since, reopen_files
 from hetero.system.stop_signals import ignore_platform
@@ -31,7 +31,7 @@ from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
 from hetero.wire.framing import why_unsendable
 
-__all__ = ["Answer", "Failure", "LocalDataset", "Mismatch", "NoRoom"]
+__all__ = ["Answer", "Failure", "LocalDataset"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class LocalDataset:
         self.subject = subject
         self._collate_fn = collate_fn
         self._worker_init_fn = worker_init_fn
-        self._start_failure: Failure | Mismatch | None = None
+        self._start_failure: Failure | None = None
         self.globals: dict[str, GlobalValue] = {}
         """Values of the globals that the data set's code reads, from the process that starts the workers. Set only for
         workers that import the script anew."""
@@ -67,7 +67,7 @@ class LocalDataset:
         self._inherited: BuiltDataset | None = None
         """The data set of the process that forked this one, if this one has built its own. It is kept, because its end
         may close connections of that process."""
-        self.num_ahead = 0
+        self.num_prefetched = 0
         """Batches that torch's workers keep ready. 0 if a worker need not check whether they fit into shared memory."""
 
     @property
@@ -160,9 +160,9 @@ class LocalDataset:
                 check_globals(reader, self.globals, reader.digests(), dataset=self.name, there=there)
             self.start_worker(worker_index)
         except DatasetError as exc:
-            self._start_failure = Failure(exc.record)
+            self._start_failure = Failure(DatasetError, exc.record)
         except DatasetMismatchError as exc:
-            self._start_failure = Mismatch(str(exc))
+            self._start_failure = Failure(DatasetMismatchError, exc.record)
 
     def globals_reader(self) -> GlobalsReader:
         """Return a reader of the globals that the data set's code uses in this process."""
@@ -216,10 +216,10 @@ class LocalDataset:
             batch = self._fetch_own(request, on_skips)
         except DatasetError as exc:
             want = used_up(str(exc))
-            return Failure(exc.record) if want is None else NoRoom(want)
-        want = want_of_room(batch, self.num_ahead, num_workers)
-        self.num_ahead = 0  # checking one batch is enough
-        return batch if want is None else NoRoom(want)
+            return Failure(DatasetError, exc.record) if want is None else Failure(ResourcesError, want)
+        want = want_of_room(batch, self.num_prefetched, num_workers)
+        self.num_prefetched = 0  # checking one batch is enough
+        return batch if want is None else Failure(ResourcesError, want)
 
     def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
         batch = fetch(self.built, request, on_skips=on_skips)
@@ -243,23 +243,10 @@ class LocalDataset:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A `DatasetError` on its way from a worker. torch would reduce the exception itself to one string."""
+    """An exception on its way from a worker. torch would reduce the exception itself to one string."""
 
-    record: object
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A worker's report that its data set differs from the trainer's."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoom:
-    """A worker's report that batches do not fit into shared memory."""
-
-    text: str
+    kind: type[HeteroError]
+    record: Any
 
 
 class Answer(NamedTuple):

@@ -19,7 +19,7 @@ from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.checks import check_not_importing
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
-from hetero.torch.lightning_states import is_taken_ahead, load_pending_state
+from hetero.torch.lightning_states import is_prefetched, load_pending_state
 from hetero.torch.order.made_anew import warn_of_same_order
 from hetero.torch.pipeline import Pipeline
 
@@ -27,7 +27,7 @@ __all__ = ["Pass"]
 
 logger = logging.getLogger(__name__)
 
-_TAKE_ONE_AHEAD = frozenset({"ray.train.torch.train_loop_utils", "timm.data.loader"})
+_PREFETCH_ONE = frozenset({"ray.train.torch.train_loop_utils", "timm.data.loader"})
 """Modules that take the next batch before they hand one to the loop (tests/ray/test_prepared_loader.py)."""
 
 
@@ -44,9 +44,9 @@ class _Feed:
         self._start = Start(0)
         self._places: dict[int, tuple[object, int]] = {}
         """By position of each batch in flight: a stateful sampler's state after it, and how many indices were drawn."""
-        self._taken_ahead: deque[tuple[int, object, int]] = deque()
+        self._prefetched: deque[tuple[int, object, int]] = deque()
         """The batches that a wrapper of the loader has, and the loop has not: position, and as in `_places`."""
-        self.num_ahead = 0
+        self.num_prefetched = 0
         """How many batches a wrapper of the loader takes ahead of the loop."""
         self._num_lost = 0
         self._requests: EpochRequests | None = None
@@ -58,7 +58,7 @@ class _Feed:
         load_pending_state(pipeline)
         self._number, self._start, planned = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
-        kept = pipeline.take_ahead(self._start)
+        kept = pipeline.take_prefetched(self._start)
         if kept is None:
             goes_on = pipeline.goes_on
             # Only a user's sampler has states to note, and its passes never go on with the next epoch.
@@ -81,7 +81,7 @@ class _Feed:
     def keep(self, batches: Batches) -> None:
         """Let the loader keep the batches after the last one of the pass, if those of the next epoch follow."""
         assert self._requests is not None
-        self.pipeline.ahead.keep(batches, self._requests)
+        self.pipeline.prefetched.keep(batches, self._requests)
 
     def _noted(self, batches: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
         """Yield planned batches, and note the states of a stateful sampler after them."""
@@ -116,18 +116,18 @@ class _Feed:
     def _passed(self, request: BatchRequest) -> None:
         assert self._requests is not None
         self._requests.passed()
-        self._taken_ahead.append((request.position, *self._places.pop(request.position, (None, 0))))
-        if len(self._taken_ahead) > self.num_ahead:
+        self._prefetched.append((request.position, *self._places.pop(request.position, (None, 0))))
+        if len(self._prefetched) > self.num_prefetched:
             self._count_oldest()
 
     def _count_oldest(self) -> None:
-        position, state, num_drawn = self._taken_ahead.popleft()
+        position, state, num_drawn = self._prefetched.popleft()
         self.pipeline.progress.advance(self._number, batches=position + 1, sampler=state, num_drawn=num_drawn)
         self.pipeline.note_delivered(self._number, state)
 
     def exhausted(self) -> None:
         """Record the end of the epoch. Without padding, a rank may reach it with one batch fewer than others."""
-        while self._taken_ahead:
+        while self._prefetched:
             self._count_oldest()
         if self._num_lost:
             logger.warning(
@@ -184,7 +184,7 @@ class Pass(Iterator[Any]):
                 check_not_importing()
                 caller = sys._getframe(1).f_globals.get("__name__")
                 # A state that counted the batch in a prefetcher's hands would skip it after a resume.
-                self._feed.num_ahead = int(caller in _TAKE_ONE_AHEAD or is_taken_ahead())
+                self._feed.num_prefetched = int(caller in _PREFETCH_ONE or is_prefetched())
                 self._batches = self._feed.open()
                 warn_of_same_order(self, self.pipeline, self._feed.default_order)
                 self._keep_if_through()  # nothing was left of the epoch

@@ -17,7 +17,7 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
-from hetero.loaders.ahead import Ahead, Batches, EpochRequests
+from hetero.loaders.ahead import Batches, EpochRequests, Prefetched
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
@@ -172,7 +172,7 @@ class Pipeline(LoaderPipeline):
             self.progress.set_epoch(epoch)
         self.warn_of_rest(resumed)
         start = self.progress.next_start()
-        self.ahead.discard_other(start)
+        self.prefetched.discard_other(start)
         if self.sampler_order is not None:
             self.sampler_order.set_epoch(start.epoch)
 
@@ -225,9 +225,9 @@ class Pipeline(LoaderPipeline):
         plan = self.plan_of_all_ranks if of_all_ranks else self.plan
         return itertools.islice(plan(start), first, None, stride)
 
-    def take_ahead(self, start: Start, lane: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
+    def take_prefetched(self, start: Start, lane: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
         """Return the batches that were kept for a pass with this start, with their requests. None if there are none."""
-        return self.ahead.take(start, self.shard(), lane)
+        return self.prefetched.take(start, self.shard(), lane)
 
     def take_sampler_epoch(self) -> None:
         """Use the epoch that the script set on its sampler. If it set none, restore a loaded state's epoch.
@@ -388,7 +388,7 @@ class Pipeline(LoaderPipeline):
         for doubt in state.doubts(here):
             logger.warning("loader %s: the loaded state is of %s", self.name, doubt)
         self.progress.resume(state)
-        self.ahead.discard()
+        self.prefetched.discard()
         self._restores_epoch = state.sampler_epoch is not None
         if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
             epoch: Any = state.left["epoch"]
@@ -396,11 +396,11 @@ class Pipeline(LoaderPipeline):
         self.consumed_elsewhere = False
 
     def __getstate__(self) -> dict[str, Any]:
-        live = ("_timer", "_timed", "_fetcher", "_profiler", "fill_up", "ahead")
+        live = ("_timer", "_timed", "_fetcher", "_profiler", "fill_up", "prefetched")
         return {**self.__dict__, **dict.fromkeys(live)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, ahead=Ahead())
+        self.__dict__.update(state, prefetched=Prefetched())
 
     def facts(self) -> LoaderState:
         """Return a state with this loader's constant values. Its epoch and batches are 0."""

@@ -52,7 +52,7 @@ def _storages(tensor: torch.Tensor) -> list[Any]:
         return []
 
 
-def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:
+def want_of_room(batch: Any, num_prefetched: int, num_workers: int) -> str | None:
     """Return why shared memory is too small for this batch or for all waiting batches. Return None if they may fit.
 
     Waiting batches are assumed to be as large as this one. They are compared with the total size of shared memory, not
@@ -60,7 +60,7 @@ def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:
 
     Args:
         batch: A worker's batch that is about to be sent.
-        num_ahead: Batches that wait in shared memory while the trainer is in a step. 0 skips this comparison.
+        num_prefetched: Batches that wait in shared memory while the trainer is in a step. 0 skips this comparison.
         num_workers: Workers that make these batches.
     """
     # Plain containers have 64 MiB of /dev/shm. A full one ends a worker by SIGBUS, or hangs the trainer.
@@ -68,10 +68,10 @@ def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:
     room, free = _room_and_free()
     if not num_bytes or not room:
         return None
-    if num_bytes * num_ahead > room:
+    if num_bytes * num_prefetched > room:
         return (
             f"shared memory ({FOLDER}) is too small for the batches of {num_workers} workers: {_mib(room)}\n"
-            f"  needed: {_mib(num_bytes * num_ahead)}: {num_ahead} batches that wait for the trainer, of "
+            f"  needed: {_mib(num_bytes * num_prefetched)}: {num_prefetched} batches that wait for the trainer, of "
             f"{_mib(num_bytes)} each\n{_ADVICE}"
         )
     return _full(room, free, f"the next batch needs {_mib(num_absent)}") if num_absent > free else None

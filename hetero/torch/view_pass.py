@@ -206,9 +206,9 @@ class ViewPass:
         pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
         # A tool that has skipped batches of this pass will not do so in the next one.
         goes_on = is_first and batch.number < stride and pipeline.goes_on
-        kept = pipeline.take_ahead(self._start, lane) if goes_on else None
+        kept = pipeline.take_prefetched(self._start, lane) if goes_on else None
         if kept is None:
-            pipeline.ahead.discard()
+            pipeline.prefetched.discard()
             planned = self._following(batch, stride)
             self._requests = EpochRequests(pipeline, self._start, planned, goes_on=goes_on, lane=lane)
             self._reader = pipeline.open(self._requests)
@@ -225,7 +225,7 @@ class ViewPass:
         """Let the loader keep the reader if it has delivered the last batch of the pass. Else close it."""
         reader, self._reader = self._reader, None
         if reader is not None and self._requests is not None:
-            self._pipeline.ahead.keep(reader, self._requests)
+            self._pipeline.prefetched.keep(reader, self._requests)
 
     def _get(self, number: int) -> RequestedBatch | None:
         """Return a batch by its number. Plan it now if necessary. None past the end, or if it was dropped."""

@@ -11,7 +11,7 @@ import pytest
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.loaders.ahead import Ahead, EpochRequests, _discard_all
+from hetero.loaders.ahead import EpochRequests, Prefetched, _discard_all
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import Start
 from hetero.metrics.steps import Extent
@@ -35,14 +35,14 @@ class Planner:
     def plan_lane(self, start: Start, lane: tuple[int, ...] = ()) -> Iterator[PlannedBatch]:
         return _planned(start.batches, self.sizes[min(start.epoch, len(self.sizes) - 1)], self.planned)
 
-    def request(self, planned: PlannedBatch, epoch: int, *, is_ahead: bool = False) -> BatchRequest:
+    def request(self, planned: PlannedBatch, epoch: int, *, is_prefetch: bool = False) -> BatchRequest:
         return BatchRequest(
             spec=DatasetSpec("object"),
             work=planned.work,
             seed=0,
             epoch=epoch,
             position=planned.position,
-            verify=not is_ahead,
+            verify=not is_prefetch,
         )
 
 
@@ -146,9 +146,9 @@ def passed(planner: Planner, num_requested: int, num_passed: int) -> EpochReques
     return requests
 
 
-def kept(planner: Planner) -> tuple[Ahead, Source]:
+def kept(planner: Planner) -> tuple[Prefetched, Source]:
     """Return what a loader has after its first epoch, with a batch of the second one requested."""
-    ahead, source = Ahead(), Source()
+    ahead, source = Prefetched(), Source()
     ahead.keep(source, passed(planner, 3, 2))
     return ahead, source
 
@@ -216,7 +216,7 @@ def test_forked_process_leaves_alone_what_its_parent_has_kept(monkeypatch: pytes
 def test_nothing_is_kept_of_a_pass_that_is_not_through_or_not_followed(num_requested: int, num_passed: int) -> None:
     planner = Planner(2)
     source = Source()
-    Ahead().keep(source, passed(planner, num_requested, num_passed))
+    Prefetched().keep(source, passed(planner, num_requested, num_passed))
     assert not source.is_open
 
 

@@ -62,20 +62,20 @@ class Session:
 class Source(Iterator[Any]):
     """Fetches batches, and takes requests ahead as loaders do."""
 
-    def __init__(self, requests: Iterator[BatchRequest], *, num_ahead: int = 3, fails_at: int = -1) -> None:
+    def __init__(self, requests: Iterator[BatchRequest], *, num_prefetched: int = 3, fails_at: int = -1) -> None:
         self._requests = requests
-        self._ahead: list[BatchRequest] = []
-        self._num_ahead = num_ahead
+        self._prefetched: list[BatchRequest] = []
+        self._num_prefetched = num_prefetched
         self._fails_at = fails_at
         self.request: BatchRequest | None = None
         self.is_open = True
 
     def __next__(self) -> Any:
-        while len(self._ahead) < self._num_ahead and (request := next(self._requests, None)) is not None:
-            self._ahead.append(request)
-        if not self._ahead:
+        while len(self._prefetched) < self._num_prefetched and (request := next(self._requests, None)) is not None:
+            self._prefetched.append(request)
+        if not self._prefetched:
             raise StopIteration
-        self.request = self._ahead.pop(0)
+        self.request = self._prefetched.pop(0)
         if self.request.position == self._fails_at:
             raise dataset_error("x", dataset="photos", host="h", stage="sample")
         return self.request.position

@@ -29,14 +29,14 @@ class ProfileRun:
     """A profile run of a feed. TensorFlow takes batches ahead, and each step consumes some of them."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, num_ahead: int, batches_per_step: int = 1, enough_steps: int = 4
+        self, monkeypatch: pytest.MonkeyPatch, *, num_prefetched: int, batches_per_step: int = 1, enough_steps: int = 4
     ) -> None:
         monkeypatch.setattr(phases, "ENOUGH_S", 0.0)
         monkeypatch.setattr(phases, "ENOUGH_STEPS", enough_steps)
         monkeypatch.setattr(profiling, "_profilers", {})
         self.options = types.SimpleNamespace(warmup_steps=2, emulate_step_s=None)
         self.rank, self.remote = 0, False
-        self.num_ahead = num_ahead
+        self.num_prefetched = num_prefetched
         self.feed = PlainFeed(20_000)
         self.feed.batches_per_step = batches_per_step
         self.feed.profile(self, Kept())  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ class ProfileRun:
 
     def step(self) -> None:
         self.feed.begin_step()
-        while len(self.buffer) < self.num_ahead:
+        while len(self.buffer) < self.num_prefetched:
             self.buffer.append(next(self.produced))
         self.steps.append([self.buffer.popleft() for _ in range(self.feed.batches_per_step)])
         self.feed.consume(self.feed.batches_per_step)
@@ -68,7 +68,7 @@ class ProfileRun:
 
 
 def test_profile_run_does_not_measure_batches_that_tensorflow_had_taken_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = ProfileRun(monkeypatch, num_ahead=6)
+    run = ProfileRun(monkeypatch, num_prefetched=6)
     run.run_until(phases.Phase.HEADSPACE)
     assert run.phases.window >= 6  # the warm-up and the steps as the job runs have emptied the buffer several times
     num_fetched_steps = len(run.steps)
@@ -96,7 +96,7 @@ def test_profile_run_does_not_measure_batches_that_tensorflow_had_taken_ahead(mo
 def test_profile_run_with_several_batches_per_step_counts_all_and_computes_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = ProfileRun(monkeypatch, num_ahead=4, batches_per_step=2, enough_steps=12)
+    run = ProfileRun(monkeypatch, num_prefetched=4, batches_per_step=2, enough_steps=12)
     run.run_until(phases.Phase.HEADSPACE)
     assert run.part(is_last=True).data_wait_s is None  # only the wait for the first batch of each step is known
     run.run_until(phases.Phase.DONE)
@@ -113,7 +113,7 @@ def test_profile_run_with_several_batches_per_step_counts_all_and_computes_the_w
 
 
 def test_kept_batches_come_again_in_the_passes_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = ProfileRun(monkeypatch, num_ahead=1)
+    run = ProfileRun(monkeypatch, num_prefetched=1)
     run.run_until(phases.Phase.DONE)
     num_readers = len(run.feed.readers)
     following = run.feed.produce()

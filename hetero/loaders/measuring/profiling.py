@@ -150,15 +150,15 @@ class LoaderProfiler:
         self._knows_waits = self._knows_waits and knows_wait
         _latest = self
 
-    def delivering(self, request: BatchRequest, batch: Any, *, num_ahead: int) -> None:
+    def delivering(self, request: BatchRequest, batch: Any, *, num_prefetched: int) -> None:
         """Record a fetched batch that is about to be delivered, and keep a copy if it is a whole one.
 
         Args:
             request: The request of the batch.
             batch: The batch.
-            num_ahead: Batches that the script has not consumed, and those that are being fetched, including this one.
+            num_prefetched: Batches that the script has not consumed, and those that are being fetched, including this one.
         """
-        self.phases.window = max(self.phases.window, -(-num_ahead // self.batches_per_step))
+        self.phases.window = max(self.phases.window, -(-num_prefetched // self.batches_per_step))
         if self._first_s is None:
             self._first_s = self._clock()
             with contextlib.suppress(Exception):  # the length of the user's sampler or data set
@@ -354,13 +354,13 @@ class ProfiledBatches(Iterator[Any]):
             self._plan.delivered()
             raise
         self.request = self._source.request
-        num_ahead = self._plan.num_ahead
+        num_prefetched = self._plan.num_prefetched
         self._plan.delivered()
         assert self.request is not None
         self._begin_delivery()
         if self._num_unconsumed is not None:
-            num_ahead += self._num_unconsumed()
-        self._profiler.delivering(self.request, batch, num_ahead=num_ahead)
+            num_prefetched += self._num_unconsumed()
+        self._profiler.delivering(self.request, batch, num_prefetched=num_prefetched)
         return batch
 
     def _begin_delivery(self) -> None:
@@ -410,7 +410,7 @@ class _Plan(Iterator[BatchRequest]):
         return request
 
     @property
-    def num_ahead(self) -> int:
+    def num_prefetched(self) -> int:
         """Requests whose batches were not delivered."""
         return len(self._in_flight)
 
