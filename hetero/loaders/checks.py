@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-import os
 import sys
-import threading
-import time
 from typing import cast
 
 from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
@@ -15,7 +10,6 @@ from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
 from hetero.system.scripts import SCRIPT_MODULE
-from hetero.system.waits import SHORT_POLL_S
 from hetero.wire.compression import compression_to_proto, load_codec
 
 __all__ = [
@@ -25,10 +19,7 @@ __all__ = [
     "check_prefetch_factor",
     "check_sample_errors",
     "check_seed",
-    "warn_in_process_of_rank",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 def check_not_importing() -> None:
@@ -64,32 +55,6 @@ def check_not_child_of_rank() -> None:
             "then calls its\n  training function itself, and reads RANK, LOCAL_RANK and WORLD_SIZE from the "
             "environment.\n"
             f"  To make batches in this process nevertheless, remove {control.LAUNCHER_VARIABLE} from its environment."
-        )
-
-
-def warn_in_process_of_rank() -> None:
-    """Log a warning if a rank started this process as ``mp.spawn`` does, because this process is not a rank.
-
-    This is called when the loader is imported, because the process may wait for others before its first batch.
-    """
-    # multiprocessing sets this attribute while a spawned process still imports the script.
-    is_spawned = getattr(multiprocessing.current_process(), "_inheriting", False)
-    if is_spawned and control.current() is None and os.environ.get(control.LAUNCHER_VARIABLE):
-        threading.Thread(target=_warn_if_of_mp_spawn, name="hetero-spawned", daemon=True).start()
-
-
-def _warn_if_of_mp_spawn() -> None:
-    """Wait until this process has imported the script and knows its target. Warn if the target belongs to mp.spawn."""
-    while multiprocessing.parent_process() is None:
-        time.sleep(SHORT_POLL_S)
-    process = multiprocessing.current_process()
-    target = getattr(process, "_target", None)
-    # Pools, managers and loader workers are spawned processes too, and need no warning.
-    if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":
-        logger.warning(
-            "a rank of the job started this process (%s) with mp.spawn. It is not a rank, so it gets no batches from "
-            "data hosts. Start every trainer as a rank instead: hetero launch --nproc-per-node N",
-            process.name,
         )
 
 

@@ -28,12 +28,10 @@ A tool such as accelerate makes another loader. A `view_pass.RequestedBatch` the
 loader to `views.DatasetView`, which fetches the batch.
 """
 
-from hetero.loaders.checks import warn_in_process_of_rank
 from hetero.loaders.pipeline import answer_lengths, is_remote
 from hetero.torch.loader import DataLoader
 
 if is_remote():  # the script may call len(spec) before it makes a loader
     answer_lengths()
-warn_in_process_of_rank()
 
 __all__ = ["DataLoader"]
