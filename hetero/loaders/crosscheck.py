@@ -37,7 +37,7 @@ from hetero.system.process import thread_limits
 __all__ = ["CheckedReader"]
 
 MAX_COMPARE_S = 20.0
-"""Seconds that training may wait for the comparison of a batch. Ranks build no data set that took an endpoint longer."""
+"""Seconds that training may wait for a comparison. Ranks do not build a data set that took an endpoint longer."""
 LATER_SHARE = 0.005
 """Share of the time that the comparison of later batches may take. A file or a library's setting may change at any time
 (tests/torch/test_crosscheck.py)."""

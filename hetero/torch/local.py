@@ -285,10 +285,7 @@ class LocalBatches(Iterator[Any]):
                     if self._shared_bytes is None:
                         self._shared_bytes = shared_bytes(answer.content)[0]
                     return self._fetcher.unwrap(answer)
-                failure = answer.content.kind(answer.content.record)
-                # It does not concern this batch alone: memory is full, or a global has another value in the worker.
-                if not isinstance(failure, DatasetError):
-                    raise failure
+                failure = _error_of_batch(answer.content)
         except BaseException as error:
             self.close()
             # torch raises this if it lost a worker, which may have obeyed a request to stop.
@@ -358,6 +355,18 @@ class _RequestSampler:
 
     def __iter__(self) -> Iterator[_Numbered]:
         return self.requests
+
+
+def _error_of_batch(failure: Failure) -> DatasetError:
+    """Return the error of one batch.
+
+    Raises:
+        HeteroError: If the failure does not concern one batch, for example if shared memory is full.
+    """
+    error = failure.kind(failure.record)
+    if not isinstance(error, DatasetError):
+        raise error
+    return error
 
 
 @contextmanager

@@ -156,7 +156,7 @@ class LoaderProfiler:
         Args:
             request: The request of the batch.
             batch: The batch.
-            num_prefetched: Batches that the script has not consumed, and those that are being fetched, including this one.
+            num_prefetched: Batches that are being fetched, or that the script has not consumed. This batch counts.
         """
         self.phases.window = max(self.phases.window, -(-num_prefetched // self.batches_per_step))
         if self._first_s is None:
