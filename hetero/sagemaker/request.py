@@ -41,10 +41,22 @@ class Channel:
     name: str
     mode: str
     """``File``, ``FastFile`` or ``Pipe``. If the channel states no mode, it is the mode of the job."""
-    uri: str | None
-    """S3 URI of the data, or None for a file system."""
+    uri: str
+    """S3 URI of the data. Empty for a file system."""
     groups: tuple[str, ...]
     """The groups that get the channel. Empty if all groups get it."""
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The channel as the request has it."""
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """The channel's ``S3DataSource``. Empty for a file system."""
+        return (self.document.get("DataSource") or {}).get("S3DataSource") or {}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each host gets only a part of the objects."""
+        return bool(self.source.get("S3DataDistributionType") == "ShardedByS3Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +75,19 @@ class TrainingRequest:
         """Whether the request has instance groups."""
         return bool(self.document["ResourceConfig"].get("InstanceGroups"))
 
+    @property
+    def algorithm(self) -> Mapping[str, Any]:
+        """The request's ``AlgorithmSpecification``. Empty if it has none."""
+        return self.document.get("AlgorithmSpecification") or {}
+
+    def parameter(self, name: str) -> Any:
+        """Return the value of a hyperparameter, decoded from the SDK's JSON. None if it is missing."""
+        text = self.hyperparameters.get(name, "null")
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
     @classmethod
     def parse(cls, document: object, source: str = "request") -> TrainingRequest:
         """Return a request from a dict of boto3's arguments.
@@ -75,10 +100,11 @@ class TrainingRequest:
             ConfigError: If a member has a wrong type, or a required member is missing.
         """
         found = _decode(_Request, document, source)
+        stated = cast("dict[str, Any]", document)
         groups = found.resource_config.instance_groups
         if not groups:
-            whole = dict(cast("dict[str, dict[str, Any]]", document)["ResourceConfig"])
-            groups = (_decode(RequestGroup, {"InstanceGroupName": ONLY_GROUP, **whole}, source, "ResourceConfig"),)
+            whole = {"InstanceGroupName": ONLY_GROUP, **stated["ResourceConfig"]}
+            groups = (_decode(RequestGroup, whole, source, "ResourceConfig"),)
         return cls(
             name=found.training_job_name,
             groups=groups,
@@ -86,14 +112,15 @@ class TrainingRequest:
                 Channel(
                     name=channel.channel_name,
                     mode=channel.input_mode or found.algorithm_specification.training_input_mode,
-                    uri=channel.data_source.s3_data_source.s3_uri or None,
+                    uri=channel.data_source.s3_data_source.s3_uri,
                     groups=channel.data_source.s3_data_source.instance_group_names,
+                    document=item,
                 )
-                for channel in found.input_data_config
+                for channel, item in zip(found.input_data_config, stated.get("InputDataConfig") or (), strict=True)
             ),
             hyperparameters=found.hyper_parameters,
             environment=found.environment,
-            document=cast("Mapping[str, Any]", document),
+            document=stated,
         )
 
 

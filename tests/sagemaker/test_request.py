@@ -50,7 +50,7 @@ def test_channel_of_a_file_system_has_no_uri() -> None:
     source = {"FileSystemId": "fs-12345678", "FileSystemType": "EFS", "DirectoryPath": "/data"}
     document["InputDataConfig"] = [{"ChannelName": "a", "DataSource": {"FileSystemDataSource": source}}]
     (found,) = TrainingRequest.parse(document).channels
-    assert (found.uri, found.groups) == (None, ())
+    assert (found.uri, found.groups) == ("", ())
 
 
 def test_description_of_a_job_is_read(tmp_path: Path) -> None:

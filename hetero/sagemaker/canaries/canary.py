@@ -30,7 +30,6 @@ from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 from hetero.sagemaker.canaries.identity import digest_of_text, identity_of
 from hetero.sagemaker.canaries.manifests import (
-    S3Channel,
     channels_of,
     channels_of_sdk,
     list_objects,
@@ -42,7 +41,7 @@ from hetero.sagemaker.canaries.watching import names_of_trainers, point_of_job, 
 from hetero.sagemaker.checks.facts import roles_of
 from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.recording import ACCOUNT, copy_of, record, sdk_version
-from hetero.sagemaker.request import RequestGroup
+from hetero.sagemaker.request import Channel, RequestGroup
 from hetero.sagemaker.study_executor import EstimatorExecutor, hourly_usd
 
 __all__ = ["canary"]
@@ -193,7 +192,8 @@ class _Study:
         unknown = sorted(set(whole) - {channel.name for channel in self._channels})
         if unknown:
             raise ConfigError(f"whole names {unknown[0]!r}; the channels are {self._names()}")
-        self._reduced = [channel for channel in self._channels if channel.is_prefix and channel.name not in whole]
+        prefixes = [each for each in self._channels if each.source.get("S3DataType", "S3Prefix") == "S3Prefix"]
+        self._reduced = [channel for channel in prefixes if channel.name not in whole]
         if not self._reduced:
             raise ConfigError(f"no channel can be reduced, of {self._names()}; expected one with S3DataType S3Prefix")
         self._session = estimator.sagemaker_session
@@ -246,7 +246,7 @@ class _Study:
                 )
 
     def _chosen(
-        self, channel: S3Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
+        self, channel: Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
     ) -> list[DataFile]:
         # Each host of a sharded channel needs an object of its own.
         num_hosts = sum(group.count for group in groups) if channel.is_sharded else 1
@@ -254,7 +254,7 @@ class _Study:
             self._objects[channel.name], fraction, seed=self._seed, replicate=replicate - 1, min_files=num_hosts
         )
 
-    def _manifest_uri(self, run_id: str, channel: S3Channel, files: Sequence[DataFile]) -> str:
+    def _manifest_uri(self, run_id: str, channel: Channel, files: Sequence[DataFile]) -> str:
         """Return where a manifest goes. The URI has a digest, so manifests of other canaries have other URIs."""
         name = f"{channel.name}-{digest_of_text(manifest_text(channel.uri, files))}.manifest"
         return f"{self._target}/{_FOLDER}/{slug(self._command)}/{slug(run_id)}/{name}"

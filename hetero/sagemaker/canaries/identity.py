@@ -26,7 +26,7 @@ def identity_of(recording: Recording) -> dict[str, object]:
     The SDK puts the name of the job, which has the time, into some values. This name is left out.
     """
     request = recording.request
-    algorithm = request.document.get("AlgorithmSpecification") or {}
+    algorithm = request.algorithm
 
     def without_name(values: Mapping[str, str]) -> dict[str, str]:
         return {name: value.replace(request.name, "JOB") for name, value in sorted(values.items())}

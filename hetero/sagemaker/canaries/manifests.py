@@ -11,31 +11,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hetero.decide.canary.files import MAX_FILES, DataFile
 from hetero.errors import ConfigError
-from hetero.sagemaker.request import TrainingRequest
+from hetero.sagemaker.request import Channel, TrainingRequest
 
-__all__ = ["S3Channel", "channels_of", "channels_of_sdk", "list_objects", "manifest_text", "sdk_inputs", "split_uri"]
+__all__ = ["channels_of", "channels_of_sdk", "list_objects", "manifest_text", "sdk_inputs", "split_uri"]
 
 _OF_SDK_3 = ("code", "sm_drivers", "recipe")
 """Channels that SDK 3 adds to each request, with the source code and its own drivers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Channel:
-    """One channel of a request whose data is in S3."""
-
-    name: str
-    uri: str
-    is_prefix: bool
-    """Whether all objects below the URI belong to the channel. Only such a channel can be reduced."""
-    is_sharded: bool
-    """Whether each host gets only a part of the objects."""
-    document: Mapping[str, Any]
-    """The channel as the request has it."""
 
 
 def channels_of_sdk(estimator: Any, *, version: int) -> frozenset[str]:
@@ -56,7 +41,7 @@ def channels_of_sdk(estimator: Any, *, version: int) -> frozenset[str]:
     return frozenset(names)
 
 
-def channels_of(request: TrainingRequest, *, without: Collection[str] = ()) -> list[S3Channel]:
+def channels_of(request: TrainingRequest, *, without: Collection[str] = ()) -> list[Channel]:
     """Return the channels of a request that are inputs of the user.
 
     Args:
@@ -66,23 +51,10 @@ def channels_of(request: TrainingRequest, *, without: Collection[str] = ()) -> l
     Raises:
         ConfigError: If a channel is not in S3.
     """
-    found = []
-    documents = request.document.get("InputDataConfig") or ()
-    for channel, document in zip(request.channels, documents, strict=True):
-        if channel.name in without:
-            continue
-        source = (document.get("DataSource") or {}).get("S3DataSource") or {}
-        if channel.uri is None:
+    found = [channel for channel in request.channels if channel.name not in without]
+    for channel in found:
+        if not channel.uri:
             raise ConfigError(f"channel {channel.name} is a file system; expected data in S3 for canary jobs")
-        found.append(
-            S3Channel(
-                name=channel.name,
-                uri=channel.uri,
-                is_prefix=source.get("S3DataType", "S3Prefix") == "S3Prefix",
-                is_sharded=source.get("S3DataDistributionType") == "ShardedByS3Key",
-                document=document,
-            )
-        )
     return found
 
 
@@ -131,7 +103,7 @@ def manifest_text(uri: str, files: Sequence[DataFile]) -> str:
     return json.dumps([{"prefix": uri}, *(file.name for file in files)])
 
 
-def sdk_inputs(version: int, channels: Sequence[S3Channel], manifests: Mapping[str, str]) -> Any:
+def sdk_inputs(version: int, channels: Sequence[Channel], manifests: Mapping[str, str]) -> Any:
     """Return the inputs for an estimator: channels with a manifest read its objects, others are as before.
 
     Args:
@@ -144,15 +116,15 @@ def sdk_inputs(version: int, channels: Sequence[S3Channel], manifests: Mapping[s
     return [_input_of_3(channel, manifests.get(channel.name)) for channel in channels]
 
 
-def _document_of(channel: S3Channel, manifest: str | None) -> dict[str, Any]:
+def _document_of(channel: Channel, manifest: str | None) -> dict[str, Any]:
     """Return the channel as the request had it, with another source."""
-    source = dict((channel.document.get("DataSource") or {}).get("S3DataSource") or {})
+    source = dict(channel.source)
     if manifest is not None:
         source |= {"S3Uri": manifest, "S3DataType": "ManifestFile"}
     return {**channel.document, "DataSource": {"S3DataSource": source}}
 
 
-def _input_of_2(channel: S3Channel, manifest: str | None) -> Any:
+def _input_of_2(channel: Channel, manifest: str | None) -> Any:
     from sagemaker.inputs import TrainingInput
 
     made = TrainingInput(channel.uri)
@@ -161,10 +133,10 @@ def _input_of_2(channel: S3Channel, manifest: str | None) -> Any:
     return made
 
 
-def _input_of_3(channel: S3Channel, manifest: str | None) -> Any:
-    from sagemaker.core.shapes import Channel  # type: ignore[import-untyped,unused-ignore]
+def _input_of_3(channel: Channel, manifest: str | None) -> Any:
+    from sagemaker.core import shapes  # type: ignore[import-untyped,unused-ignore]
 
-    return Channel(**_snake_case(_document_of(channel, manifest)))
+    return shapes.Channel(**_snake_case(_document_of(channel, manifest)))
 
 
 def _snake_case(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hetero.cluster import Role
 from hetero.cluster.roles import assign_roles
@@ -20,7 +19,6 @@ __all__ = [
     "image_hardware",
     "is_secret",
     "member",
-    "parameter",
     "roles_of",
     "sizes_if_not_among",
     "storage_gb",
@@ -38,15 +36,6 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
-def parameter(request: TrainingRequest, name: str) -> Any:
-    """Return the value of a hyperparameter, decoded from the SDK's JSON. None if it is missing."""
-    text = request.hyperparameters.get(name, "null")
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def assigned_roles(request: TrainingRequest) -> dict[str, Role]:
     """Return the role that the launcher will assign to each group, by group name.
 
@@ -54,7 +43,7 @@ def assigned_roles(request: TrainingRequest) -> dict[str, Role]:
         ClusterError: If a role is unclear, or no group trains.
         ConfigError: If the hyperparameter ``hetero_roles`` is malformed.
     """
-    stated = parameter(request, "hetero_roles")
+    stated = request.parameter("hetero_roles")
     overrides = [str(item) for item in stated] if isinstance(stated, list) else str(stated or "").split(",")
     overrides = [text for text in overrides if text]
     groups = [(group.name, group.instance_type) for group in request.groups]

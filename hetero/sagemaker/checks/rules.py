@@ -19,7 +19,6 @@ from hetero.sagemaker.checks.facts import (
     image_hardware,
     is_secret,
     member,
-    parameter,
     roles_of,
     sizes_if_not_among,
     storage_gb,
@@ -61,7 +60,7 @@ Rule = Callable[[TrainingRequest], Iterator[Problem]]
 
 def torch_distributed(request: TrainingRequest) -> Iterator[Problem]:
     """Report ``torch_distributed`` with groups. The SDK ignores the stated group, so all groups start torchrun."""
-    if len(request.groups) > 1 and parameter(request, "sagemaker_torch_distributed_enabled"):
+    if len(request.groups) > 1 and request.parameter("sagemaker_torch_distributed_enabled"):
         held = "hetero_script" in request.hyperparameters
         yield Problem(
             f"torch_distributed is on with {len(request.groups)} groups. The SDK drops the group that it is for, and "
@@ -77,10 +76,10 @@ def distribution_groups(request: TrainingRequest) -> Iterator[Problem]:
     """Report a distribution for no group, several groups, an unknown group, or a group that only prepares data."""
     if len(request.groups) < 2:
         return
-    listed = parameter(request, "sagemaker_distribution_instance_groups")
+    listed = request.parameter("sagemaker_distribution_instance_groups")
     names = [str(name) for name in listed] if isinstance(listed, list) else []
     strategies = ("sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
-    is_on = any(parameter(request, name) for name in strategies)
+    is_on = any(request.parameter(name) for name in strategies)
     known = [group.name for group in request.groups]
     one = "in distribution['instance_groups'], name exactly one group, the one that trains. Or leave out distribution="
     if len(names) > 1:
@@ -120,11 +119,10 @@ def channels_of_unknown_groups(request: TrainingRequest) -> Iterator[Problem]:
 def sharded_channels(request: TrainingRequest) -> Iterator[Problem]:
     """Report a channel that gives different files to each data host."""
     roles = roles_of(request)
-    for item, channel in zip(request.document.get("InputDataConfig") or [], request.channels, strict=True):
-        source = (item.get("DataSource") or {}).get("S3DataSource") or {}
+    for channel in request.channels:
         groups = [group for group in request.groups if not channel.groups or group.name in channel.groups]
         hosts = sum(group.count for group in groups if roles.get(group.name) is Role.DATA)
-        if source.get("S3DataDistributionType") == "ShardedByS3Key" and hosts > 1:
+        if channel.is_sharded and hosts > 1:
             yield Problem(
                 f"channel {channel.name!r} is ShardedByS3Key, so each of the {hosts} data hosts gets different files",
                 "use distribution='FullyReplicated', because hetero asks any data host for any sample and rejects data "
@@ -344,7 +342,7 @@ def unclear_roles(request: TrainingRequest) -> Iterator[Problem]:
 
 def another_program(request: TrainingRequest) -> Iterator[Problem]:
     """Report an entry point of SDK 2 that is not the launcher, in a job with groups. Data hosts would train, too."""
-    program = parameter(request, "sagemaker_program")
+    program = request.parameter("sagemaker_program")
     if len(request.groups) < 2 or "hetero_script" in request.hyperparameters or not isinstance(program, str):
         return
     if program not in _LAUNCHERS:

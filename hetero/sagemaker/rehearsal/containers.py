@@ -6,7 +6,6 @@ which runs the user's entry point. With SDK 3, it is a shell script of the SDK. 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -79,9 +78,9 @@ class Container:
                 would misread the path that replaces ``/opt/ml``, or if the toolkit would start the ranks of a
                 distribution.
         """
-        algorithm = request.document.get("AlgorithmSpecification") or {}
+        algorithm = request.algorithm
         entry = (*(algorithm.get("ContainerEntrypoint") or ()), *(algorithm.get("ContainerArguments") or ()))
-        script = _unquoted(request.hyperparameters.get("sagemaker_program", ""))
+        script = str(request.parameter("sagemaker_program") or "")
         # The program and the user's code must be on this machine.
         if source_dir is not None and not source_dir.is_dir():
             raise ConfigError(f"the source directory {source_dir} does not exist; expected a folder")
@@ -91,8 +90,10 @@ class Container:
                 "or a ContainerEntrypoint, because a rehearsal cannot run the image's own program"
             )
         if not entry and source_dir is None:
-            where = _unquoted(request.hyperparameters.get("sagemaker_submit_directory", "an unknown place"))
-            raise ConfigError(f"the user's code is at {where:.200}; give its folder on this machine: --source-dir DIR")
+            where = request.parameter("sagemaker_submit_directory") or "an unknown place"
+            raise ConfigError(
+                f"the user's code is at {where!s:.200}; give its folder on this machine: --source-dir DIR"
+            )
         is_here = script == LAUNCHER_NAME or source_dir is None or (source_dir / script).is_file()
         if not entry and not is_here:
             raise ConfigError(
@@ -107,7 +108,7 @@ class Container:
         for text in (*entry, *request.environment.values()):
             _moved(text, output_dir.resolve())
         # The toolkit would start the ranks of a distribution over the network.
-        enabled = [name for name in _DISTRIBUTIONS if _is_on(request, f"sagemaker_{name}_enabled")]
+        enabled = [each for each in _DISTRIBUTIONS if request.parameter(f"sagemaker_{each}_enabled") in (True, "true")]
         if enabled and through == "toolkit" and not entry:
             raise ConfigError(
                 f"the request has the distribution {enabled[0]}: the toolkit would start ranks over the network\n"
@@ -158,7 +159,7 @@ class Container:
             )
         # Otherwise run the entry point through the toolkit, or directly.
         if self.through == "toolkit":
-            image = str((self.request.document.get("AlgorithmSpecification") or {}).get("TrainingImage", ""))
+            image = str(self.request.algorithm.get("TrainingImage", ""))
             return HostCommand(
                 arguments=[sys.executable, "-m", "hetero.sagemaker.rehearsal.toolkit", image],
                 environment=common,
@@ -176,7 +177,7 @@ class Container:
         found = {
             JOB_NAME_VARIABLE: request.name,
             "TRAINING_JOB_ARN": f"arn:aws:sagemaker:us-east-1:000000000000:training-job/{request.name}",
-            "AWS_REGION": _unquoted(request.hyperparameters.get("sagemaker_region", "us-east-1")),
+            "AWS_REGION": str(request.parameter("sagemaker_region") or "us-east-1"),
         }
         return {**found, **{name: _moved(value, base) for name, value in request.environment.items()}}
 
@@ -266,16 +267,3 @@ def python_path(stated: str | None) -> str:
 
 def _interpreter(script: str) -> list[str]:
     return [sys.executable, script] if script.endswith(".py") else ["/bin/sh", script]
-
-
-def _is_on(request: TrainingRequest, name: str) -> bool:
-    return _unquoted(request.hyperparameters.get(name, "false")) == "true"
-
-
-def _unquoted(value: str) -> str:
-    """Undo the JSON quotes that SDK 2 puts around texts."""
-    try:
-        content = json.loads(value)
-    except ValueError:
-        return value
-    return content if isinstance(content, str) else value

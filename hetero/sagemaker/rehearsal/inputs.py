@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.sagemaker.request import TrainingRequest
+from hetero.sagemaker.request import Channel, TrainingRequest
 from hetero.simulate.opt_ml import CHANNEL_NAME, InputChannel
 
 __all__ = ["LocalChannel", "local_channels"]
@@ -18,20 +17,15 @@ _MODES = ("File", "FastFile", "Pipe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalChannel:
+class LocalChannel(Channel):
     """A channel of the request whose data is on this machine."""
 
-    name: str
-    mode: str
-    """``File``, ``FastFile`` or ``Pipe``."""
-    groups: tuple[str, ...]
-    """The groups that get the channel. Empty if all groups get it."""
     path: Path
-    is_sharded: bool
-    """Whether each host gets only a part of the files."""
-    is_compressed: bool
-    """Whether the data consists of gzip files. In Pipe mode, the platform unpacks them."""
-    content_type: str | None
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the data consists of gzip files. In Pipe mode, the platform unpacks them."""
+        return bool(self.document.get("CompressionType") == "Gzip")
 
     def is_for(self, group: str) -> bool:
         """Return whether the hosts of a group get the channel."""
@@ -70,7 +64,7 @@ class LocalChannel:
             path=path,
             mode=self.mode,
             distribution="ShardedByS3Key" if self.is_sharded else "FullyReplicated",
-            content_type=self.content_type,
+            content_type=self.document.get("ContentType"),
         )
 
     def state(self) -> tuple[int, int, int]:
@@ -99,7 +93,7 @@ def local_channels(request: TrainingRequest, data: Mapping[str, Path]) -> list[L
     # Check each channel, then look up its data.
     groups = {group.name for group in request.groups}
     found = []
-    for channel, document in zip(request.channels, request.document.get("InputDataConfig") or (), strict=True):
+    for channel in request.channels:
         name = channel.name
         if not CHANNEL_NAME.fullmatch(name) or names.count(name) > 1:
             raise ConfigError(
@@ -118,28 +112,15 @@ def local_channels(request: TrainingRequest, data: Mapping[str, Path]) -> list[L
             )
         if not data[name].exists():
             raise ConfigError(f"the data of channel {name}, {data[name]}, does not exist")
-        found.append(_local_channel(name, channel.mode, channel.groups, data[name], document))
+        is_wrapped = channel.document.get("RecordWrapperType", "None") != "None"
+        if is_wrapped or channel.source.get("S3DataType") == "AugmentedManifestFile":
+            raise ConfigError(
+                f"channel {name} has RecordWrapperType or AugmentedManifestFile, which a rehearsal does not support; "
+                "rehearse with another input"
+            )
+        stated = {each.name: getattr(channel, each.name) for each in fields(channel)}
+        found.append(LocalChannel(**stated, path=data[name].resolve()))
     return found
-
-
-def _local_channel(
-    name: str, mode: str, groups: tuple[str, ...], path: Path, document: Mapping[str, Any]
-) -> LocalChannel:
-    source = (document.get("DataSource") or {}).get("S3DataSource") or {}
-    if document.get("RecordWrapperType", "None") != "None" or source.get("S3DataType") == "AugmentedManifestFile":
-        raise ConfigError(
-            f"channel {name} has RecordWrapperType or AugmentedManifestFile, which a rehearsal does not support; "
-            "rehearse with another input"
-        )
-    return LocalChannel(
-        name=name,
-        mode=mode,
-        groups=groups,
-        path=path.resolve(),
-        is_sharded=source.get("S3DataDistributionType") == "ShardedByS3Key",
-        is_compressed=document.get("CompressionType") == "Gzip",
-        content_type=document.get("ContentType"),
-    )
 
 
 def _entries_below(path: Path) -> Iterator[Path]:

@@ -145,8 +145,7 @@ def _forget_earlier(output_dir: Path) -> None:
 
 def _stage_source(recording: Recording, folder: Path) -> Path | None:
     """If the SDK made an archive of the user's code, unpack it and return its folder."""
-    value = recording.request.hyperparameters.get("sagemaker_submit_directory", "")
-    content = recording.objects.get(value.strip('"'))
+    content = recording.objects.get(str(recording.request.parameter("sagemaker_submit_directory")))
     if content is None:
         return None
     source_dir = folder / "source"
@@ -162,7 +161,7 @@ def _stage_channels(recording: Recording, data: Mapping[str, str | os.PathLike[s
     """
     found: dict[str, Path] = {}
     for channel in recording.request.channels:
-        uri = channel.uri or ""
+        uri = channel.uri
         uploads = {name: content for name, content in recording.objects.items() if name.startswith(f"{uri}/")}
         if uri in recording.local_data:
             found[channel.name] = recording.local_data[uri]

@@ -86,7 +86,7 @@ def test_second_call_starts_no_more_jobs(linear: Account, tmp_path: Path) -> Non
     first = forecast_of(linear, tmp_path)
     linear.asked.clear()
     assert forecast_of(linear, tmp_path) == first
-    assert set(linear.asked) == {"ListObjectsV2"}
+    assert set(linear.asked) == {"ListObjectsV2", "GetMetricData"}
 
 
 def test_candidates_run_on_their_own_types_and_the_cheaper_one_is_named(tmp_path: Path) -> None:
