@@ -112,6 +112,7 @@ class LoaderPipeline(LoaderTiming):
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
 
             remote.expect(subject)
+            answer_lengths()
 
     @property
     def has_own_order(self) -> bool:

@@ -16,7 +16,7 @@ from hetero.loaders.checks import (
     check_sample_errors,
     check_seed,
 )
-from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
+from hetero.loaders.pipeline import LoaderOptions
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import check_name
 from hetero.spec import DatasetSpec
@@ -152,8 +152,6 @@ def from_dataset(
             "trains a separate model; start the job with --framework tensorflow",
             session.world_size,
         )
-    if is_remote():
-        answer_lengths()
     from hetero.tf.dataset import FedDataset
     from hetero.tf.feed import Feed
 

@@ -338,13 +338,8 @@ class Feed(LoaderPipeline):
             self._step = None  # the end of the previous step may not have been reported
         if self._profiler is not None:
             self._profiler.measure_if_done()
-        timer = self.begin_wait(self)
         begun_s = time.perf_counter()
-        try:
-            control.check_stop(timer)
-        except BaseException:
-            self.pause()
-            raise
+        self.await_step(self)
         return begun_s
 
     def begin_step(self) -> None:

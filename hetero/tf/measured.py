@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from hetero.control.rank import session as control
 from hetero.loaders.measuring.timing import LoaderTiming
 from hetero.metrics.steps import StepTimer
 from hetero.tf.deliveries import Deliveries, num_samples
@@ -182,14 +181,9 @@ class _Steps(LoaderTiming):
         Raises:
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
-        timer = self.begin_wait(self)
         # The clock of tf.timestamp(), which `Deliveries` uses.
         self._begun_s = time.time()
-        try:
-            control.check_stop(timer)
-        except BaseException:
-            self.pause()
-            raise
+        self.await_step(self)
 
     def consume(self, num_batches: int) -> None:
         """Record the next batches as consumed. The wait for them ended when the first of them left the pipeline.

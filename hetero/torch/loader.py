@@ -13,7 +13,7 @@ import torch.utils.data
 from hetero.datasets import get_factory
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_compression, check_prefetch_factor, check_sample_errors
-from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
+from hetero.loaders.pipeline import LoaderOptions
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import StepTimer
 from hetero.spec import DatasetSpec
@@ -221,8 +221,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         # Unwrap the views that a tool passes when it rebuilds a loader.
-        if is_remote():
-            answer_lengths()
         subject = unwrap_dataset(dataset)
         collate_fn = unwrap_collate_fn(collate_fn)
         if type(batch_sampler) is BatchSamplerView:  # rebuilt by Lightning

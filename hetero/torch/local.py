@@ -32,7 +32,7 @@ from hetero.system.stop_signals import SHIELD_VARIABLE, children_ignore_platform
 from hetero.torch.local_dataset import Answer, Failure, LocalDataset
 from hetero.torch.shared_memory import is_roomy, shared_bytes
 
-__all__ = ["LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here"]
+__all__ = ["LocalBatches", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,13 +82,6 @@ class LocalFetcher:
         self._has_warned_of_wait = False
         self._digests: dict[str, str] | None = None
         """Digests of what workers read, see `LocalDataset.digests`, when they were started. None if not compared."""
-
-    def open(self, requests: Iterator[BatchRequest]) -> LocalBatches:
-        """Return the batches of ``requests`` in order. Closing the iterator ends workers that are not persistent.
-
-        Workers are started, and requests consumed, only when the first batch is requested.
-        """
-        return LocalBatches(self, requests)
 
     def begin(self, requests: Iterator[_Numbered]) -> tuple[_RequestSampler, Iterator[Any]]:
         """Start to fetch ``requests``. Return their sampler, which stays in use until `close`, and torch's iterator."""
@@ -231,6 +224,8 @@ class LocalFetcher:
 
 class LocalBatches(Iterator[Any]):
     """The batches of one pass, in order. After a batch that raised, `next` returns the following batch.
+
+    Workers are started, and requests consumed, only when the first batch is requested.
 
     Args:
         fetcher: Starts and ends the workers.

@@ -58,7 +58,7 @@ class _Feed:
         load_pending_state(pipeline)
         self._number, self._start, planned = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
-        kept = pipeline.take_prefetched(self._start)
+        kept = pipeline.prefetched.take(self._start, pipeline.shard())
         if kept is None:
             goes_on = pipeline.goes_on
             # Only a user's sampler has states to note, and its passes never go on with the next epoch.

@@ -17,7 +17,7 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
-from hetero.loaders.ahead import Batches, EpochRequests, Prefetched
+from hetero.loaders.ahead import Batches, Prefetched
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
@@ -25,7 +25,7 @@ from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
 from hetero.torch.kept_batches import KeptBatches
-from hetero.torch.local import LocalFetcher, WorkerOptions, builds_here
+from hetero.torch.local import LocalBatches, LocalFetcher, WorkerOptions, builds_here
 from hetero.torch.local_dataset import LocalDataset
 from hetero.torch.order.made_anew import MadeAnew
 from hetero.torch.order.ranks import RankOrders
@@ -143,24 +143,22 @@ class Pipeline(LoaderPipeline):
             return super().num_batches()
         return min(self.sampler_order.num_batches(), self.max_pass_batches)
 
-    def plan(self, start: Start) -> Iterator[PlannedBatch]:
-        """Yield this rank's batches from ``start`` on."""
-        if self.sampler_order is not None:
-            self._warn_of_equal_ranks(self.sampler_order.sampler)
-            planned = self._plan_sampler(self.sampler_order, start)
-        else:
-            planned = self.order().batches(start.number, self.shard(), start=start.batches)
-        return self.shortened(planned)
+    def plan(self, start: Start, *, all_ranks: bool = False) -> Iterator[PlannedBatch]:
+        """Yield the batches from ``start`` on.
 
-    def plan_of_all_ranks(self, start: Start) -> Iterator[PlannedBatch]:
-        """Yield the batches of all ranks in turn, for a tool that shards them.
-
-        For a user's sampler, yield the batches in the sampler's order.
+        Args:
+            start: The first batch.
+            all_ranks: Whether to yield the batches of all ranks in turn, for a tool that shards them, or only those of
+                this rank. The batches of a user's sampler come in its order in both cases.
         """
         if self.sampler_order is not None:
+            if not all_ranks:
+                self._warn_of_equal_ranks(self.sampler_order.sampler)
             planned = self._plan_sampler(self.sampler_order, start)
-        else:
+        elif all_ranks:
             planned = self.order().whole_batches(start.number, self.shard().world_size, start=start.batches)
+        else:
+            planned = self.order().batches(start.number, self.shard(), start=start.batches)
         return self.shortened(planned)
 
     def set_epoch(self, epoch: int, *, by_tool: bool = False) -> None:
@@ -222,12 +220,7 @@ class Pipeline(LoaderPipeline):
         if not lane:
             return self.plan(start)
         first, stride, of_all_ranks = lane
-        plan = self.plan_of_all_ranks if of_all_ranks else self.plan
-        return itertools.islice(plan(start), first, None, stride)
-
-    def take_prefetched(self, start: Start, lane: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
-        """Return the batches that were kept for a pass with this start, with their requests. None if there are none."""
-        return self.prefetched.take(start, self.shard(), lane)
+        return itertools.islice(self.plan(start, all_ranks=bool(of_all_ranks)), first, None, stride)
 
     def take_sampler_epoch(self) -> None:
         """Use the epoch that the script set on its sampler. If it set none, restore a loaded state's epoch.
@@ -337,7 +330,7 @@ class Pipeline(LoaderPipeline):
             )
         if self._fetcher is None:
             self._fetcher = LocalFetcher(self.local, self.workers, on_skips=self.skips.note)
-        return self._fetcher.open(requests)
+        return LocalBatches(self._fetcher, requests)
 
     def state(self, num_trained: int | None = None) -> LoaderState:
         """Return the position of this loader, including the sampler's own state. See `Progress.position`."""

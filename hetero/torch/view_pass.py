@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
@@ -13,7 +14,6 @@ from hetero.batches.failures import printable_cause, with_user_type
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.indices import as_indices
 from hetero.batches.request import BatchRequest
-from hetero.control.rank import session as control
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import auditing
 from hetero.loaders.ahead import Batches, EpochRequests
@@ -99,8 +99,7 @@ class ViewPass:
 
     def __iter__(self) -> Iterator[RequestedBatch]:
         pipeline = self._pipeline
-        plan = pipeline.plan_of_all_ranks if self._all_ranks else pipeline.plan
-        number, start, self._planned = pipeline.begin(plan)
+        number, start, self._planned = pipeline.begin(functools.partial(pipeline.plan, all_ranks=self._all_ranks))
         self._begin(start)
         try:
             while (batch := self._get(self._num_handed_out)) is not None:
@@ -143,8 +142,7 @@ class ViewPass:
                 "does.\n  Iterate over the hetero DataLoader itself; with accelerate leave out dispatch_batches=True."
             )
         # Wait for it, as `Pass` does.
-        timer = self._pipeline.begin_wait(self._timing)
-        control.check_stop(timer)
+        timer = self._pipeline.await_step(self._timing)
         try:
             fetched = next(self._reader_at(batch))
         except StopIteration:
@@ -206,7 +204,7 @@ class ViewPass:
         pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
         # A tool that has skipped batches of this pass will not do so in the next one.
         goes_on = is_first and batch.number < stride and pipeline.goes_on
-        kept = pipeline.take_prefetched(self._start, lane) if goes_on else None
+        kept = pipeline.prefetched.take(self._start, pipeline.shard(), lane) if goes_on else None
         if kept is None:
             pipeline.prefetched.discard()
             planned = self._following(batch, stride)

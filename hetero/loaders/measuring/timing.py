@@ -54,6 +54,20 @@ class LoaderTiming:
         self.timer.begin_wait()
         return self.timer
 
+    def await_step(self, owner: object) -> StepTimer:
+        """Begin a data wait as `begin_wait` does. The job may end here.
+
+        Raises:
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
+        """
+        timer = self.begin_wait(owner)
+        try:
+            control.check_stop(timer)
+        except BaseException:
+            self.end_timing(owner)
+            raise
+        return timer
+
     def end_timing(self, owner: object) -> None:
         """Pause the timer, unless the pass of another owner began the last wait. Idempotent."""
         if self._timed is owner:

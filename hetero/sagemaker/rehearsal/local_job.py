@@ -32,7 +32,7 @@ from hetero.simulate.launchers import HostCommand, SimulatedHost
 from hetero.simulate.opt_ml import write_opt_ml
 from hetero.simulate.simulate import SimulatedGroup, check_num_hosts, emulated_vcpus, run_hosts
 
-__all__ = ["check_rehearsal", "host_names", "resource_config", "run_request"]
+__all__ = ["host_names", "plan_rehearsal", "resource_config", "run_request"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,9 @@ def run_request(
         ClusterError: If the roles of its groups are unclear, or if the number of vCPUs to emulate is unknown.
     """
     # Check the arguments before a host starts.
-    job = _plan(request, output_dir, data, source_dir, through, stated)
+    job = plan_rehearsal(
+        request, output_dir=output_dir, data=data, source_dir=source_dir, through=through, stated=stated
+    )
     options, channels = job.options, job.channels
     counts = {
         group.name: emulated_vcpus(
@@ -117,24 +119,6 @@ def _brings_token(folders: Sequence[Path | None]) -> bool:
     return any(folder is not None and (folder / STAGED_FOLDER / TOKEN_NAME).is_file() for folder in folders)
 
 
-def check_rehearsal(
-    request: TrainingRequest,
-    *,
-    output_dir: Path,
-    data: Mapping[str, Path],
-    source_dir: Path | None,
-    through: str | None,
-    stated: Mapping[str, object],
-) -> None:
-    """Check the arguments of `run_request` without running the job. Does not check whether vCPUs are known.
-
-    Raises:
-        ConfigError: As for `run_request`.
-        ClusterError: As for `run_request`.
-    """
-    _plan(request, output_dir, data, source_dir, through, stated)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """A request, with the settings for running it on this machine."""
@@ -150,14 +134,21 @@ class _Job:
     kill_after_s: float
 
 
-def _plan(
+def plan_rehearsal(
     request: TrainingRequest,
+    *,
     output_dir: Path,
     data: Mapping[str, Path],
     source_dir: Path | None,
     through: str | None,
     stated: Mapping[str, object] | None,
 ) -> _Job:
+    """Return the job that `run_request` runs with these arguments. Does not check whether vCPUs are known.
+
+    Raises:
+        ConfigError: As for `run_request`.
+        ClusterError: As for `run_request`.
+    """
     texts = _option_texts(request, stated or {})
     check_num_hosts(sum(group.count for group in request.groups))
     names = host_names([(group.name, group.count) for group in request.groups])

@@ -29,7 +29,7 @@ from hetero.report import Report, load_report
 from hetero.sagemaker.checks.check import unprepared
 from hetero.sagemaker.recording import MAX_CODE_BYTES, Recording, record
 from hetero.sagemaker.rehearsal.containers import python_path
-from hetero.sagemaker.rehearsal.local_job import check_rehearsal
+from hetero.sagemaker.rehearsal.local_job import plan_rehearsal
 from hetero.simulate.simulate import locked_folder
 from hetero.system.process import start_child
 from hetero.system.workdir import private_folder
@@ -115,7 +115,7 @@ def rehearse(
         command = [sys.executable, "-m", "hetero.cli", "simulate", "--request", str(request_file)]
         command += [f"--output-dir={target}", *stated_flags(options)]
         # Raise errors about the arguments now, and not in the other process.
-        check_rehearsal(
+        plan_rehearsal(
             recording.request,
             output_dir=target,
             data=channels,
