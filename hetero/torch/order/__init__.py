@@ -2,7 +2,6 @@
 
 sampler.py         the order of a user's sampler, drawn batch by batch without changing the script's generators
 made_anew.py       a warning about loaders that the script makes in each epoch
-digest.py          whether a user's sampler gives the same order in two epochs
 own_generators.py  what a sampler draws from in one pass
 ranks.py           comparison of seeds and samplers' parts with those of other ranks
 """
