@@ -1,4 +1,4 @@
-"""The ignore file ``.heteroignore`` of a source folder, which names the files that `prepare` does not copy.
+"""Copies code, except what the ignore file ``.heteroignore`` of its folder names.
 
 Its patterns have the syntax and the meaning of a ``.gitignore``. This is a separate module, because both `prepare` and
 the rehearsal of a prepared job from its original code read the file.
@@ -12,14 +12,51 @@ from pathlib import Path
 
 from hetero.documents.files import read_bounded
 from hetero.errors import ConfigError
+from hetero.simulate.opt_ml import has_opt_ml
 
-__all__ = ["IGNORE_FILE", "Ignored", "ignored_files"]
+__all__ = ["IGNORE_FILE", "Ignored", "copy_code", "ignored_files"]
 
 Ignored = Callable[[str, list[str]], Iterable[str]]
 """Returns the names in a folder that are not copied. It is the argument ``ignore`` of `shutil.copytree`."""
 IGNORE_FILE = ".heteroignore"
 _ALWAYS = (".git", "__pycache__", ".venv", IGNORE_FILE)
 """Patterns that come before the patterns of the file. The file can include these names again with ``!``."""
+
+
+def copy_code(
+    source: Path,
+    target: Path,
+    *,
+    left_out: Path,
+    ignored: Iterable[Ignored],
+    copy: Callable[[str, str], object] = shutil.copy2,
+) -> None:
+    """Copy code, except ignored files and the output of rehearsals.
+
+    That output contains links to the data, and copies of the code with tokens.
+
+    Args:
+        source: The folder with the code.
+        target: Folder of the copy.
+        left_out: A folder that is not copied.
+        ignored: Functions that name the files that are not copied.
+        copy: Function that copies a file.
+
+    Raises:
+        ConfigError: If a file or folder cannot be copied.
+    """
+
+    def all_ignored(folder: str, names: list[str]) -> set[str]:
+        here = Path(folder).resolve()
+        output = {name for name in names if here / name == left_out or has_opt_ml(here / name)}
+        return output.union(*(each(folder, names) for each in ignored))
+
+    try:
+        shutil.copytree(source, target, ignore=all_ignored, copy_function=copy, dirs_exist_ok=True)
+    # shutil.Error is an OSError. Its argument is a list of (source, target, reason).
+    except OSError as error:
+        path, _, why = error.args[0][0] if isinstance(error, shutil.Error) else (source, target, error)
+        raise ConfigError(f"cannot copy {path} with the code: {why}; make it readable, or remove it") from error
 
 
 def ignored_files(source: Path) -> Ignored:

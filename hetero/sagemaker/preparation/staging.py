@@ -27,11 +27,10 @@ from hetero.config import check_hyperparameters
 from hetero.errors import ConfigError
 from hetero.launch.staged import LAUNCHER_NAME, STAGED_FOLDER, TOKEN_NAME
 from hetero.sagemaker.preparation.adapters import Adapter, Code, adapter_of
-from hetero.sagemaker.preparation.ignore_file import IGNORE_FILE, ignored_files
+from hetero.sagemaker.preparation.ignore_file import IGNORE_FILE, copy_code, ignored_files
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 from hetero.sagemaker.preparation.wheel import build_wheel
 from hetero.sagemaker.recording import MAX_CODE_BYTES
-from hetero.simulate.opt_ml import has_opt_ml
 from hetero.system.workdir import private_folder
 
 __all__ = ["LAUNCHER_FILE", "prepare"]
@@ -192,11 +191,7 @@ def _plain(value: object) -> object:
 
 
 def _copy_code(code: Code, script: Path, target: Path) -> None:
-    """Copy the source folder except ignored files, or only the script if there is no folder.
-
-    The output of rehearsals in the folder is not copied, because it contains links to the data, and copies of the code
-    with tokens.
-    """
+    """Copy the source folder except ignored files, or only the script if there is no folder."""
     if code.folder is None:
         target.mkdir()
         shutil.copy2(script, target)
@@ -214,17 +209,8 @@ def _copy_code(code: Code, script: Path, target: Path) -> None:
             )
         shutil.copy2(source, destination)
 
-    ignored, ignored_by_sdk = ignored_files(code.folder), shutil.ignore_patterns(*code.ignored)
-
-    def left_out(folder: str, names: list[str]) -> set[str]:
-        own = {name for name in names if Path(folder, name) == target.parent or has_opt_ml(Path(folder, name))}
-        return own.union(ignored(folder, names), ignored_by_sdk(folder, names))
-
-    try:
-        shutil.copytree(code.folder, target, ignore=left_out, copy_function=copy)
-    # shutil.Error is an OSError too.
-    except OSError as error:
-        raise ConfigError(f"cannot copy the code in {code.folder}: {str(error)[:300]}") from error
+    ignored = (ignored_files(code.folder), shutil.ignore_patterns(*code.ignored))
+    copy_code(code.folder, target, left_out=target.parent.resolve(), ignored=ignored, copy=copy)
     # Reject code with files under hetero's names, and ignore patterns that exclude the script.
     for name in (LAUNCHER_NAME, STAGED_FOLDER):
         if (target / name).exists():

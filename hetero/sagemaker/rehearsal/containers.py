@@ -24,11 +24,10 @@ from hetero.cluster.platforms.sagemaker import (
 )
 from hetero.errors import ConfigError
 from hetero.launch.staged import LAUNCHER_NAME
-from hetero.sagemaker.preparation.ignore_file import Ignored, ignored_files
+from hetero.sagemaker.preparation.ignore_file import copy_code, ignored_files
 from hetero.sagemaker.preparation.staging import LAUNCHER_FILE
 from hetero.sagemaker.request import TrainingRequest
 from hetero.simulate.launchers import HostCommand, SimulatedHost
-from hetero.simulate.opt_ml import has_opt_ml
 
 __all__ = ["THROUGH", "Container", "python_path"]
 
@@ -136,7 +135,7 @@ class Container:
             # For a prepared job the caller may pass the original code. Then omit ignored files and add the launcher.
             is_prepared = self.script == LAUNCHER_NAME
             ignored = ignored_files(self.source_dir) if is_prepared else _NO_CODE
-            _copy(self.source_dir, base / "code", left_out=self.left_out, ignored=ignored)
+            copy_code(self.source_dir, base / "code", left_out=self.left_out, ignored=[ignored])
             if is_prepared:
                 shutil.copyfile(LAUNCHER_FILE, base / "code" / LAUNCHER_NAME)
         common = {
@@ -191,7 +190,7 @@ class Container:
             if channel.is_symlink():
                 source = channel.resolve()
                 channel.unlink()
-                _copy(source, channel, left_out=self.left_out)
+                copy_code(source, channel, left_out=self.left_out, ignored=[_NO_CODE])
         drivers = base / CHANNELS / _DRIVERS
         if not drivers.is_dir():
             return
@@ -235,22 +234,6 @@ def _moved(text: str, base: Path) -> str:
             f"a shell would misread the path {base}; choose an --output-dir with only letters, digits and ._+-"
         )
     return found
-
-
-def _copy(source: Path, target: Path, *, left_out: Path, ignored: Ignored = _NO_CODE) -> None:
-    """Copy code, except ignored files and the output of this or an earlier rehearsal."""
-
-    def all_ignored(folder: str, names: list[str]) -> set[str]:
-        here = Path(folder).resolve()
-        output = {name for name in names if here / name == left_out or has_opt_ml(here / name)}
-        return output.union(ignored(folder, names))
-
-    try:
-        shutil.copytree(source, target, ignore=all_ignored, dirs_exist_ok=True)
-    # Its argument is a list of (source, target, reason).
-    except shutil.Error as error:
-        path, _, why = error.args[0][0]
-        raise ConfigError(f"cannot copy {path} with the code: {why}; make it readable, or remove it") from error
 
 
 def python_path(stated: str | None) -> str:
