@@ -40,7 +40,7 @@ from hetero.sagemaker.request import RequestGroup
 from hetero.sagemaker.submission.shortages import is_shortage
 from hetero.sagemaker.submission.submit import FIRST_WAIT_S, failure_code, follow, submit, with_end
 
-__all__ = ["EstimatorExecutor", "from_study", "hourly_usd"]
+__all__ = ["EstimatorExecutor", "from_study", "hourly_usd", "noted_job"]
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class EstimatorExecutor:
                 self._billed_since[run.run_id] = description["TrainingStartTime"]
 
         self._billed_since.pop(run.run_id, None)
-        job = _Job(name=self._submitted(run, folder))
+        job = _Job(name=noted_job(folder, digest_of(run)))
         try:
             if job.name:
                 job.is_open = True
@@ -227,19 +227,6 @@ class EstimatorExecutor:
         )
         return _Made(estimator, inputs)
 
-    def _submitted(self, run: PlannedRun, folder: Path) -> str:
-        """Return the name of the job that an earlier start of the study submitted for this run, or an empty text."""
-        path = folder / JOB_FILE_NAME
-        if not path.is_file():
-            return ""
-        try:
-            note = json.loads(read_bounded(path, str(path)))
-            is_same = isinstance(note, dict) and note.get("digest") == digest_of(run)
-            return str(note["job_name"]) if is_same else ""
-        except (ValueError, KeyError) as error:
-            logger.warning("%s is malformed (%s); submitting the job again", path, error)
-            return ""
-
     def _submit(self, run: PlannedRun, made: _Made, folder: Path, job: _Job) -> None:
         def note(job_name: str) -> None:
             # The job of the attempt before got no instances.
@@ -310,6 +297,24 @@ def from_study(study: Study, catalogue: Catalogue) -> EstimatorExecutor:
         why = f"cannot import {reference!r} from {folder}: {type(error).__name__}: {one_line(str(error), 300)}"
         raise ConfigError(f"executor.sagemaker.estimator: {why}") from error
     return EstimatorExecutor(make, at_most=at_most, catalogue=catalogue, name=study.name, metrics=study.metrics)
+
+
+def noted_job(folder: Path, digest: str | None = None) -> str:
+    """Return the name of the job that was submitted for a run, or an empty text.
+
+    Args:
+        folder: The run's folder.
+        digest: Digest of the run. A job of another run does not count. None: any job counts.
+    """
+    path = folder / JOB_FILE_NAME
+    if not path.is_file():
+        return ""
+    try:
+        note = json.loads(read_bounded(path, str(path)))
+        return str(note["job_name"]) if digest in (None, note["digest"]) else ""
+    except (ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is malformed, so no job was submitted: %s", path, error)
+        return ""
 
 
 def hourly_usd(groups: Sequence[RequestGroup], catalogue: Catalogue) -> float | None:

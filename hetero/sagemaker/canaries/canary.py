@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +20,9 @@ from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.decide.canary.model import SCHEMA_VERSION, CanaryReport
 from hetero.decide.canary.points import CanaryPoint, Resources
 from hetero.decide.canary.refusals import percent
-from hetero.decide.studies.ledger import JOB_FILE_NAME, RUNS_FOLDER
+from hetero.decide.studies.ledger import RUNS_FOLDER
 from hetero.decide.studies.runs import PlannedRun, RunResult
 from hetero.decide.studies.study_file import Budget
-from hetero.documents.files import read_bounded
 from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
@@ -42,7 +40,7 @@ from hetero.sagemaker.checks.facts import roles_of
 from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.recording import ACCOUNT, copy_of, record, sdk_version
 from hetero.sagemaker.request import Channel, RequestGroup
-from hetero.sagemaker.study_executor import EstimatorExecutor, hourly_usd
+from hetero.sagemaker.study_executor import EstimatorExecutor, hourly_usd, noted_job
 
 __all__ = ["canary"]
 
@@ -305,18 +303,9 @@ class _Study:
         )
 
     def _point(self, watch: Any, planned: _Planned, result: RunResult, hosts: _Hosts) -> CanaryPoint:
-        job_name = self._job_name(result.run_id)
+        job_name = noted_job(self._folder / RUNS_FOLDER / result.run_id)
         resources = self._watched(watch, job_name, result, hosts) if job_name else Resources()
         return point_of_job(result, fraction=planned.fraction, resources=resources)
-
-    def _job_name(self, run_id: str) -> str:
-        """Return the name of a run's last job, or an empty text if it has none."""
-        path = self._folder / RUNS_FOLDER / run_id / JOB_FILE_NAME
-        try:
-            return str(json.loads(read_bounded(path, str(path)))["job_name"]) if path.is_file() else ""
-        except (KeyError, TypeError, ValueError) as error:
-            logger.warning("%s is malformed: %s", path, error)
-            return ""
 
     def _watched(self, watch: Any, job_name: str, result: RunResult, hosts: _Hosts) -> Resources:
         """Return the resources of a job. An error of CloudWatch is logged, because the time is known without it."""
