@@ -78,10 +78,6 @@ class RequestedEpoch:
     is_complete: bool = False
     """Whether all batches of the epoch have been requested."""
 
-    def is_that_of(self, start: Start, shard: Shard, lane: tuple[int, ...]) -> bool:
-        """Return whether a pass with this start and lane on this rank has the same batches."""
-        return (self.start, self.shard, self.lane) == (start, shard, lane)
-
 
 class EpochRequests(Iterator[BatchRequest]):
     """The requests of a pass, and after them those of the following epochs, without end.
@@ -213,7 +209,9 @@ class Prefetched:
         if kept is None:
             return None
         batches, requests = kept
-        if batches.is_open and batches.may_be_kept and requests.epochs[0].is_that_of(start, shard, lane):
+        first = requests.epochs[0]
+        is_same = (first.start, first.shard, first.lane) == (start, shard, lane)
+        if is_same and batches.is_open and batches.may_be_kept:
             return kept
         batches.close()
         return None
@@ -223,12 +221,6 @@ class Prefetched:
         kept = self._pop()
         if kept is not None:
             kept[0].close()
-
-    def discard_other(self, start: Start) -> None:
-        """Close what was kept unless it begins with the pass of this start."""
-        kept = self._kept
-        if kept is not None and kept[1].epochs[0].start.number != start.number:
-            self.discard()
 
     def _pop(self) -> tuple[Batches, EpochRequests] | None:
         self._check_process()

@@ -132,7 +132,6 @@ class Feed(LoaderPipeline):
             # Both under one lock: a pass that TensorFlow begins in between would have the old epoch.
             self.progress.set_epoch(epoch)
             self.passes.forget()
-        self.prefetched.discard_other(self.progress.next_start())
         self.warn_of_rest(resumed)
 
     def state(self) -> LoaderState:

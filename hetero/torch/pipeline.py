@@ -169,10 +169,8 @@ class Pipeline(LoaderPipeline):
         else:
             self.progress.set_epoch(epoch)
         self.warn_of_rest(resumed)
-        start = self.progress.next_start()
-        self.prefetched.discard_other(start)
         if self.sampler_order is not None:
-            self.sampler_order.set_epoch(start.epoch)
+            self.sampler_order.set_epoch(self.progress.next_start().epoch)
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
         """Begin a pass. Return its number, its start, and its batches."""

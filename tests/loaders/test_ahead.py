@@ -188,15 +188,6 @@ def test_what_can_no_longer_be_used_is_closed() -> None:
     assert not source.is_open
 
 
-def test_choice_of_another_epoch_closes_what_was_kept_at_once() -> None:
-    planner = Planner(2)
-    ahead, source = kept(planner)
-    ahead.discard_other(Start(1))
-    assert source.is_open
-    ahead.discard_other(Start(0))
-    assert not source.is_open
-
-
 def test_forked_process_leaves_alone_what_its_parent_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner(2)
     ahead, source = kept(planner)
