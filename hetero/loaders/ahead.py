@@ -1,4 +1,4 @@
-"""Requests that go on with the next epoch, so that no rank waits for the first batches of an epoch.
+"""Requests that go on with the next epoch. Ranks then do not wait for the first batches of an epoch.
 
 The next epoch is a pure function of the loader's options. Its first batches are therefore requested while the last
 batches of this epoch are delivered. They arrive during a validation pass, for example. If the script then asks for

@@ -108,7 +108,7 @@ class CheckedReader(Iterator[Any]):
             if is_first:
                 self._check_globals()
             if is_compared and self._own is not None:
-                # What the data set's own code changes meanwhile, such as a counter, is no difference.
+                # Changes by the data set's own code, such as a counter, do not count.
                 with _globals_reader(request.spec).running():
                     self._own.compare(self._fleet, self._dataset(request.spec), request, batch)
         except BaseException:
@@ -203,7 +203,7 @@ class _OwnDataset:
                 own = None if reason else self._fetch(request, begin_s + MAX_COMPARE_S)
                 environment = describe_environment()
             if not reason:
-                # Encoded and decoded, so that it has the types that a batch from an endpoint has.
+                # Encoded and decoded, because a batch from an endpoint has the types after that.
                 own = unflatten(*flatten(own, fleet.limits))
         except Cancelled:
             reason = f"computing one takes longer than {MAX_COMPARE_S:g} s"

@@ -127,7 +127,7 @@ class LocalEndpoints:
 
 def local_endpoints(num_endpoints: int) -> LocalEndpoints:
     """Return this process's endpoints, started on first use. Data sets that need the same number share them."""
-    # A forked process needs endpoints of its own, because it is not the parent of these.
+    # A forked process needs other endpoints, because it is not the parent of these.
     key = (os.getpid(), num_endpoints)
     with _lock:
         if key not in _started:

@@ -225,11 +225,11 @@ class LoaderPipeline(LoaderTiming):
         return order.num_global_batches(self.shard().world_size)
 
     def is_through(self, start: Start) -> bool:
-        """Return whether an epoch in the loader's own order has no batches left on any rank."""
+        """Return whether an epoch in the loader's own order is over on all ranks."""
         return start.batches >= self.num_global_batches(start)
 
     def is_over(self, start: Start) -> bool:
-        """Return whether an epoch has no batches left. Return True also if the loader cannot know."""
+        """Return whether an epoch is over. Return True also if the loader cannot know."""
         return self.is_through(start)
 
     def warn_of_rest(self, resumed: Start | None) -> None:

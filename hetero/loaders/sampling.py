@@ -95,7 +95,7 @@ class BuiltInOrder:
         count = self.num_global_batches(shard.world_size)
         if count and not self.drop_last and not self.padding:
             tail = self.num_samples - (count - 1) * self.batch_size * shard.world_size
-            # The last global batch may have no sample for the higher ranks.
+            # The last global batch may lack samples for the higher ranks.
             count -= tail <= shard.rank
         return count
 
@@ -119,7 +119,7 @@ class BuiltInOrder:
         for position in range(start, count):
             first, stop = position * global_batch, min((position + 1) * global_batch, end)
             places = np.arange(first + shard.rank, stop, world_size, dtype=np.int64)
-            # Empty if the last global batch has no sample for this rank, see `num_batches`.
+            # Empty if the last global batch lacks a sample for this rank, see `num_batches`.
             if len(places):
                 yield self._planned(places, order, position, shard.rank)
 

@@ -47,9 +47,9 @@ class LoaderState:
     sampler_epoch: int | None = field(default=None, metadata=limits(minimum=-(2**63)))
     """The epoch that was last set on the user's sampler. None if unknown."""
     sampler_length: int | None = None
-    """Length of the user's sampler in the epoch that is being delivered. None if it has none or is stateful."""
+    """Length of the user's sampler in the epoch that is being delivered. None without a length or with a state."""
     world_size: int | None = None
-    """Number of ranks when the state was taken, on which the length of a user's sampler may depend. None without."""
+    """Number of ranks when the state was taken. The length of a user's sampler may depend on it. None without one."""
     sampler_class: str | None = None
     """Classes of the user's sampler and of the samplers that it wraps."""
     dataset: str | None = None
@@ -317,7 +317,7 @@ class Progress:
         self._num_samples = num_samples
 
     def skip_to_next_epoch(self) -> Start:
-        """Turn the latest pass into a pass of the next epoch, because its first epoch has no batches left."""
+        """Turn the latest pass into a pass of the next epoch, because its first epoch is over."""
         assert self._epoch is not None
         start = Start(self._epoch, again=self._again).following()
         self._place(start)

@@ -343,7 +343,7 @@ def node_address() -> str:
 
 
 def script_folder(order: ServiceOrder) -> str:
-    """Return the folder in which the script is found on this node: the current one, or else that of the driver.
+    """Return the folder of the script on this node: the current one, or else that of the driver.
 
     Raises:
         ConfigError: If neither has it.

@@ -73,8 +73,8 @@ def connected(ray: Any) -> Iterator[HeadWatch]:
 
     Raises:
         ConfigError: If Ray cannot send the working directory to the nodes.
-        AuthenticationError: If the cluster demands a token, and there is none.
-        ClusterError: If there is no Ray cluster, it has another version, or it has failed.
+        AuthenticationError: If the cluster demands a token that is missing.
+        ClusterError: If the Ray cluster is missing, has another version, or has failed.
     """
     with contextlib.ExitStack() as stack:
         if not ray.is_initialized():

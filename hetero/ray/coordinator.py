@@ -4,7 +4,7 @@
 
     python -m hetero.ray.coordinator ADDRESS JOB FLAGS SCRIPT -- ARGUMENTS
 
-It is the only trainer host of its job, without ranks of its own. The workers of Ray Train register with it as its
+It is the only trainer host of its job, and starts no ranks. The workers of Ray Train register with it as its
 ranks, and data hosts join through it. After SIGTERM it tells the data hosts that the job is done. It ends after SIGINT,
 which the actor sends when the data hosts have ended. A worker that fails does not end it, because Ray restarts workers.
 
@@ -47,7 +47,7 @@ from hetero.system.process import SignalWaiter, allow_descriptors, bind_to_paren
 
 __all__ = ["MAX_RANKS", "LivingRanks", "main"]
 
-# With its own name, because `__name__` is that of the main program here.
+# A fixed name, because `__name__` is that of the main program here.
 logger = logging.getLogger("hetero.ray.coordinator")
 
 MAX_RANKS = 1000

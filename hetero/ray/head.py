@@ -1,6 +1,6 @@
 """Watches whether the head of a Ray cluster still answers.
 
-Ray ends the driver when the head has not answered for a minute, with an exit code of its own. The driver of a job
+Ray ends the driver when the head has not answered for a minute, with another exit code. The driver of a job
 watches the head itself, on a thread. So it ends with the cause and a documented code before that, whatever it does.
 A head that accepts connections and answers nothing does not count as lost.
 """
@@ -19,10 +19,10 @@ from hetero.system.waits import LOG_INTERVAL_S
 __all__ = ["CHECK_S", "RECONNECT_VARIABLE", "HeadWatch"]
 
 CHECK_S = 2.0
-"""Seconds between two looks at what Ray does not announce: its head, the end of a node, and the failure of a service.
+"""Seconds between two looks at events that Ray does not announce: at its head, a node, and the state of a service.
 A call to an actor costs Ray milliseconds, and up to 1,000 workers ask the same actor."""
 RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""Environment variable with the seconds after which Ray ends a process that the head does not answer."""
+"""Environment variable with the seconds until Ray ends a process that the head does not answer."""
 _RECONNECT_S = 60.0
 """Ray's default."""
 
@@ -52,7 +52,7 @@ class HeadWatch:
             reconnect_s = float(os.environ.get(RECONNECT_VARIABLE, ""))
         except ValueError:
             reconnect_s = _RECONNECT_S
-        # 45 s by default (F45). After 60 s Ray would end this process with an exit code of its own.
+        # 45 s by default (F45). After 60 s Ray would end this process with another exit code.
         self._limit_s = 0.75 * reconnect_s
 
     def __enter__(self) -> HeadWatch:

@@ -58,7 +58,7 @@ def run(options: LaunchOptions) -> int:
     Raises:
         ConfigError: If Ray is not installed, or the groups are malformed.
         CapacityError: If the Ray cluster cannot place the job within the start timeout.
-        ClusterError: If there is no Ray cluster.
+        ClusterError: If the Ray cluster is missing.
     """
     groups = [parse_group(text) for text in options.ray_groups]
     if not groups:

@@ -89,7 +89,7 @@ class JobHost:
         """Run the launcher and return its exit code, which is negative if a signal ended it.
 
         Raises:
-            PortError: If this node has no free port.
+            PortError: If all ports of this node are taken.
         """
         with self._changed:
             if self._was_asked_to_stop:
@@ -104,7 +104,7 @@ class JobHost:
         addresses = {**order["hosts"], order["name"]: self.address()}
         hosts = folder / "hosts"
         hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()), encoding="utf-8")
-        # A host that joins may be on the node of another one, so it needs a port of its own.
+        # A host that joins may be on the node of another one, so it needs another port.
         values = {"{folder}": str(folder), "{port}": str(free_port())}
         options = [_filled(text, values) for text in order["arguments"]]
         # Not filled: {folder} and {port} among the script's own arguments stay as they are.
@@ -145,10 +145,10 @@ class JobHost:
         """Wait for an estimate that is newer than number ``after``, and return the latest one.
 
         Raises:
-            ClusterError: If there will be no more estimates.
+            ClusterError: If the launcher or Ray has ended on this node.
         """
         with self._changed:
-            # In short waits, so that this method does not outlive Ray on its node.
+            # In short waits, because this method must not outlive Ray on its node.
             while not self._changed.wait_for(lambda: self._num_estimates > after, CHECK_S):
                 has_ended = self._child is not None and self._child.wait(0)
                 if has_ended or os.getppid() != self._node_pid:
@@ -170,7 +170,7 @@ class JobHost:
     def close(self, grace_s: float) -> None:
         """Wait until the launcher has ended, end it after ``grace_s`` seconds, and remove the files of this host."""
         with self._changed:
-            # A launcher that has not started does not start any more.
+            # A launcher that has not started must not start now.
             self._was_asked_to_stop = True
             child = self._child
         if child is not None and not child.wait(grace_s):

@@ -32,7 +32,7 @@ class DataService:
     batch does. Use it as a context manager, or call `shutdown`. If the driver ends without either, Ray ends the
     service.
 
-    Pickling it gives a reference to the same service, with which a worker can connect.
+    Pickling it gives a reference to the same service. A worker connects with it.
 
     Args:
         script: Path of the script that registers the data sets with ``@hetero.dataset``, usually the training script
@@ -126,7 +126,8 @@ class DataService:
 
         Raises:
             AuthenticationError: If the service refuses this worker.
-            ConfigError: If this process is no worker of Ray Train, or the script is missing or registers no data set.
+            ConfigError: If this process is not a worker of Ray Train, or if the script is missing or registers no data
+                set.
             DataPlaneError: If the service has ended or failed.
         """
         # It imports the data plane, which the driver does not need.

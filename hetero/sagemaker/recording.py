@@ -127,7 +127,7 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
             "instance types, and hetero.sagemaker.rehearse runs the job on this machine"
         )
     answers = _Answers()
-    # Record with a copy, so that neither the estimator nor its session changes.
+    # Record with a copy, because neither the estimator nor its session may change.
     session = _session(answers, getattr(original, "boto_region_name", None) or _REGION, original)
     local_data: dict[str, Path] = {}
     local_inputs = _LocalInputs(local_data)

@@ -77,7 +77,7 @@ class TrainingRequest:
 
     @property
     def algorithm(self) -> Mapping[str, Any]:
-        """The request's ``AlgorithmSpecification``. Empty if it has none."""
+        """The request's ``AlgorithmSpecification``. Empty without one."""
         return self.document.get("AlgorithmSpecification") or {}
 
     def parameter(self, name: str) -> Any:

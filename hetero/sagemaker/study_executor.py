@@ -50,7 +50,7 @@ _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 Download = Callable[[Any, str, Path], bool]
 """Takes an estimator's session, the S3 URI of an object and a file. Writes the object to the file, and returns False if
-there is no such object."""
+the object is missing."""
 
 
 class _StoppedError(Exception):
@@ -63,7 +63,7 @@ class _Job:
 
     name: str
     is_open: bool = False
-    """Whether the job may run. False: it ended without instances, or there is none."""
+    """Whether the job may run. False: it ended without instances, or none was submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class EstimatorExecutor:
             # The job of the attempt before got no instances.
             self._leave(job.name)
             job.name, job.is_open = job_name, True
-            # As soon as the name is known, so that a killed study follows the job instead of paying for it twice.
+            # As soon as the name is known. A killed study then follows the job instead of paying for it twice.
             write_text(folder / JOB_FILE_NAME, json.dumps({"job_name": job_name, "digest": digest_of(run)}) + "\n")
             self._enter(job_name, made.client)
 
@@ -408,7 +408,7 @@ def _phases(description: Mapping[str, Any]) -> dict[str, float]:
 def _final_metrics(description: Mapping[str, Any], began: object) -> list[LoggedMetric]:
     """Return the last value of each metric that the service read from the logs, except hetero's own figures.
 
-    They have no wall-clock time, because they do not say when the metric reached this value first.
+    They lack a wall-clock time, because they do not say when the metric reached this value first.
     """
     found = []
     for each in description.get("FinalMetricDataList", ()):
@@ -422,7 +422,7 @@ def _final_metrics(description: Mapping[str, Any], began: object) -> list[Logged
 
 
 def _from_s3(session: Any, uri: str, target: Path) -> bool:
-    """Write an object of S3 to a file, with the session's account. Return False if there is no such object."""
+    """Write an object of S3 to a file, with the session's account. Return False if the object is missing."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     client = session.boto_session.client("s3")
     try:
@@ -438,7 +438,7 @@ def _from_s3(session: Any, uri: str, target: Path) -> bool:
 
 
 def _extract_report(archive: Path, target: Path) -> None:
-    """Write the report in a job's output archive to a file. Do nothing if it has none."""
+    """Write the report in a job's output archive to a file. Do nothing without one."""
     with tarfile.open(archive, mode="r|gz") as content:
         for member in content:
             if member.isreg() and PurePosixPath(member.name).name == REPORT_FILE_NAME:

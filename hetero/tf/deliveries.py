@@ -52,7 +52,7 @@ class Deliveries:
     def read(self) -> list[tuple[float, int]]:
         """Return a time (seconds of `time.time`) and a number of samples for each batch since the last call.
 
-        Batches that are no longer kept get time 0 and the size of the oldest kept batch.
+        Batches that were dropped get time 0 and the size of the oldest kept batch.
         """
         log = self._log.numpy()
         count = int(log[0])

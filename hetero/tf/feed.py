@@ -55,7 +55,7 @@ class Feed(LoaderPipeline):
     Args:
         spec: The data set.
         options: Options of the loader.
-        num_workers: Number of endpoints that this process starts if the job has no endpoints.
+        num_workers: Number of endpoints that this process starts in a job without endpoints.
         prefetch_factor: Batches in flight per endpoint. None for the reader's default.
     """
 

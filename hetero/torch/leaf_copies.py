@@ -1,4 +1,4 @@
-"""Finds the tensors of a batch, and copies a batch so that it shares no memory with the data set that made it."""
+"""Finds the tensors of a batch, and copies a batch. The copy shares no memory with the data set that made it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def copy_leaves(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
         for name in [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]:
-            # A frozen dataclass has no other way to set a field.
+            # This is the only way to set a field of a frozen dataclass.
             object.__setattr__(copied, name, copy_leaves(getattr(value, name)))
         return copied
     return value

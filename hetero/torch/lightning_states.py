@@ -27,7 +27,7 @@ def load_pending_state(pipeline: Pipeline) -> None:
 
     Raises:
         ConfigError: If the checkpoint has the states of another number of loaders, or Lightning takes a batch before it
-            reads the checkpoint, which it does if the loader has no length.
+            reads the checkpoint, which it does if the loader lacks a length.
     """
     loop, is_early = _fit_loop()
     if is_early:
@@ -80,7 +80,7 @@ def _fit_loop() -> tuple[Any, bool]:
 def is_prefetched() -> bool:
     """Return whether Lightning takes the first batch of a pass before the loop asks for it.
 
-    It keeps one batch ahead if a training loader has no length.
+    It prefetches one batch if a training loader lacks a length.
     """
     return any(name == "__iter__" and module.endswith(".loops.fetchers") for name, module, _ in _frames())
 

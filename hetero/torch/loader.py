@@ -96,7 +96,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     **Order.** The order of an epoch depends only on ``seed`` and the epoch. The first pass is epoch 0. Each later pass
     is the next epoch, whether the pass before was completed or left early. A script that chooses the epoch with
-    `set_epoch` may take several passes in it, and each of them has an order and draws of its own. A pass begins when
+    `set_epoch` may take several passes in it, and each of them has another order and other draws. A pass begins when
     its first batch is requested. ``iter(loader)`` alone only draws the random numbers that torch's loader draws there.
     Iterators are independent of each other.
 
@@ -143,7 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         num_workers: Local processes. Ignored if batches come from endpoints.
         collate_fn: As in torch. For a registered data set, pass it to the decorator,
             ``@hetero.dataset(collate_fn=...)``, because endpoints take it from there.
-        pin_memory: As in torch. Silently ignored if there is no accelerator.
+        pin_memory: As in torch. Silently ignored without an accelerator.
         drop_last: Whether to drop the last global batch if it is incomplete.
         timeout: Seconds to wait for a local worker.
         worker_init_fn: As in torch. For a registered data set, pass it to the decorator, like ``collate_fn``. The
@@ -354,7 +354,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             torch.empty((), dtype=torch.int64).random_()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # torch's loader allows assignments to some of its attributes. Here an assignment would have no effect, because
+        # torch's loader allows assignments to some of its attributes. Here an assignment would not do anything, because
         # the pipeline already has the values.
         if name in _ARGUMENTS and self.__dict__.get("_is_made") and not is_asked_by_tool():
             raise ConfigError(

@@ -37,7 +37,7 @@ __all__ = ["LocalBatches", "LocalFetcher", "WorkerOptions", "accelerator_is_avai
 logger = logging.getLogger(__name__)
 
 _SLOW_S = 60.0
-"""Seconds without a first batch after which a warning is logged. A forked polars hangs without an end (litData#823)."""
+"""Seconds until a missing first batch is logged. A forked polars hangs without an end (litData#823)."""
 
 _Numbered: TypeAlias = tuple[int, BatchRequest]
 """The number of a request in its pass, and the request."""
@@ -158,7 +158,7 @@ class LocalFetcher:
         """Log once if forked workers are about to share connections of the data set."""
         if self._has_warned or not self._dataset.connections or not self._dataset.may_be_shared:
             return
-        # Files are not named here, because each worker opens them again for a position of its own.
+        # Files are not named here, because each worker opens them again and has another position in them.
         self._has_warned = True
         subject = self._dataset.subject
         is_spec = isinstance(subject, DatasetSpec)
@@ -204,14 +204,14 @@ class LocalFetcher:
             self._digests = digests
         return torch.utils.data.DataLoader(
             self._dataset,  # type: ignore[arg-type]
-            # torch then hands each request to the data set unchanged, and makes no batches of its own.
+            # torch then hands each request to the data set unchanged, and does not make batches itself.
             batch_size=None,
             sampler=sampler,
             num_workers=options.num_workers,
             # torch's default would convert NumPy arrays in the batch to tensors.
             collate_fn=_as_it_is,
             pin_memory=options.pin_memory,
-            # torch asserts that the timeout is 0 if there are no workers.
+            # torch asserts that the timeout is 0 without workers.
             timeout=options.timeout if options.num_workers else 0,
             worker_init_fn=self._dataset.start_own_worker if options.num_workers else None,
             multiprocessing_context=options.multiprocessing_context,

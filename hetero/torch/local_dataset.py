@@ -118,9 +118,9 @@ class LocalDataset:
             yield
         finally:
             if not all(map(has_path, opened_since(before).values())):
-                gc.collect()  # it may close connections that nothing uses any more
+                gc.collect()  # it may close connections that are not used
             opened = opened_since(before)
-            # Each child has a pipe from which nothing is read.
+            # Each child has a pipe, which is never read.
             for process in multiprocessing.active_children():
                 opened.pop(process.sentinel, None)
             self._files |= {descriptor: name for descriptor, name in opened.items() if has_path(name)}
@@ -235,7 +235,7 @@ class LocalDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        # A new process builds the data set itself. Descriptors of this process have no meaning there.
+        # A new process builds the data set itself. Descriptors of this process do not mean anything there.
         state.pop("built", None)
         state["connections"], state["_files"] = set(), {}
         return state

@@ -417,7 +417,7 @@ class Pipeline(LoaderPipeline):
         return state
 
     def is_over(self, start: Start) -> bool:
-        """Return whether an epoch has no batches left. Return True also if this cannot be known."""
+        """Return whether an epoch is over. Return True also if this cannot be known."""
         if self.sampler_order is None:
             return super().is_over(start)
         try:

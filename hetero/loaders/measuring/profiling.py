@@ -247,7 +247,7 @@ class LoaderProfiler:
         """Return the data wait of the first ``num_steps`` steps as the job runs.
 
         If the framework takes several batches at once, only the wait for the first of them is measured. The data wait
-        is then computed from the steps with and without waits, or None if there are no steps without waits.
+        is then computed from the steps with and without waits, or None if all steps have waits.
         """
         phases = self.phases
         if self._knows_waits:

@@ -102,7 +102,7 @@ def canary(
     check_fractions(fractions, "fractions")
     check_repeats(repeats, len(fractions), len(estimators), "repeats")
     study = _Study(estimator, inputs, estimators, whole, folder=folder, seed=seed)
-    # By replicate, so that more replicates leave the names of the other runs unchanged.
+    # By replicate, because more replicates must not change the names of the other runs.
     cells = itertools.product(range(1, repeats + 1), estimators, fractions)
     planned = [
         study.planned(cluster, fraction, replicate, run_name(number, fraction, replicate))
@@ -246,7 +246,7 @@ class _Study:
     def _chosen(
         self, channel: Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
     ) -> list[DataFile]:
-        # Each host of a sharded channel needs an object of its own.
+        # Each host of a sharded channel needs another object.
         num_hosts = sum(group.count for group in groups) if channel.is_sharded else 1
         return choose_files(
             self._objects[channel.name], fraction, seed=self._seed, replicate=replicate - 1, min_files=num_hosts

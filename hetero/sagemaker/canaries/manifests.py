@@ -78,7 +78,7 @@ def list_objects(client: Any, uri: str) -> list[DataFile]:
         uri: S3 URI of a prefix.
 
     Raises:
-        ConfigError: If there are no objects, or more than `MAX_FILES`, or the URI is that of an object.
+        ConfigError: If the prefix is empty, or has more than `MAX_FILES` objects, or the URI is that of an object.
     """
     bucket, prefix = split_uri(uri)
     found: list[DataFile] = []

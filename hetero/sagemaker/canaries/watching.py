@@ -1,6 +1,6 @@
 """A finished training job as a point of a forecast: its phases, and what CloudWatch has of its instances.
 
-CloudWatch has one value per minute, in percent. A job of less than two minutes may have none. Then the time is
+CloudWatch has one value per minute, in percent. It may lack a job of less than two minutes. Then the time is
 forecast, and the resources are not. The percentages of GPUs and of their memory are sums over the GPUs of an instance:
 four GPUs that are half full have 200 %.
 

@@ -114,7 +114,7 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
         Exception: If the SDK rejects the estimator before it sends a request.
     """
     version = sdk_version(estimator)
-    # In local mode there is no request to check.
+    # Local mode sends no request.
     if is_local(estimator):
         return [_finding("SM-17", problem) for problem in rules.local_session()]
     request = record(estimator, inputs).request

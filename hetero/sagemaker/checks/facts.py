@@ -59,7 +59,7 @@ def roles_of(request: TrainingRequest) -> dict[str, Role]:
 
 
 def image_hardware(image: str) -> str | None:
-    """Return the hardware in an image's name: ``neuron`` (Trainium), ``gpu`` or ``cpu``. None if the name has none."""
+    """Return the hardware that an image's name states: ``neuron`` (Trainium), ``gpu`` or ``cpu``, or else None."""
     words = set(re.split(r"[^a-z0-9]+", image.rpartition("/")[2].lower()))
     if any(word.startswith("neuron") for word in words):
         return "neuron"
@@ -86,7 +86,7 @@ def storage_gb(group: RequestGroup) -> int | None:
 def sizes_if_not_among(instance_type: str) -> list[str]:
     """Return the known types of a type's family. Empty if this type is known, or no type of the family is known."""
     family, dot, _ = instance_type.rpartition(".")
-    # Types of other clouds have no dot.
+    # Types of other clouds lack a dot.
     if not dot:
         return []
     names = (info.instance_type for info in _catalogue().types())

@@ -205,7 +205,7 @@ def unlimited_run(request: TrainingRequest) -> Iterator[Problem]:
 def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
     """Report a volume size for types with local storage, which get no volume."""
     size = volume_gb(request)
-    # The SDK itself states 30 GB, so this size is no wish of the user.
+    # The SDK itself states 30 GB, so the user has not chosen it.
     if size in (0, SDK_VOLUME_GB):
         return
     storage = {group: storage_gb(group) for group in request.groups}
@@ -322,7 +322,7 @@ def local_types(request: TrainingRequest) -> Iterator[Problem]:
 
 def unclear_roles(request: TrainingRequest) -> Iterator[Problem]:
     """Report groups whose roles are unclear, and jobs without a group that prepares data."""
-    # `group_names` reports equal names. A job of one group has no roles to assign.
+    # `group_names` reports equal names. A job of one group needs no roles.
     if len({group.name for group in request.groups}) < max(2, len(request.groups)):
         return
     try:

@@ -191,7 +191,7 @@ def _plain(value: object) -> object:
 
 
 def _copy_code(code: Code, script: Path, target: Path) -> None:
-    """Copy the source folder except ignored files, or only the script if there is no folder."""
+    """Copy the source folder except ignored files, or only the script without a folder."""
     if code.folder is None:
         target.mkdir()
         shutil.copy2(script, target)

@@ -58,7 +58,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def _package_files(package: Path) -> Iterator[tuple[str, bytes]]:
-    # Sorted, so that the same files produce the same bytes.
+    # Sorted, because the same files must produce the same bytes.
     for path in sorted(package.rglob("*")):
         if path.is_file() and (path.suffix in _SUFFIXES or path.name == "py.typed"):
             yield f"{package.name}/{path.relative_to(package).as_posix()}", path.read_bytes()

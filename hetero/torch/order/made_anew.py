@@ -1,6 +1,6 @@
 """Finds loaders that have the order of another loader, although the script did not ask for it.
 
-Loaders without ``seed=`` have the same seed. A loader that the script makes in each epoch begins at epoch 0 each time.
+Loaders without ``seed=`` share one seed. A loader that the script makes in each epoch begins at epoch 0 each time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generators that a sampler draws from in one pass, so that its order depends on the seed and the pass alone."""
+"""Generators for the draws of a sampler in one pass. Its order then depends only on the seed and the pass."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class RankOrders:
     """Compares the order of one loader with those of the same loader on other ranks.
 
     The n-th loader of a kind that a line of the script makes is the n-th such loader of other ranks. Rank 0 may make
-    loaders of its own in other lines.
+    further loaders in other lines.
 
     Args:
         kind: What loaders have in common that deliver the same batches. Its texts must be equal on all ranks.
@@ -103,7 +103,7 @@ class RankOrders:
             return
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         own = drawn.counts > 0
-        # One for all loaders of a kind, so that the store does not grow.
+        # One for all loaders of a kind, because the store must not grow.
         key = f"hetero/part/{self._kind}"
         num_own = int(own.sum())
         with suppress(RuntimeError):
@@ -144,7 +144,7 @@ def _line_of_script() -> str:
 
 
 def _store() -> Any:
-    """Return the store of the process group. None without one, and for MPI, which has none."""
+    """Return the store of the process group. None without a group, and for MPI."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
         return None

@@ -39,7 +39,7 @@ RANK_BLIND_SAMPLERS = (
 _TORCHS_SAMPLERS = (*RANK_BLIND_SAMPLERS, torch.utils.data.distributed.DistributedSampler)
 _EPOCH_NAMES = ("epoch", "_epoch", "current_epoch", "_current_epoch")
 """Attributes that hold the epoch of a sampler: torch's ``epoch``, SpeechBrain's ``_epoch``, and two that mean the same.
-Other names are not guessed, because ``samples_per_epoch`` is no epoch."""
+Other names are not guessed, because ``samples_per_epoch`` is not an epoch."""
 # Larger indices are counted in a dictionary, because the array takes 4 bytes for every index up to the largest.
 _MAX_COUNTED_INDEX = 2**31
 
@@ -80,7 +80,7 @@ class SamplerOrder:
         self.epoch: int | None = None
         """The epoch that was last set on the sampler. None if unknown."""
         self.length: int | None = None
-        """The sampler's length in the latest pass. None before it, if it has none, or if it has a state, because the
+        """The sampler's length in the latest pass. None before it, without a length, and with a state, because the
         length may then be what is left of the epoch."""
         self._left: _Left | None = None
         self._drawn: tuple[int, bytes] | None = None
@@ -146,7 +146,7 @@ class SamplerOrder:
         return [_epoch_of(part) for part in self._settable()]
 
     def _put_epochs_back(self, epochs: Sequence[int | None]) -> None:
-        # A position that was restored from a state has no epochs.
+        # A position that was restored from a state lacks epochs.
         for part, before, now in zip(self._settable(), epochs, self._epochs(), strict=False):
             if before is not None and before != now:
                 part.set_epoch(before)
@@ -267,7 +267,7 @@ class SamplerOrder:
         if self.shuffled_order is None or last is None or last[0] == start.epoch or last[1] != order:
             return
         if start.again is None:
-            # Only `hetero check` says so, because torch's users leave set_epoch out for validation too.
+            # Only `hetero check` logs this, because torch's users leave set_epoch out for validation too.
             if is_checked() and self._settable():
                 logger.warning(
                     "sampler %s gives the same order in each pass. Call loader.set_epoch(epoch) before each epoch",
@@ -284,7 +284,7 @@ class SamplerOrder:
         )
 
     def _shuffles(self, number: int, own: OwnGenerators) -> bool:
-        """Return whether the sampler shuffles at all. A fixed order, for example by length, is not random.
+        """Return whether the sampler shuffles. A fixed order, for example by length, is not random.
 
         Args:
             number: The number of a pass that was drawn to its end.
@@ -292,7 +292,7 @@ class SamplerOrder:
         """
         if any(getattr(part, "shuffle", None) is True or getattr(part, "generator", None) for part in self._parts):
             return True
-        # If the sampler drew from a global generator, the next number of that one is no longer its first.
+        # If the sampler drew from a global generator, the next number of that one is not its first.
         return own.next_numbers() != self._own_generators(number).next_numbers()
 
     def _put_back(self, left: _Left) -> None:
@@ -388,11 +388,11 @@ class OccurrenceCounter:
             if isinstance(index, int):
                 key = int(index)  # a bool would index an array as a mask
                 if 0 <= index < _MAX_COUNTED_INDEX:
-                    # The same table as in `_count_array`. With two, a count depended on what else was in the batch.
+                    # The same table as in `_count_array`. With two tables, a count depended on the rest of the batch.
                     self._reserve(index)
                     counts = self._counts
             elif not isinstance(index, str):
-                key = index_bytes(index)  # lists have no hash, and NaN is not equal to itself
+                key = index_bytes(index)  # lists lack a hash, and NaN is not equal to itself
             result[place] = counts[key]
             counts[key] += 1
         return result if result.any() else None
@@ -400,7 +400,7 @@ class OccurrenceCounter:
     def _reserve(self, largest: int) -> None:
         """Make room for the count of ``largest``."""
         if largest >= len(self._counts):
-            # Twice the length, so that ascending indices do not copy the table for each batch.
+            # Twice the length. Otherwise, ascending indices would copy the table for each batch.
             counts = np.zeros(max(largest + 1, 2 * len(self._counts)), dtype=np.uint32)
             counts[: len(self._counts)] = self._counts
             self._counts = counts
