@@ -125,7 +125,7 @@ def test_batches_of_a_users_sampler_are_planned_only_when_they_are_requested() -
     assert taken(requests, 5) == [(0, 1)]
     requests.passed()
     requests.passed()
-    assert not requests.is_through  # the end of the batches says so
+    assert not requests.is_through  # the end of the batches is known
 
 
 def test_requests_end_with_their_loader() -> None:
@@ -138,7 +138,7 @@ def test_requests_end_with_their_loader() -> None:
 
 
 def passed(planner: Planner, num_requested: int, num_passed: int) -> EpochRequests:
-    """Return the requests of a first epoch, of which some were made and some of their batches have passed."""
+    """Return the requests of a first epoch. Some were made, and some of their batches have passed."""
     requests = requests_of(planner)
     taken(requests, num_requested)
     for _ in range(num_passed):

@@ -18,7 +18,7 @@ PATIENCE_S = 300.0
 
 
 class Training:
-    """A training run on a thread, so that a test can disturb it."""
+    """A training run on a thread. A test can disturb it."""
 
     def __init__(self, folder: Path, service: Any, config: dict[str, Any], **options: Any) -> None:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -135,7 +135,7 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float =
 
 
 def check_ended(processes: dict[str, list[int]]) -> None:
-    """Check that none of the processes of a service runs any more after a while."""
+    """Check that all processes of a service end after a while."""
     pids = [pid for each in processes.values() for pid in each]
     wait_until(lambda: not any(map(_lives, pids)), "processes are left", timeout_s=20)
 

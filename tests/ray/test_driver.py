@@ -228,7 +228,7 @@ def test_flags_of_the_driver_go_to_every_host_as_flags() -> None:
         assert all("--endpoints-per-host=4" in words and "--hedging" not in words for words in orders)
         assert ["--nproc-per-node=8" in words for words in orders] == [True, False, False]
         ports = {word for words in orders for word in words if word.startswith("--port=")}
-        assert len(ports - {"--port={port}"}) == 1  # one for the hosts of the start, and one of its own for the other
+        assert len(ports - {"--port={port}"}) == 1  # one for the hosts of the start, and one for the other
         assert "--port=17170" not in ports
         ray.actors[0].end.set_result(0)
         yield

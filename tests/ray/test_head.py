@@ -106,7 +106,7 @@ def kill(processes: list[psutil.Process]) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_lost_head_ends_the_job_with_its_cause_and_leaves_nothing(own_cluster: Any, tmp_path: Path) -> None:
-    # The script takes longer to stop than Ray takes to end a process whose question to the head has no answer.
+    # The script takes longer to stop than Ray takes to end a process that the head does not answer.
     args = ["--output", str(tmp_path / "out"), "--num-samples", "100000", "--step-s", "0.05", "--save-s", "12"]
     groups = ["--group", "trainer=GPU:1:1", "--group", "data=CPU:1:1..2"]  # the driver asks for estimates
     driver = Driver(own_cluster.address, tmp_path, *groups, script=CHAIN, args=args)

@@ -1,4 +1,4 @@
-"""Whole jobs on a Ray cluster, started by one command. Each node has an address of its own."""
+"""Whole jobs on a Ray cluster, started by one command. Each node has another address."""
 
 from __future__ import annotations
 

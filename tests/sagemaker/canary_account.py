@@ -109,7 +109,7 @@ class Account:
         }
 
     def HeadObject(self, params: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        return {"Error": {"Code": "404", "Message": "a job without hetero has no report"}}
+        return {"Error": {"Code": "404", "Message": "a job without hetero lacks a report"}}
 
     def GetMetricData(self, params: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         body = params["body"]

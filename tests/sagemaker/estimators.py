@@ -53,7 +53,7 @@ def groups() -> list[Any]:
 
 
 def pytorch(source_dir: Path, **arguments: Any) -> Any:
-    """Return an estimator of version 2 with two groups; arguments beat what it would have, None takes it away."""
+    """Return an estimator of version 2 with two groups. Arguments beat what it would have, and None takes it away."""
     from sagemaker.pytorch import PyTorch
 
     given = {

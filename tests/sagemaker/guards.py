@@ -23,7 +23,7 @@ def hide_account(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def watch_network(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Return the addresses that anything has looked up or connected to since; neither gets anywhere."""
+    """Return the addresses that were looked up or connected to since. Neither gets anywhere."""
     attempts: list[object] = []
 
     def look_up(host: object, *_: object, **__: object) -> None:
@@ -40,13 +40,13 @@ def watch_network(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def state_of(thing: Any) -> dict[str, Any]:
-    """Return the attributes of an object, with copies of what can change in place."""
+    """Return the attributes of an object. Values that can change in place are copies."""
     return {
         name: value.copy() if isinstance(value, dict | list | set) else value for name, value in vars(thing).items()
     }
 
 
 def unpacked(archive: bytes) -> dict[str, bytes]:
-    """Return the files of a tar.gz; the archive itself has times in it."""
+    """Return the files of a tar.gz. The archive itself has times in it."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         return {member.name: file.read() for member in tar if (file := tar.extractfile(member)) is not None}

@@ -37,7 +37,7 @@ OPTED_OUT = {
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return a real session; behind it is moto."""
+    """Return a real session. Behind it is moto."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     with mock_aws():
@@ -75,7 +75,7 @@ def make(kind: str, code_dir: Path, session: Any) -> Any:
 
 
 def submit(estimator: Any, inputs: Any, job_name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Submit a job; return what went over the wire, and what is in the bucket: URI -> content."""
+    """Submit a job. Return what went over the wire, and what is in the bucket: URI -> content."""
     bodies: list[bytes] = []
     session = estimator.sagemaker_session
     events = session.sagemaker_client.meta.events

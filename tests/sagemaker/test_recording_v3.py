@@ -32,7 +32,7 @@ OPTED_OUT = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"Te
 
 @pytest.fixture(autouse=True)
 def _one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every job of a trainer get the same name; it has the time in it."""
+    """Give every job of a trainer the same name. It has the time in it."""
     monkeypatch.setattr("sagemaker.train.model_trainer._get_unique_name", lambda base, *_: f"{base}-1")
 
 
@@ -47,13 +47,13 @@ def _own_client() -> Iterator[None]:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return a real session; behind it is moto."""
+    """Return a real session. Behind it is moto."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     with mock_aws():
         boto_session = boto3.Session(region_name="us-east-1")
-        # The SDK asks what the role may do, which moto does not know; most users may not ask.
+        # The SDK asks what the role may do, which moto does not know. Most users may not ask.
         denied = {"Error": {"Code": "AccessDenied", "Message": "not for this user"}}
         answer = SimpleNamespace(status_code=403, headers={}), denied
         boto_session.events.register("before-call.iam", lambda **_: answer)
@@ -99,7 +99,7 @@ def make(code_dir: Path, session: Any) -> ModelTrainer:
 
 
 def submit(trainer: ModelTrainer, inputs: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Train for real; return what went over the wire, and what is in the bucket: URI -> content."""
+    """Train for real. Return what went over the wire, and what is in the bucket: URI -> content."""
     bodies: list[bytes] = []
     boto_session = trainer.sagemaker_session.boto_session
     boto_session.events.register(

@@ -1,4 +1,4 @@
-"""launchers/submit_job.py: from options to a request, a rehearsal and a job; moto stands for the service."""
+"""launchers/submit_job.py: from options to a request, a rehearsal and a job. moto replaces the service."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 class StoppingJob(ServedJob):
-    """A job that may be asked to stop: ``stop_at`` is the step before which it ends, counted from 1; 0: never."""
+    """A job that may be asked to stop. It ends before the step ``stop_at``, counted from 1, or never if that is 0."""
 
     stop_at = 0
     num_steps = 0
@@ -136,7 +136,7 @@ def address() -> Iterator[str]:
 def service_job(
     address: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[service_jobs.Job]:
-    """This process is a rank of a job with ``--data-service tf``; each test is another job."""
+    """This process is a rank of a job with ``--data-service tf``. Each test is another job."""
     made = service_jobs.Job("tf")
     made.job_id = request.node.name
     made.tf_servers.replace([service_jobs.dispatcher_record(address)])
@@ -148,7 +148,7 @@ def service_job(
 
 @pytest.fixture(params=["no launcher", "homogeneous"])
 def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> service_jobs.Job | None:
-    """A job without data hosts, and no job at all."""
+    """A job without data hosts, and a script without a job."""
     made = None if request.param == "no launcher" else service_jobs.Job("")
     monkeypatch.setattr(control, "_session", made)
     return made

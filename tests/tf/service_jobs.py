@@ -10,9 +10,9 @@ from hetero.metrics.logged import MetricLog
 
 
 class Job:
-    """A job whose session is this object; what the launcher tells a rank, without a launcher.
+    """A job whose session is this object. It has what a launcher tells a rank.
 
-    ``stop_at`` is the step before which it ends, counted from 1; 0: never.
+    It ends before the step ``stop_at``, counted from 1, or never if that is 0.
     """
 
     job_id = "tf-test"

@@ -35,7 +35,7 @@ def job(service_job: Job) -> Job:
 
 
 def on_ranks(job: Job, dataset: Any, **options: Any) -> list[MeasuredDataset]:
-    """Return what each rank of two makes of a dataset; one after the other is this process."""
+    """Return what each rank of two makes of a dataset. This process is one after the other."""
     job.world_size, found = 2, []
     for job.rank in range(2):
         served._num_named.clear()

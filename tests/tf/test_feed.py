@@ -69,7 +69,7 @@ def test_state_is_what_was_consumed_however_far_ahead_batches_are_produced() -> 
         feed.consume(1)
     assert places == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1)]
     assert feed.place() == (1, 2)
-    feed.consume(9)  # there are no more
+    feed.consume(9)  # all were reported
     assert feed.place() == (1, 2)
 
 

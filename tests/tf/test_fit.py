@@ -24,7 +24,7 @@ def job(service_job: Job) -> Job:
 
 
 def model_of(train_step_s: float = 0.0, **options: Any) -> Any:
-    """Return a compiled model of a number, whose steps take at least as long as stated."""
+    """Return a compiled model of a number. Its steps take at least the stated time."""
 
     class Slow(tf.keras.Sequential):  # type: ignore[misc]
         def train_step(self, data: Any) -> Any:
@@ -37,7 +37,7 @@ def model_of(train_step_s: float = 0.0, **options: Any) -> Any:
 
 
 def pairs(num_batches: int, batch_s: float = 0.0) -> Any:
-    """Return batches of four samples, each of which takes as long as stated to make."""
+    """Return batches of four samples. Each batch takes the stated time to make."""
 
     def late(number: Any) -> Any:
         time.sleep(batch_s)

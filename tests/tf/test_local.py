@@ -37,7 +37,7 @@ def lives(pid: int) -> bool:
 
 @pytest.fixture
 def endpoints(script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[local_endpoints.LocalEndpoints]:
-    """Two of them; afterwards none."""
+    """Two of them. Afterwards none is left."""
     monkeypatch.setattr(local_endpoints, "script_path", lambda: str(Path(script.__file__)))
     monkeypatch.setattr(local_endpoints, "_started", {})
     monkeypatch.setattr(local_endpoints, "LOG_INTERVAL_S", 0.0)

@@ -16,7 +16,7 @@ NEVER, ANNOUNCED, REPORTING, PAUSED = Reporting
 
 @dataclasses.dataclass
 class Trial:
-    """A log of passes of five batches, in which the test plays TensorFlow and the script."""
+    """A log of passes of five batches. The test plays TensorFlow and the script."""
 
     num_batches: int = 5
 

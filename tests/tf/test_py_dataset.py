@@ -91,7 +91,7 @@ def plain(batch: Any) -> Any:
 
 
 def epoch_of(script: Any, epoch: int, shard: Shard | None = None) -> list[Any]:
-    """Return the batches of an epoch on one rank, computed in this process by a data set of its own."""
+    """Return the batches of an epoch on one rank, computed in this process by another data set."""
     spec = script.keras_photos()
     built = build(spec)
     order = BuiltInOrder(num_samples=len(built), batch_size=1, seed=11, shuffle=True)

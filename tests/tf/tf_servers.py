@@ -1,6 +1,6 @@
 """Servers of tf.data.service in a process of their own: a dispatcher, two workers of data hosts, one of a trainer host.
 
-Not in the process of the tests. TensorFlow would read from such workers without a network; and `WorkerServer.stop`
+Not in the process of the tests. TensorFlow would read from such workers without a network. And `WorkerServer.stop`
 waits for threads of its autotuner, which sleep for up to a minute: here the process just ends.
 """
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import service_config_pb2
 
 TRAINER_TAGS = ["COLOCATED"]
-"""What TensorFlow calls workers beside trainers. Its own WorkerConfig of Python has no field for it."""
+"""What TensorFlow calls workers beside trainers. Its WorkerConfig of Python lacks a field for it."""
 
 
 def worker_config(dispatcher: str, *, tags: list[str]) -> Any:
@@ -31,7 +31,7 @@ def worker_config(dispatcher: str, *, tags: list[str]) -> Any:
 
 
 def main() -> None:
-    """Serve until the other end of standard input is closed; the dispatcher's address is the only line of output."""
+    """Serve until the other end of standard input is closed. The dispatcher's address is the only line of output."""
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer(service.DispatcherConfig(worker_addresses=["localhost"] * 3))
     address = dispatcher.target.partition("://")[2]

@@ -98,7 +98,7 @@ _MAKERS: dict[str, Any] = {
 
 
 class Composed(torch.utils.data.Dataset[Any]):
-    """Samples of one recipe, some of which raise; a bulk index is answered in bulk.
+    """Samples of one recipe. Some raise. A bulk index is answered in bulk.
 
     Args:
         recipe: Of a sample.

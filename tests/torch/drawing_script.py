@@ -28,5 +28,5 @@ class Drawing(torch.utils.data.Dataset[dict[str, Any]]):
 
 @hetero.dataset
 def drawing(num_samples: int = 37, offset: int = 0) -> Drawing:
-    """Return the data set; with another ``offset`` it is another one in every sample."""
+    """Return the data set. With another ``offset`` it differs in every sample."""
     return Drawing(num_samples, offset)

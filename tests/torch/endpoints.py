@@ -1,4 +1,4 @@
-"""One pool of endpoints, with the test's own process as a rank; and the script that both of them import."""
+"""One pool of endpoints, with the test's own process as a rank, and the script that both of them import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hetero.pool.pool import EndpointPool, PoolOptions
 
 
 class ServedJob:
-    """A job whose session is this object; ``rank`` and ``world_size`` may be set at any time.
+    """A job whose session is this object. ``rank`` and ``world_size`` may be set at any time.
 
     Args:
         folder: For the token.
@@ -100,7 +100,7 @@ def imported_script(folder: Path, name: str, text: str) -> Iterator[Any]:
     Args:
         folder: Where it is written, as ``train.py``.
         name: Of the module, until the context ends.
-        text: The script; may be indented.
+        text: The script. It may be indented.
     """
     path = folder / "train.py"
     path.write_text(textwrap.dedent(text))

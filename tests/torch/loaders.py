@@ -70,7 +70,7 @@ def fail_to_start(worker_index: int) -> None:
 
 
 def be_rank(patch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
-    """Have torch say that this process is a rank of a process group; of none, if the world size is 1."""
+    """Make torch report this process as a rank of a process group, unless the world size is 1."""
     patch.setattr(torch.distributed, "is_initialized", lambda: world_size > 1)
     patch.setattr(torch.distributed, "get_rank", lambda: rank)
     patch.setattr(torch.distributed, "get_world_size", lambda: world_size)
@@ -79,7 +79,7 @@ def be_rank(patch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
 
 
 def rebuilt_by_tool(loader: Any, **options: Any) -> torch.utils.data.DataLoader[Any]:
-    """Return torch's loader, made of what a tool that rebuilds loaders sees of one."""
+    """Return torch's loader, made of the attributes that a tool reads to rebuild one."""
     seen = vars(loader)
     return torch.utils.data.DataLoader(
         seen["dataset"], batch_sampler=seen["batch_sampler"], collate_fn=seen["collate_fn"], **options

@@ -1,4 +1,4 @@
-"""One rank that hands loaders to accelerate and Lightning; run by test_rebuilt.py."""
+"""One rank that hands loaders to accelerate and Lightning. test_rebuilt.py runs it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def check_accelerate(world_size: int) -> None:
 
 
 def check_loaded_states(accelerator: Any) -> None:
-    """A state loaded into the hetero loader holds for what is rebuilt from it, which counts epochs from 0."""
+    """A state loaded into the hetero loader holds for the loader rebuilt from it, which counts epochs from 0."""
     for epoch in range(2):
         loader = make()
         loader.set_epoch(epoch)

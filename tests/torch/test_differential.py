@@ -1,6 +1,6 @@
 """torch's loader beside ours, and ours without and with endpoints: the same batches of the same arguments.
 
-The order is the script's own in every case, so that nothing but the seed could differ.
+The order is the script's own in every case, because then only the seed could differ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(600)
 
 Trace = list[tuple[str, Any]]
 """What passes did: ``("len", n)``, ``("batch", batch)``, ``("raise", exception)``, ``("end", None)``, and
-``("generator", hash)``, the state in which each left torch's global generator."""
+``("generator", hash)``, the state of torch's global generator afterwards."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def _one(*options: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 
 
 def recipes(*, drawing: bool = False) -> st.SearchStrategy[list[Any]]:
-    """Return samples of every kind; with ``drawing`` some hold random numbers."""
+    """Return samples of every kind. With ``drawing`` some hold random numbers."""
     layouts = st.sampled_from(["dense", "transposed", "channels_last"])
     leaves = st.one_of(
         _one(st.sampled_from(_KINDS + ["noise"] * 6 * drawing)),
@@ -219,7 +219,7 @@ def difference(expected: Any, actual: Any, path: str = "batch") -> str | None:
 
 
 def array_difference(expected: Any, actual: Any, path: str) -> str | None:
-    """Return where two tensors or arrays differ, None if nowhere; strides count unless they are empty."""
+    """Return where two tensors or arrays differ, or None. Strides count unless they are empty."""
     is_tensor = isinstance(expected, torch.Tensor)
     for name in _TENSOR_PARTS if is_tensor else _ARRAY_PARTS:
         if getattr(expected, name) != getattr(actual, name):

@@ -97,7 +97,7 @@ def counts(loader: DataLoader[Any]) -> tuple[int, int]:
     return extent.num_requested, extent.num_passed
 
 
-# Workers of torch. These tests come first, so that no worker is forked beside the connections of endpoints.
+# Workers of torch. These tests come first, because workers must not be forked beside the connections of endpoints.
 
 
 class Processes(torch.utils.data.Dataset[Any]):

@@ -1,4 +1,4 @@
-"""What scripts do with epochs and states, and how it once went wrong in silence: each is right here, or is said."""
+"""What scripts do with epochs and states, and how it once went wrong in silence: each is right here, or is logged."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_loader_with_the_other_default_function_in_a_job_with_endpoints_raises(j
 
 
 class Unpicklable(torch.utils.data.Dataset[int]):
-    """Holds what no other process can be sent; a worker has it if it is forked."""
+    """Holds an object that cannot be sent to another process. A worker has it if it is forked."""
 
     def __init__(self) -> None:
         self.scale = lambda value: value * 10

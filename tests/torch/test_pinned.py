@@ -57,7 +57,7 @@ class Memory(bytearray):
 
 
 class Pinned:
-    """Stands in for torch's allocator of pinned memory where there is no accelerator."""
+    """Replaces torch's allocator of pinned memory on a machine without an accelerator."""
 
     def __init__(self) -> None:
         self.addresses: dict[int, int] = {}
@@ -129,7 +129,7 @@ def test_tensors_with_pin_memory_are_the_memory_received_into(
         assert batch["scalar"] == expected.sum()
         for name in ("image", "half", "even", "scalar"):
             assert pinned.addresses[batch[name].data_ptr()] == batch[name].nbytes
-            # Its very storage: the allocator waits for copies of what it knows by it.
+            # Its very storage: the allocator finds copies by it.
             assert batch[name].untyped_storage().data_ptr() == batch[name].data_ptr()
             assert batch[name]._is_view()
         batch["image"] += 1  # the script's own

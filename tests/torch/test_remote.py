@@ -130,7 +130,7 @@ def digest(*passes: Any) -> str:
 
 
 def everything(script: Any) -> list[str]:
-    """Digests of what the loader can do: the same for every placement."""
+    """Digests of all that the loader can do: the same for every placement."""
     train = DataLoader(script.remote_test_noisy(), batch_size=4, shuffle=True, seed=3, num_workers=0)
     digests = [digest(train, train)]
     validation = DataLoader(script.remote_test_noisy(), batch_size=5)

@@ -230,7 +230,7 @@ def test_batch_of_odd_samples_that_is_plain_comes_from_endpoints(script: Any, co
 def test_strides_of_stacked_samples_are_those_that_torch_makes_with_as_many_workers(
     script: Any, connect: Any, num_workers: int
 ) -> None:
-    """Torch's workers stack into shared memory, in C order; torch without workers keeps channels last."""
+    """Torch's workers stack into shared memory, in C order. Torch without workers keeps channels last."""
     options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 4}
     if num_workers:
         options["multiprocessing_context"] = "fork"

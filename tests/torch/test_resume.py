@@ -29,11 +29,11 @@ State = dict[str, object]
 
 
 class Placement:
-    """Where the loaders of a test fetch; ``restart`` is a new process, with other endpoints, as after a failure.
+    """Where the loaders of a test fetch. ``restart`` is a new process, with other endpoints, as after a failure.
 
     Args:
         name: ``here``, ``workers`` or ``endpoints``.
-        jobs: Those whose endpoints take turns; none where fetching is local.
+        jobs: Those whose endpoints take turns. Empty if fetching is local.
         monkeypatch: Of the test.
     """
 
@@ -80,7 +80,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServedJob]
 
 @pytest.fixture(scope="module", params=["here", "workers", pytest.param("endpoints", marks=pytest.mark.integration)])
 def where(request: pytest.FixtureRequest) -> str:
-    """Name a placement; of the module, so that no worker is forked beside the connections of endpoints."""
+    """Name a placement. It is of the module, because workers must not be forked beside the connections of endpoints."""
     name: str = request.param
     return name
 
@@ -139,7 +139,7 @@ def test_resume_of_a_peer_is_not_one_batch_behind(placement: Placement) -> None:
 
 
 def test_resume_after_whole_epochs_drops_no_epoch(placement: Placement) -> None:
-    """pytorch/data 1437: of two epochs, a checkpoint and two more epochs, three ran; the loaded state had changed."""
+    """pytorch/data 1437: of two epochs, a checkpoint and two more epochs, three ran. The loaded state had changed."""
     whole = placement.make()
     epochs = [contents(whole) for _ in range(4)]
     assert len({epoch[0] for epoch in epochs}) == 4
@@ -232,7 +232,7 @@ def test_resume_with_another_data_set_is_refused(change: dict[str, int]) -> None
 
 
 def test_prefetching_does_not_run_ahead_of_the_checkpoint(placement: Placement) -> None:
-    """tensorflow 63079: the data service's journal was 4,500 steps ahead of the model; those steps were skipped."""
+    """tensorflow 63079: the data service's journal was 4,500 steps ahead of the model. Those steps were skipped."""
     expected = contents(placement.make())
     first = placement.make()
     iterator = iter(first)

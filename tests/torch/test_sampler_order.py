@@ -140,7 +140,7 @@ def test_sampler_endless_is_drawn_lazily() -> None:
 
 
 class Counting(Sampler[int]):
-    """Has a state of its own."""
+    """Has a state."""
 
     def __init__(self) -> None:
         self.place = 0
@@ -322,7 +322,7 @@ def test_sampler_with_state_resumed_and_left_early_goes_on_from_what_was_deliver
 
 def test_sampler_with_state_that_completed_a_pass_keeps_what_it_changed() -> None:
     class Alternating(Counting):
-        """Has an epoch of its own."""
+        """Has another epoch."""
 
         turn = 0
 
@@ -375,7 +375,7 @@ def test_occurrences_do_not_depend_on_what_else_is_in_the_batch(far: list[Any]) 
 
 
 def test_counter_counts_indices_of_any_type() -> None:
-    """Lists have no hash, and NaN is not equal to itself; a bool is the integer that it is to a list or dictionary."""
+    """Lists lack a hash, and NaN is not equal to itself. A bool is the integer that it is to a list or dictionary."""
     nan = float("nan")
     batch = [[1, 2], None, [1, 2], nan, b"a", nan, ("a", [1]), ("a", [1]), "a", 1, True, 1.0, 2**70, 2**70, -1, -1.0]
     assert OccurrenceCounter().count(as_indices(batch)).tolist() == [  # type: ignore[union-attr]

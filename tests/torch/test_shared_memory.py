@@ -152,4 +152,4 @@ def test_batches_in_a_real_file_system_of_one_mebibyte(tmp_path: Path) -> None:
     errors = [line for line in lines if line.startswith("shared memory (/dev/shm) is ")]
     assert len(errors) == 2
     assert "too small for the batches of 2 workers: 1.00 MiB" in errors[0] or "full: 1.00 MiB, 0." in errors[0]
-    assert "full: 1.00 MiB, 0." in errors[1]  # of batches that are kept; torch's own collation notices
+    assert "full: 1.00 MiB, 0." in errors[1]  # of batches that are kept, and torch's own collation notices

@@ -22,7 +22,7 @@ POISON = [0, 5, 6, 22]
 
 
 class Poisoned(torch.utils.data.Dataset[Any]):
-    """Draws from every global generator; some samples raise then."""
+    """Draws from every global generator. Some samples raise then."""
 
     def __init__(self, poison: list[int]) -> None:
         self.poison = frozenset(poison)

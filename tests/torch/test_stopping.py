@@ -88,7 +88,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str, str], subprocess.Popen[str]]]:
-    """Start a script, given as text, in a session of its own. Kill what is left of it at the end."""
+    """Start a script, given as text, in another session. Kill what is left of it at the end."""
     with contextlib.ExitStack() as stack:
 
         def start(text: str, case: str) -> subprocess.Popen[str]:

@@ -97,7 +97,7 @@ TWO_DISTRIBUTED = {
 }
 VPC = {"SecurityGroupIds": ["sg-1", "sg-2"], "Subnets": ["subnet-1"]}
 
-# number, severity, what changes in the clean request, words of what was found, words of the fix
+# number, severity, change of the clean request, words of the finding, words of the fix
 CASES = [
     (
         "SM-01",

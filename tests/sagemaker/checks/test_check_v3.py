@@ -21,7 +21,7 @@ train = pytest.importorskip("sagemaker.train", reason="this is about version 3 o
 
 
 def trainer(source_dir: Path, **arguments: Any) -> Any:
-    """Return a trainer with two groups; arguments beat what it would have."""
+    """Return a trainer with two groups. Arguments beat what it would have."""
     from sagemaker.core.shapes import InstanceGroup
     from sagemaker.core.training.configs import Compute, SourceCode, StoppingCondition
 

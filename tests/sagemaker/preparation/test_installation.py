@@ -21,7 +21,7 @@ from hetero.sagemaker.preparation import staging
 
 pytest.importorskip("pip", reason="installs what has been staged")
 
-# What a deep learning container has of what hetero needs, as old as it may be, beside what must not be touched.
+# Requirements of hetero that a deep learning container has, in the oldest versions, and packages that must stay.
 OLDEST = {
     "boto3": "1.28.57",
     "grpcio": "1.49.1",
@@ -47,7 +47,7 @@ def installed(python: Path) -> dict[str, str]:
 
 
 def pip(python: Path, code_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pip as the toolkit does, in the folder of the code; there is no registry here."""
+    """Run pip as the toolkit does, in the folder of the code, without a registry."""
     return subprocess.run(
         [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input", *arguments],
         cwd=code_dir,
@@ -101,7 +101,7 @@ def write_wheel(folder: Path, name: str, version: str) -> None:
 
 @pytest.fixture
 def code_dir(tmp_path: Path) -> Path:
-    """Return a job's code with what `prepare` adds."""
+    """Return a job's code after `prepare`."""
     return stage(tmp_path)
 
 

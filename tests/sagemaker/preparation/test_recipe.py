@@ -19,7 +19,7 @@ pytest.importorskip("sagemaker.pytorch", reason="needs the SageMaker SDK 2")
 from botocore.exceptions import ClientError
 
 PAGE = Path(__file__).parents[3] / "docs" / "sagemaker.md"
-# In the form of the published sample, which has a launcher.py of its own that starts other scripts on each group.
+# In the form of the published sample, whose launcher.py starts other scripts on each group.
 PUBLISHED = """
 from sagemaker.instance_group import InstanceGroup
 from sagemaker.pytorch import PyTorch
@@ -99,7 +99,7 @@ def test_published_recipe_needs_three_changed_lines_beside_prepare(
 
     before, after = (submitted(program, tmp_path, monkeypatch) for program in (PUBLISHED, CONVERTED))
     changed = {name for name in before | after if before.get(name) != after.get(name)}
-    assert changed == {"AlgorithmSpecification", "HyperParameters"}  # the image, the metrics; what is started
+    assert changed == {"AlgorithmSpecification", "HyperParameters"}  # the image, the metrics, what is started
     assert after["ResourceConfig"]["InstanceGroups"] == before["ResourceConfig"]["InstanceGroups"]
     parameters = {name: json.loads(value) for name, value in after["HyperParameters"].items()}
     assert parameters["sagemaker_program"] == "hetero-launcher.py"

@@ -36,7 +36,7 @@ def _metric_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def code_dir(tmp_path: Path) -> Path:
-    """Return the code of a user, which has a launcher of its own, as that of the published sample."""
+    """Return the code of a user. It has a launcher, as that of the published sample."""
     folder = tmp_path / "code"
     (folder / "lib").mkdir(parents=True)
     (folder / "train.py").write_text("print('train')\n")

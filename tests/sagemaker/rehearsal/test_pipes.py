@@ -14,7 +14,7 @@ SECONDS = 20.0
 
 
 def read(path: Path) -> bytes:
-    """Read a FIFO in a process of its own, which can be given up."""
+    """Read a FIFO in another process, which can be given up."""
     return subprocess.run(["cat", str(path)], stdout=subprocess.PIPE, check=True, timeout=SECONDS).stdout
 
 
@@ -39,7 +39,7 @@ def test_pipe_of_gzip_files_is_unpacked(tmp_path: Path) -> None:
 def test_pipe_of_a_damaged_gzip_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
     (tmp_path / "a.gz").write_bytes(content)
     with PipeFeeder(tmp_path, "train", [tmp_path / "a.gz"], is_compressed=True) as feeder:
-        for epoch in range(2):  # whoever reads on does not wait for ever
+        for epoch in range(2):  # a later reader does not wait for ever
             read(tmp_path / f"train_{epoch}")
     assert feeder.has_failed
     assert [record.getMessage() for record in caplog.records] == [

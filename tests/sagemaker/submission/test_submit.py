@@ -1,4 +1,4 @@
-"""Submitting, with botocore's own stub in place of the service: attempts, waits, and what is said of each type."""
+"""Submitting, with botocore's own stub in place of the service: attempts, waits, and the lines about each type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError  # noqa: E402
 from botocore.stub import ANY, Stubber  # noqa: E402
 
 QUIET = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
-"""A configuration of the SDK in which it reports nothing of its own to anybody."""
+"""A configuration in which the SDK reports nothing."""
 ROLE = "arn:aws:iam::000000000000:role/training"
 GROUPS = (("data_group", "ml.c5.9xlarge", 2), ("dnn_group", "ml.p4d.24xlarge", 1))
 NO_CAPACITY = "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different type."
@@ -196,7 +196,7 @@ REFUSED_CALL = (
     [
         ("AlgorithmError: HET-31 every endpoint was lost on algo-1, exit code: 1", 31),
         ("ClientError: no data", 30),
-        (REFUSED_CALL, 30),  # it ran and was billed: that the script met a quota is no shortage of the job's
+        (REFUSED_CALL, 30),  # it ran and was billed: the script met a quota, and the job lacked nothing
         ("AlgorithmError: HET-30 algo-2: the script raised CapacityError: shard is full, exit code: 1", 30),
     ],
 )

@@ -1,4 +1,4 @@
-"""Submitting a ``ModelTrainer`` of SDK 3; moto stands for the service."""
+"""Submitting a ``ModelTrainer`` of SDK 3. moto replaces the service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def boto_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     instances.pop(SageMakerClient, None)
     with mock_aws():
         made = boto3.Session(region_name="us-east-1")
-        # The SDK asks what the role may do, which moto does not know; most users may not ask.
+        # The SDK asks what the role may do, which moto does not know. Most users may not ask.
         denied = SimpleNamespace(status_code=403, headers={}), {"Error": {"Code": "AccessDenied", "Message": "no"}}
         made.events.register("before-call.iam", lambda **_: denied)
         made.client("s3").create_bucket(Bucket="own-bucket")
