@@ -371,7 +371,7 @@ class Progress:
         if self._sampler is not None and num_trained < num_delivered:
             raise ConfigError(
                 f"num_batches_trained is {num_trained}, and the pass has delivered {num_delivered} batches\n"
-                "  The sampler's state is known after the last of them only. Prefetch no batch."
+                "  The sampler's state is known after the last of them only. Do not prefetch batches."
             )
         return Start(
             self._epoch,

@@ -33,7 +33,7 @@ _AT_START = Path("/proc/self/environ")
 class Child:
     """A process that this actor starts. Thread-safe.
 
-    A thread starts the process and waits for its end. The kernel kills a process with a parent-death signal
+    A separate thread starts the process and waits for its end. The kernel kills a process with a parent-death signal
     when the thread that started it ends, and Ray may end the threads that run an actor's methods.
 
     Args:

@@ -61,7 +61,7 @@ def host_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(host_folders: Path) -> Iterator[str]:
     """Start a cluster of a node with a GPU, as Ray counts it, and two others. Return its address.
 
-    Each node has another address, because all launchers of a job use the same port. The other nodes have the
+    The nodes have different addresses, because all launchers of a job use the same port. The other nodes have the
     label ``role=data``.
     """
     pytest.importorskip("ray", reason="Ray is not installed")

@@ -1,4 +1,4 @@
-"""Whole jobs on a Ray cluster, started by one command. Each node has another address."""
+"""Whole jobs on a Ray cluster, started by one command. The nodes have different addresses."""
 
 from __future__ import annotations
 

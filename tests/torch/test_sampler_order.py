@@ -322,7 +322,7 @@ def test_sampler_with_state_resumed_and_left_early_goes_on_from_what_was_deliver
 
 def test_sampler_with_state_that_completed_a_pass_keeps_what_it_changed() -> None:
     class Alternating(Counting):
-        """Has another epoch."""
+        """Has an epoch."""
 
         turn = 0
 
