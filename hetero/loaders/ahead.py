@@ -107,7 +107,8 @@ class EpochRequests(Iterator[BatchRequest]):
         self._extent = pipeline.extent
         self._goes_on = goes_on
         self._lane = lane
-        self._num_in_flight = 0
+        self.in_flight: deque[BatchRequest] = deque()
+        """Requests whose batches were not delivered and have not raised, the oldest first."""
         self.epochs: deque[RequestedEpoch] = deque()
         """The epoch that is being delivered, and later ones that have been requested in part."""
         self._planned: Iterator[PlannedBatch] = iter(())
@@ -133,11 +134,11 @@ class EpochRequests(Iterator[BatchRequest]):
         epoch = self.epochs[-1]
         request = pipeline.request(planned, epoch.start.number, is_prefetch=len(self.epochs) > 1)
         epoch.num_requested += 1
-        self._num_in_flight += 1
+        self.in_flight.append(request)
         self._extent.num_requested += 1
         # A canary whose passes had 2 to 6 batches, and 8 in flight, forecast 81 s for a job of 240 s. Such
         # a canary is refused.
-        self._extent.max_in_flight = max(self._extent.max_in_flight, self._num_in_flight)
+        self._extent.max_in_flight = max(self._extent.max_in_flight, len(self.in_flight))
         if self._goes_on:
             self._plan_next()
         return request
@@ -145,7 +146,7 @@ class EpochRequests(Iterator[BatchRequest]):
     def passed(self) -> bool:
         """Record that the next batch was delivered, or has raised. Return whether the pass is through."""
         self.epochs[0].num_passed += 1
-        self._num_in_flight -= 1
+        self.in_flight.popleft()
         self._extent.num_passed += 1
         return self.is_through
 

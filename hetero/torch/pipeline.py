@@ -17,7 +17,7 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
-from hetero.loaders.ahead import Batches, Prefetched
+from hetero.loaders.ahead import Batches, EpochRequests, Prefetched
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
@@ -286,7 +286,7 @@ class Pipeline(LoaderPipeline):
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.completed()
 
-    def open(self, requests: Iterator[BatchRequest]) -> Batches:
+    def open(self, requests: EpochRequests) -> Batches:
         """Return the batches of ``requests``, in order, prefetched from endpoints or fetched locally.
 
         In a profile run, kept batches replace them after some time.

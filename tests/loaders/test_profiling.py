@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,18 @@ def requests(count: int) -> Iterator[BatchRequest]:
         yield BatchRequest(spec=SPEC, work=work, seed=3, epoch=1, position=position)
 
 
+class Requests(Iterator[BatchRequest]):
+    """The requests of a pass, as `EpochRequests`."""
+
+    def __init__(self, count: int) -> None:
+        self._requests = requests(count)
+        self.in_flight: deque[BatchRequest] = deque()
+
+    def __next__(self) -> BatchRequest:
+        self.in_flight.append(next(self._requests))
+        return self.in_flight[-1]
+
+
 @pytest.fixture(autouse=True)
 def no_profilers() -> Iterator[None]:
     profiling._profilers.clear()
@@ -150,7 +163,8 @@ class Job:
             self.sources.append(Source(requests, **options))
             return self.sources[-1]
 
-        batches = ProfiledBatches(self.profiler, requests(count), open_source)
+        planned: Any = Requests(count)
+        batches = ProfiledBatches(self.profiler, planned, open_source)
         found: list[Any] = []
         while True:
             self.pipeline.timer.begin_wait()
@@ -160,11 +174,11 @@ class Job:
                 self.pipeline.timer.pause()
                 break
             except DatasetError:
-                assert batches.request is not None
+                assert batches.request is planned.in_flight.popleft()
                 found.append(f"raised {batches.request.position}")
                 self.pipeline.timer.pause()
                 continue
-            assert batches.request is not None
+            assert batches.request is planned.in_flight.popleft()
             found.append((batches.request.position, batch))
             self.pipeline.timer.end_wait(4)
             self.clock.now_s += STEP_S

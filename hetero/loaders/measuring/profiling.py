@@ -21,7 +21,7 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.control.rank.session import RankSession
 from hetero.errors import DatasetError
-from hetero.loaders.ahead import Batches
+from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.kept_batches import KeptBatches
 from hetero.loaders.measuring.phases import Phase, Phases
 from hetero.loaders.pipeline import LoaderPipeline
@@ -299,7 +299,7 @@ class ProfiledBatches(Iterator[Any]):
 
     Args:
         profiler: The loader's profiler.
-        requests: The batches of the pass.
+        requests: The batches of the pass. The caller reports each delivered batch to them before the next one.
         open_source: Starts to fetch batches.
         num_unconsumed: Returns how many batches the framework has taken from this iterator and not yet given to the
             script. The caller then reports to the profiler when the script gets them. None if the script gets each
@@ -309,13 +309,13 @@ class ProfiledBatches(Iterator[Any]):
     def __init__(
         self,
         profiler: LoaderProfiler,
-        requests: Iterator[BatchRequest],
+        requests: EpochRequests,
         open_source: Callable[[Iterator[BatchRequest]], Batches],
         num_unconsumed: Callable[[], int] | None = None,
     ) -> None:
         self._profiler = profiler
-        self._plan = _Plan(requests)
-        self._source: Batches | None = None if profiler.repeats else open_source(self._plan)
+        self._requests = requests
+        self._source: Batches | None = None if profiler.repeats else open_source(requests)
         self._num_unconsumed = num_unconsumed
         self._is_closed = False
         self._is_first = True
@@ -342,7 +342,9 @@ class ProfiledBatches(Iterator[Any]):
             if self._source is not None:  # otherwise it would go on fetching ahead
                 self._source.close()
                 self._source = None
-            self.request = self._plan.next_undelivered()
+            # First those that the source had requested.
+            in_flight = self._requests.in_flight
+            self.request = in_flight[0] if in_flight else next(self._requests)
             self.is_repeated = True
             self._begin_delivery()
             return self._profiler.repeated(self.request)
@@ -351,13 +353,11 @@ class ProfiledBatches(Iterator[Any]):
             batch = next(self._source)
         except DatasetError:
             self.request = self._source.request
-            self._plan.delivered()
             raise
         self.request = self._source.request
-        num_prefetched = self._plan.num_prefetched
-        self._plan.delivered()
         assert self.request is not None
         self._begin_delivery()
+        num_prefetched = len(self._requests.in_flight)
         if self._num_unconsumed is not None:
             num_prefetched += self._num_unconsumed()
         self._profiler.delivering(self.request, batch, num_prefetched=num_prefetched)
@@ -395,33 +395,6 @@ def measure_here(make: Callable[[], BuiltDataset], requests: list[BatchRequest])
         times = measure_samples(make(), requests, seconds=_MEASURE_S, cpu_clock=time.thread_time)
         contents = measure_contents(times.batches, batch_samples=max(each.work.num_samples for each in requests))
     return times.supply(), contents
-
-
-class _Plan(Iterator[BatchRequest]):
-    """The requests of a pass. A source takes them ahead of their delivery."""
-
-    def __init__(self, requests: Iterator[BatchRequest]) -> None:
-        self._requests = requests
-        self._in_flight: deque[BatchRequest] = deque()
-
-    def __next__(self) -> BatchRequest:
-        request = next(self._requests)
-        self._in_flight.append(request)
-        return request
-
-    @property
-    def num_prefetched(self) -> int:
-        """Requests whose batches were not delivered."""
-        return len(self._in_flight)
-
-    def delivered(self) -> None:
-        """Forget the oldest request in flight. Batches come in the order of their requests."""
-        if self._in_flight:
-            self._in_flight.popleft()
-
-    def next_undelivered(self) -> BatchRequest:
-        """Return the oldest request whose batch was not delivered."""
-        return self._in_flight.popleft() if self._in_flight else next(self._requests)
 
 
 class _Usage:
