@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.utils.data
@@ -26,6 +26,7 @@ from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
 from hetero.documents.text import listing
 from hetero.errors import DatasetError
+from hetero.loaders.ahead import EpochRequests
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import names_for_message
 from hetero.system.stop_signals import SHIELD_VARIABLE, children_ignore_platform
@@ -38,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 _SLOW_S = 60.0
 """Seconds until a missing first batch is logged. A forked polars hangs without an end (litData#823)."""
-
-_Numbered: TypeAlias = tuple[int, BatchRequest]
-"""The number of a request in its pass, and the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,7 @@ class LocalFetcher:
         self._digests: dict[str, str] | None = None
         """Digests of what workers read, see `LocalDataset.digests`, when they were started. None if not compared."""
 
-    def begin(self, requests: Iterator[_Numbered]) -> tuple[_RequestSampler, Iterator[Any]]:
+    def begin(self, requests: Iterator[BatchRequest]) -> tuple[_RequestSampler, Iterator[Any]]:
         """Start to fetch ``requests``. Return their sampler, which stays in use until `close`, and torch's iterator."""
         if self._options.persistent_workers and not self._sampler.is_used:
             sampler = self._sampler
@@ -173,7 +171,7 @@ class LocalFetcher:
             "@hetero.dataset(fork_built=False)",
         )
 
-    def _note_prefetched(self, requests: Iterator[_Numbered]) -> Iterator[_Numbered]:
+    def _note_prefetched(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
         """Record how many batches will wait for the trainer at once. Return the same requests."""
         options = self._options
         if not options.num_workers:
@@ -229,11 +227,12 @@ class LocalBatches(Iterator[Any]):
 
     Args:
         fetcher: Starts and ends the workers.
-        requests: The batches to fetch.
+        requests: The batches to fetch. The caller reports each batch to them before it asks for the next one.
     """
 
-    def __init__(self, fetcher: LocalFetcher, requests: Iterator[BatchRequest]) -> None:
+    def __init__(self, fetcher: LocalFetcher, requests: EpochRequests) -> None:
         self._fetcher = fetcher
+        self._requests = requests
         self._plan = _Plan(requests)
         self._sampler: _RequestSampler | None = None
         self._answers: Iterator[Any] | None = None
@@ -265,7 +264,7 @@ class LocalBatches(Iterator[Any]):
                 with self._fetcher.watched() if self._shared_bytes is None else nullcontext():
                     answer = next(self._answers)
             except DatasetError as error:  # raised in this process, without workers: only one request is in flight
-                self.request = self._plan.in_flight.popitem()[1]
+                self.request = self._requests.in_flight[0]
                 failure = error
             except StopIteration:
                 if self._plan.failure is None:
@@ -274,8 +273,8 @@ class LocalBatches(Iterator[Any]):
                 self.request = None
                 is_planned = False
             else:
-                # An answer has the number of its request, because torch takes further requests before it delivers.
-                self.request = self._plan.in_flight.pop(answer.number)
+                # torch takes further requests before it delivers, and delivers in order.
+                self.request = self._requests.in_flight[0]
                 if not isinstance(answer.content, Failure):
                     if self._shared_bytes is None:
                         self._shared_bytes = shared_bytes(answer.content)[0]
@@ -320,7 +319,7 @@ class LocalBatches(Iterator[Any]):
 
 
 class _Plan:
-    """The numbered requests of a pass. torch's loader consumes them before their batches are delivered.
+    """The requests of a pass. torch's loader consumes them before their batches are delivered.
 
     An exception of the user's sampler is kept until all earlier batches are delivered. This class is separate from
     `LocalBatches` because torch's iterator holds it and must not hold the pass.
@@ -328,15 +327,11 @@ class _Plan:
 
     def __init__(self, requests: Iterator[BatchRequest]) -> None:
         self._requests = requests
-        self.in_flight: dict[int, BatchRequest] = {}
-        """Requests without an answer, by number."""
         self.failure: Exception | None = None
 
-    def __iter__(self) -> Iterator[_Numbered]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         try:
-            for number, request in enumerate(self._requests):
-                self.in_flight[number] = request
-                yield number, request
+            yield from self._requests
         except Exception as error:  # noqa: BLE001 - the user's sampler may raise anything
             self.failure = error
 
@@ -345,10 +340,10 @@ class _RequestSampler:
     """Sampler of torch's loader that yields the requests of the current pass."""
 
     def __init__(self) -> None:
-        self.requests: Iterator[_Numbered] = iter(())
+        self.requests: Iterator[BatchRequest] = iter(())
         self.is_used = False
 
-    def __iter__(self) -> Iterator[_Numbered]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         return self.requests
 
 

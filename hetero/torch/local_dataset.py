@@ -193,19 +193,18 @@ class LocalDataset:
         with preserved_generators(), single_threaded():
             return self._fetch_own(request, on_skips)
 
-    def __getitem__(self, numbered: tuple[int, BatchRequest]) -> Answer:
-        """Answer a numbered request of torch's loader.
+    def __getitem__(self, request: BatchRequest) -> Answer:
+        """Answer a request of torch's loader.
 
         A worker returns a failure instead of raising it, because torch would reduce a raised exception to a string.
         """
-        number, request = numbered
         skips: list[Skips] = []
         info = torch.utils.data.get_worker_info()
         if info is None:
             content = self.fetch(request, on_skips=skips.append)
         else:
             content = self._answer_in_worker(request, info.num_workers, skips.append)
-        return Answer(number, content, skips[0] if skips else None)
+        return Answer(content, skips[0] if skips else None)
 
     def _answer_in_worker(self, request: BatchRequest, num_workers: int, on_skips: Callable[[Skips], object]) -> Any:
         """Return the batch, or the failure that prevents it."""
@@ -252,8 +251,6 @@ class Failure:
 class Answer(NamedTuple):
     """The answer to a request. It is a tuple because torch looks for tensors to pin inside tuples."""
 
-    number: int
-    """Number of the request in its pass."""
     content: Any
     """The batch, or the failure that prevents it."""
     skips: Skips | None

@@ -13,7 +13,6 @@ import torch
 import torch.utils.data
 
 from hetero.batches.fetch import describe
-from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
@@ -311,7 +310,7 @@ class Pipeline(LoaderPipeline):
             measure=self.local.noting_files()(lambda requests: measure_here(lambda: self.local.built, requests)),
         )
 
-    def _open_source(self, requests: Iterator[BatchRequest]) -> Batches:
+    def _open_source(self, requests: EpochRequests) -> Batches:
         session = control.current()
         if session is not None and session.remote:
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need

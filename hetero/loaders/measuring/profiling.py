@@ -310,7 +310,7 @@ class ProfiledBatches(Iterator[Any]):
         self,
         profiler: LoaderProfiler,
         requests: EpochRequests,
-        open_source: Callable[[Iterator[BatchRequest]], Batches],
+        open_source: Callable[[EpochRequests], Batches],
         num_unconsumed: Callable[[], int] | None = None,
     ) -> None:
         self._profiler = profiler
