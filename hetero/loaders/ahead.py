@@ -109,6 +109,7 @@ class EpochRequests(Iterator[BatchRequest]):
         self._lane = lane
         self.in_flight: deque[BatchRequest] = deque()
         """Requests whose batches were not delivered and have not raised, the oldest first."""
+        self._planned_in_flight: deque[PlannedBatch] = deque()
         self.epochs: deque[RequestedEpoch] = deque()
         """The epoch that is being delivered, and later ones that have been requested in part."""
         self._planned: Iterator[PlannedBatch] = iter(())
@@ -135,6 +136,7 @@ class EpochRequests(Iterator[BatchRequest]):
         request = pipeline.request(planned, epoch.start.number, is_prefetch=len(self.epochs) > 1)
         epoch.num_requested += 1
         self.in_flight.append(request)
+        self._planned_in_flight.append(planned)
         self._extent.num_requested += 1
         # A canary whose passes had 2 to 6 batches, and 8 in flight, forecast 81 s for a job of 240 s. Such
         # a canary is refused.
@@ -143,16 +145,15 @@ class EpochRequests(Iterator[BatchRequest]):
             self._plan_next()
         return request
 
-    def passed(self) -> bool:
-        """Record that the next batch was delivered, or has raised. Return whether the pass is through."""
+    def passed(self) -> PlannedBatch:
+        """Record that the oldest batch in flight was delivered, or has raised. Return its plan."""
         self.epochs[0].num_passed += 1
         self.in_flight.popleft()
         self._extent.num_passed += 1
-        return self.is_through
+        return self._planned_in_flight.popleft()
 
-    @property
     def is_through(self) -> bool:
-        """Whether all batches of the pass were delivered or have raised. False also if this is not known yet."""
+        """Return whether all batches of the pass were delivered or have raised. False also if this is not known yet."""
         epoch = self.epochs[0]
         return epoch.is_complete and epoch.num_passed == epoch.num_requested
 
@@ -192,7 +193,7 @@ class Prefetched:
 
     def keep(self, batches: Batches, requests: EpochRequests) -> None:
         """Keep the batches of a pass that is through, if those of the next epoch follow them. Else close them."""
-        is_through = requests.is_through
+        is_through = requests.is_through()
         requests.epochs.popleft()
         self._check_process()
         if is_through and requests.epochs and batches.is_open and batches.may_be_kept:

@@ -207,14 +207,15 @@ class Feed(LoaderPipeline):
         reader: Batches | None = None
         try:
             reader, requests = self._begin_reading(tf_pass, order, shard)
-            while not requests.is_through:
+            while not requests.is_through():
                 try:
                     batch = next(reader)
                 except StopIteration:
                     return
                 request = reader.request
                 assert request is not None
-                is_last = requests.passed()
+                requests.passed()
+                is_last = requests.is_through()
                 entry = auditing.entry_of(self, request, batch)
                 element = self.convert(batch)
                 size = request.work.num_samples if self.size_of is None else self.size_of(element)

@@ -34,18 +34,15 @@ _PREFETCH_ONE = frozenset({"ray.train.torch.train_loop_utils", "timm.data.loader
 class _Feed:
     """Begins one pass, and records its deliveries in the loader.
 
-    This class is separate from `Pass` because the reader refers to the generator of a user sampler's batches. If that
-    generator referred to the pass, a pass that the script drops would not end before the next garbage collection.
+    The loader's timer refers to it. If it referred to the pass, a pass that the script drops would not end.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self._number = 0
         self._start = Start(0)
-        self._places: dict[int, tuple[object, int]] = {}
-        """By position of each batch in flight: a stateful sampler's state after it, and how many indices were drawn."""
-        self._prefetched: deque[tuple[int, object, int]] = deque()
-        """The batches that a wrapper of the loader has, and the loop has not: position, and as in `_places`."""
+        self._prefetched: deque[PlannedBatch] = deque()
+        """The batches that a wrapper of the loader has, and the loop has not."""
         self.num_prefetched = 0
         """How many batches a wrapper of the loader takes ahead of the loop."""
         self._num_lost = 0
@@ -60,11 +57,7 @@ class _Feed:
         pipeline.consumed_elsewhere = False
         kept = pipeline.prefetched.take(self._start, pipeline.shard())
         if kept is None:
-            goes_on = pipeline.goes_on
-            # Only a user's sampler has states to note, and its passes never go on with the next epoch.
-            self._requests = EpochRequests(
-                pipeline, self._start, planned if goes_on else self._noted(planned), goes_on=goes_on
-            )
+            self._requests = EpochRequests(pipeline, self._start, planned, goes_on=pipeline.goes_on)
             batches = pipeline.open(self._requests)
         else:
             batches, self._requests = kept
@@ -83,28 +76,21 @@ class _Feed:
         assert self._requests is not None
         self.pipeline.prefetched.keep(batches, self._requests)
 
-    def _noted(self, batches: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
-        """Yield planned batches, and note the states of a stateful sampler after them."""
-        for planned in batches:
-            if planned.sampler_state is not None:
-                self._places[planned.position] = planned.sampler_state, planned.num_drawn
-            yield planned
-
     @property
     def is_through(self) -> bool:
         """Whether all batches of the pass were delivered or have raised. False also if this is not known yet."""
-        return self._requests is not None and self._requests.is_through
+        return self._requests is not None and self._requests.is_through()
 
     def delivered(self, request: BatchRequest, batch: Any) -> int:
         """Record that a batch is being delivered. Return its number of samples."""
         auditing.enter(self.pipeline, request, batch)
-        self._passed(request)
+        self._passed()
         return request.work.num_samples
 
     def lost(self, request: BatchRequest) -> None:
         """Record that a batch raised. The pass continues after it, as does a pass that resumes a state taken now."""
         self._num_lost += 1
-        self._passed(request)
+        self._passed()
         if self._num_lost == 1:
             logger.warning(
                 "loader %s: batch %d of epoch %s raised an exception. If the script continues, the pass leaves it out",
@@ -113,16 +99,18 @@ class _Feed:
                 epoch_text(request.epoch),
             )
 
-    def _passed(self, request: BatchRequest) -> None:
+    def _passed(self) -> None:
         assert self._requests is not None
-        self._requests.passed()
-        self._prefetched.append((request.position, *self._places.pop(request.position, (None, 0))))
+        self._prefetched.append(self._requests.passed())
         if len(self._prefetched) > self.num_prefetched:
             self._count_oldest()
 
     def _count_oldest(self) -> None:
-        position, state, num_drawn = self._prefetched.popleft()
-        self.pipeline.progress.advance(self._number, batches=position + 1, sampler=state, num_drawn=num_drawn)
+        oldest = self._prefetched.popleft()
+        state = oldest.sampler_state
+        self.pipeline.progress.advance(
+            self._number, batches=oldest.position + 1, sampler=state, num_drawn=oldest.num_drawn
+        )
         self.pipeline.note_delivered(self._number, state)
 
     def exhausted(self) -> None:

@@ -165,7 +165,7 @@ class ViewPass:
         self._last = batch.number
         assert self._requests is not None
         self._requests.passed()
-        if self._requests.is_through:
+        if self._requests.is_through():
             self._end_reading()
         # accelerate with even_batches=False fetches its last batch after the end of the pass.
         if self._is_over:
