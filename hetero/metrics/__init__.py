@@ -13,12 +13,3 @@ logged.py   values that the script logs, such as its accuracy
 lines.py    log lines with figures, which the platform reads
 profile/    what the steps and samples of a job cost (`Profile`)
 """
-
-from __future__ import annotations
-
-from hetero.metrics.hosts import HostSampler, HostUsage
-from hetero.metrics.logged import LoggedMetric
-from hetero.metrics.skips import SkippedSample
-from hetero.metrics.steps import StepSummary, StepTimer
-
-__all__ = ["HostSampler", "HostUsage", "LoggedMetric", "SkippedSample", "StepSummary", "StepTimer"]

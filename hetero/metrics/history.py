@@ -5,10 +5,12 @@ If it is full, neighbouring points are merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["MAX_POINTS", "History"]
+from hetero.errors import ConfigError
+
+__all__ = ["MAX_POINTS", "History", "check_columns"]
 
 MAX_POINTS = 120
 """Longest history. Every heartbeat of a host contains its histories, and a chart shows no more points."""
@@ -48,3 +50,14 @@ class History(Generic[Point]):
     def points(self) -> list[Point]:
         """Return the points so far, at most `MAX_POINTS`. The last one may cover less than the others."""
         return [*self._points, *([] if self._pending is None else [self._pending])]
+
+
+def check_columns(what: str, length: int, columns: Iterable[Sequence[object]]) -> None:
+    """Check that the columns of a history are equally long.
+
+    Raises:
+        ConfigError: If they are not.
+    """
+    found = sorted({len(column) for column in columns} - {length})
+    if found:
+        raise ConfigError(f"columns of a {what}'s history have {found} entries; expected {length} in each")

@@ -7,8 +7,7 @@ import json
 from dataclasses import dataclass, field
 
 from hetero.documents.records import limits
-from hetero.errors import ConfigError
-from hetero.metrics.history import MAX_POINTS, History
+from hetero.metrics.history import MAX_POINTS, History, check_columns
 
 __all__ = ["StepLog", "StepSeries", "without_history"]
 
@@ -31,11 +30,7 @@ class StepSeries:
 
     def __post_init__(self) -> None:
         columns = (self.end_s, self.num_steps, self.compute_s, self.data_wait_s)
-        if {len(column) for column in columns} - {len(self.begin_s)}:
-            raise ConfigError(
-                f"the columns of a loader's history have {sorted(map(len, columns))} entries; expected "
-                f"{len(self.begin_s)} in each"
-            )
+        check_columns("loader", len(self.begin_s), columns)
 
 
 class StepLog(History[_Interval]):

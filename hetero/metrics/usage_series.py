@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from hetero.documents.records import limits
-from hetero.errors import ConfigError
-from hetero.metrics.history import MAX_POINTS, History
+from hetero.metrics.history import MAX_POINTS, History, check_columns
 
 __all__ = ["Percentiles", "SeriesLog", "UsagePoint", "UsageSeries"]
 
@@ -39,13 +38,9 @@ class UsageSeries:
     """Highest sum over the GPUs of each interval. Empty without GPUs."""
 
     def __post_init__(self) -> None:
-        columns = (self.end_s, self.cpu_percent, self.memory_mean_bytes, self.memory_peak_bytes)
-        optional = (self.gpu_percent, self.gpu_memory_bytes)
-        lengths = {len(column) for column in columns} | {len(column) for column in optional if column}
-        if lengths - {len(self.begin_s)}:
-            raise ConfigError(
-                f"the columns of a host's history have {sorted(lengths)} entries; expected {len(self.begin_s)} in each"
-            )
+        of_gpus = [column for column in (self.gpu_percent, self.gpu_memory_bytes) if column]
+        columns = (self.end_s, self.cpu_percent, self.memory_mean_bytes, self.memory_peak_bytes, *of_gpus)
+        check_columns("host", len(self.begin_s), columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

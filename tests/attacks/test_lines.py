@@ -22,6 +22,7 @@ from hetero.errors import DatasetError, ExitCode, SampleFailure
 from hetero.launch.failure import failure_text, write_failure
 from hetero.launch.reporting import progress
 from hetero.metrics import StepTimer
+from hetero.metrics.steps import StepTimer
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay

@@ -14,7 +14,7 @@ from hetero.control.causes import is_restartable
 from hetero.control.members.membership import Member, Membership
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
-from hetero.metrics import LoggedMetric
+from hetero.metrics.logged import LoggedMetric
 
 MEMBERS = (
     Member(host="algo-2", role=Role.TRAINER),

@@ -22,7 +22,7 @@ from hetero.control.status import (
     status_to_proto,
 )
 from hetero.errors import ExitCode, ProtocolError
-from hetero.metrics import LoggedMetric
+from hetero.metrics.logged import LoggedMetric
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import fields_of, record_of

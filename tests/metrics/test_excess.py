@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from hetero.metrics import HostUsage
 from hetero.metrics.excess import excess_text, lost_cpu_share
+from hetero.metrics.hosts import HostUsage
 
 USAGE = HostUsage(
     host="algo-1",

@@ -11,8 +11,8 @@ import pytest
 
 from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.errors import DatasetError, ExitCode, first_line
-from hetero.metrics import SkippedSample, StepSummary, StepTimer
-from hetero.metrics.skips import SkipLog
+from hetero.metrics.skips import SkipLog, SkippedSample
+from hetero.metrics.steps import StepSummary, StepTimer
 
 
 def some(*indices: object, epoch: int = 2, more: int = 0, exception: str = "ValueError: bad") -> Skips:

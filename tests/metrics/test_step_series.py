@@ -8,10 +8,9 @@ import pytest
 
 from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
-from hetero.metrics import StepTimer
 from hetero.metrics.history import MAX_POINTS
 from hetero.metrics.step_series import StepLog, StepSeries
-from hetero.metrics.steps import encode_summaries
+from hetero.metrics.steps import StepTimer, encode_summaries
 
 
 @pytest.mark.parametrize("number", [0, 1, 119, 120, 121, 10_007])

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.metrics import StepSummary, StepTimer, steps
-from hetero.metrics.steps import Traffic
+from hetero.metrics import steps
+from hetero.metrics.steps import StepSummary, StepTimer, Traffic
 
 
 class FakeClock:

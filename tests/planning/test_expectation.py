@@ -10,9 +10,10 @@ import pytest
 from planning_profiles import make_profile
 
 from hetero.decide.planning.options import PlanOptions
-from hetero.decide.planning.plan import make_plan
+from hetero.decide.planning.plan import PlannedGroup, PlanOptions, make_plan
 from hetero.metrics import StepSummary, StepTimer
 from hetero.metrics.figures import Figure
+from hetero.metrics.steps import StepSummary, StepTimer
 from hetero.pricing.catalog import Catalogue
 from hetero.report import GroupFacts, Report, RunFacts, build_report, render_report
 from hetero.report.model import Expectation, RankFacts

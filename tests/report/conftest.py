@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hetero.metrics import HostUsage, StepSummary
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.steps import StepSummary
 from hetero.report import GroupFacts, RankFacts, RunFacts
 
 FactsMaker = Callable[..., RunFacts]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hetero.metrics import HostUsage, StepSummary
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import GroupFacts, RankFacts, Report, RunFacts, build_report, render_report
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS

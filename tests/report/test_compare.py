@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.metrics import HostUsage, StepSummary
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import Comparison, RankFacts, RunFacts, build_report, compare, render_comparison, render_report
 

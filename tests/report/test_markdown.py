@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from hetero.documents.text import code_span
-from hetero.metrics import HostUsage, SkippedSample, StepSummary
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.skips import SkippedSample
+from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import GroupFacts, RankFacts, RunFacts, build_report, compare, render_comparison, render_report
 from hetero.report.markdown import PricePerformance, price_performance_table

@@ -14,7 +14,8 @@ import jsonschema
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.metrics import SkippedSample, StepSummary
+from hetero.metrics.skips import SkippedSample
+from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import RankFacts, Report, RunFacts, build_report, compare_files, load_report, show_file, write_report
 

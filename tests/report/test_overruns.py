@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hetero.metrics import HostUsage, StepSummary
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import RankFacts, RunFacts, build_report
 from hetero.report.overruns import excess_share, least_step_time_s

@@ -17,8 +17,9 @@ from hetero.cli import main
 from hetero.decide.pages.run_page import comparison_page, run_page
 from hetero.decide.pages.run_plots import step_parts_s
 from hetero.errors import ConfigError, ExitCode
-from hetero.metrics import HostUsage, StepSummary
+from hetero.metrics.hosts import HostUsage
 from hetero.metrics.step_series import StepSeries
+from hetero.metrics.steps import StepSummary
 from hetero.metrics.usage_series import UsageSeries
 from hetero.pricing import Catalogue
 from hetero.report import RankFacts, Report, RunFacts, build_report, compare

@@ -17,6 +17,7 @@ from hetero.decide.profile import load_any_profile, profile_of_report
 from hetero.errors import ConfigError
 from hetero.metrics import StepSummary
 from hetero.metrics.profile.profile import Profile, write_profile
+from hetero.metrics.steps import StepSummary
 from hetero.pricing.catalog import Catalogue
 from hetero.report import GroupFacts, RankFacts, RunFacts, build_report, write_report
 

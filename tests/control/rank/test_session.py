@@ -24,7 +24,7 @@ from hetero.control.status import (
     StopPoint,
 )
 from hetero.errors import AuthenticationError, ExitCode, HeteroError
-from hetero.metrics import StepSummary, StepTimer
+from hetero.metrics.steps import StepSummary, StepTimer
 
 
 @pytest.fixture
