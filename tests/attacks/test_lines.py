@@ -21,7 +21,6 @@ from hetero.documents.text import code_span
 from hetero.errors import DatasetError, ExitCode, SampleFailure
 from hetero.launch.failure import failure_text, write_failure
 from hetero.launch.reporting import progress
-from hetero.metrics import StepTimer
 from hetero.metrics.steps import StepTimer
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 from hetero.system import logs

@@ -10,8 +10,7 @@ import pytest
 from planning_profiles import make_profile
 
 from hetero.decide.planning.options import PlanOptions
-from hetero.decide.planning.plan import PlannedGroup, PlanOptions, make_plan
-from hetero.metrics import StepSummary, StepTimer
+from hetero.decide.planning.plan import make_plan
 from hetero.metrics.figures import Figure
 from hetero.metrics.steps import StepSummary, StepTimer
 from hetero.pricing.catalog import Catalogue

@@ -15,7 +15,6 @@ from hetero.decide.planning.machines import Machine
 from hetero.decide.planning.steps.model import StepModel
 from hetero.decide.profile import load_any_profile, profile_of_report
 from hetero.errors import ConfigError
-from hetero.metrics import StepSummary
 from hetero.metrics.profile.profile import Profile, write_profile
 from hetero.metrics.steps import StepSummary
 from hetero.pricing.catalog import Catalogue
