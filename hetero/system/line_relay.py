@@ -10,6 +10,8 @@ import selectors
 import threading
 from collections.abc import Callable
 
+from hetero.system.waits import END_TIMEOUT_S
+
 __all__ = ["LineRelay", "LineSource"]
 
 logger = logging.getLogger(__name__)
@@ -123,7 +125,7 @@ class LineRelay:
             return
         self._stopping.set()
         self._poke()
-        self._thread.join(5.0)
+        self._thread.join(END_TIMEOUT_S)
         if not self._thread.is_alive():
             with self._lock:
                 os.close(self._wake_write)

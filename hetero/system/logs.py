@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterator
 
 from hetero.documents.text import escape_line
+from hetero.system.waits import POLL_S
 
 __all__ = [
     "LineWriter",
@@ -40,8 +41,6 @@ _CHUNK_BYTES = select.PIPE_BUF
 """Bytes of lines written at once. A pipe accepts this many completely or not at all, so no reader gets half a line."""
 _LAST_WRITES_S = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_AGAIN_S = 1.0
-"""Pause between two attempts to write to a full disk. Its user may make room meanwhile."""
 
 
 def setup_logging(group: str, host: str, role: str, level: str = "info") -> None:
@@ -211,8 +210,9 @@ class LineWriter:
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
+                # The user may make room on the full disk meanwhile.
                 with self._changed:
-                    if self._changed.wait_for(lambda: self._is_closed, _FULL_AGAIN_S):
+                    if self._changed.wait_for(lambda: self._is_closed, POLL_S):
                         return
                 continue
             chunk = chunk[written:]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.errors import ExitCode, ResourcesError
 from hetero.system.cgroups import memory_use, oom_kills
 from hetero.system.stop_signals import children_ignore_platform
+from hetero.system.waits import END_TIMEOUT_S, SHORT_POLL_S
 
 if TYPE_CHECKING:
     import psutil
@@ -49,7 +50,6 @@ PARENT_VARIABLE = "HETERO_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TRACKER_GRACE_S = 2.0
-_REAP_INTERVAL_S = 0.02
 _MAX_DESCRIPTORS = 2**16
 """More than all connections need. It is limited because some programs try to close every possible descriptor."""
 
@@ -123,7 +123,7 @@ def adopt_descendants() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = lambda: None) -> None:
+def end_descendants(*, timeout_s: float = END_TIMEOUT_S, on_poll: Callable[[], object] = lambda: None) -> None:
     """Kill all descendants of this process and wait until they have ended.
 
     A process that cannot be killed, because it waits for a device or runs as another user, is logged and ignored.
@@ -154,7 +154,7 @@ def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = 
                 "not ended %.0f s after SIGKILL: process %s; continuing without waiting for them", timeout_s, names
             )
             return
-        time.sleep(_REAP_INTERVAL_S)
+        time.sleep(SHORT_POLL_S)
 
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -237,7 +237,7 @@ def wait_gone(pids: Iterable[int], *, timeout_s: float) -> bool:
     left = list(pids)
     deadline_s = time.monotonic() + timeout_s
     while (left := [pid for pid in left if _is_alive(pid)]) and time.monotonic() < deadline_s:
-        time.sleep(_REAP_INTERVAL_S)
+        time.sleep(SHORT_POLL_S)
     return not left
 
 

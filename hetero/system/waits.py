@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
 __all__ = [
     "CALL_TIMEOUT_S",
     "END_TIMEOUT_S",
@@ -10,8 +13,12 @@ __all__ = [
     "MAX_BACKOFF_S",
     "POLL_S",
     "SHORT_POLL_S",
+    "STOP_GRACE_S",
+    "WaitLog",
     "backoff_s",
 ]
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Longest wait for news that a wake-up brings sooner. It bounds what a wake-up costs that is lost."""
@@ -27,9 +34,30 @@ FIRST_BACKOFF_S = 0.2
 """Seconds until the second try, and until a busy peer is asked again."""
 MAX_BACKOFF_S = 10.0
 """Longest time between two tries, and for which a peer that served badly is avoided."""
+STOP_GRACE_S = 50.0
+"""Seconds that ranks get to save a checkpoint and end after a request to stop, where the platform gives enough."""
 
 
 def backoff_s(num_failures: int) -> float:
     """Return the seconds to wait after failures in a row: 0.2 after the first, doubled after each other, up to 10."""
     # Without a bound of the exponent, the power overflows after 1,024 failures.
     return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(num_failures - 1, 16))
+
+
+class WaitLog:
+    """Logs what a thread waits for, at most once per interval. The first line comes one interval after the start.
+
+    Args:
+        interval_s: The interval in seconds.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._next_s = time.monotonic() + interval_s
+
+    def show(self, what: str) -> None:
+        """Log what the thread waits for if a line is due. Ignore an empty text."""
+        now_s = time.monotonic()
+        if what and now_s >= self._next_s:
+            self._next_s = now_s + self._interval_s
+            logger.info("waiting for %s", what)

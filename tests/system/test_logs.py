@@ -126,7 +126,7 @@ def test_writer_with_a_stopped_reader_never_waits_and_says_what_it_dropped(pipe:
 def test_writer_to_a_full_disk_goes_on_when_there_is_room_and_says_what_it_dropped(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_FULL_AGAIN_S", 0.01)
+    monkeypatch.setattr(logs, "POLL_S", 0.01)
     read_end, write_end = pipe
     descriptor = os.open("/dev/full", os.O_WRONLY)
     writer = logs.LineWriter(descriptor, max_bytes=10_000)
