@@ -100,16 +100,11 @@ def test_single_group_trains_whatever_its_name(name: str) -> None:
     assert parse(group(name, "ml.c5.xlarge", "algo-1")).role is Role.TRAINER
 
 
-@pytest.mark.parametrize("key", ["current_group_name", "current_instance_group"])
-def test_current_group_under_either_spelling_is_checked(key: str) -> None:
-    assert parse(DATA, DNN, **{key: "data_group"}).current_group.name == "data_group"
-    with pytest.raises(ClusterError, match=f"wrong at {key}\n.*\n  found: 'dnn_grup', although 'algo-1' is a host of"):
-        parse(DATA, DNN, **{key: "dnn_grup"})
-
-
-def test_two_spellings_that_differ_are_refused() -> None:
-    with pytest.raises(ClusterError, match="the same group under both spellings"):
-        parse(DATA, DNN, current_group_name="data_group", current_instance_group="dnn_group")
+def test_current_group_is_checked() -> None:
+    assert parse(DATA, DNN, current_group_name="data_group").current_group.name == "data_group"
+    found = "wrong at current_group_name\n.*\n  found: 'dnn_grup', although 'algo-1' is a host of"
+    with pytest.raises(ClusterError, match=found):
+        parse(DATA, DNN, current_group_name="dnn_grup")
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def _read_groups(checked: Document) -> Sequence[Group]:
     if not groups:
         if content.hosts is None:
             raise checked.missing("instance_groups", EXAMPLE)
-        name = checked.group_name() or HOMOGENEOUS_GROUP
+        name = content.current_group_name or HOMOGENEOUS_GROUP
         groups = (Group(instance_group_name=name, instance_type=content.current_instance_type, hosts=content.hosts),)
     checked.consistent(groups, content.hosts)
     return groups

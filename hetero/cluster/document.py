@@ -64,7 +64,6 @@ class _Content:
     instance_groups: tuple[Group, ...] = field(default=(), metadata=limits(max_items=MAX_GROUPS))
     current_host: str | None = field(default=None, metadata=_TEXT)
     current_group_name: str = field(default="", metadata=_TEXT)
-    current_instance_group: str = field(default="", metadata=_TEXT)
     current_instance_type: str = field(default="", metadata=_TEXT)
     network_interface_name: str = field(default="eth0", metadata=_TEXT)
 
@@ -117,15 +116,6 @@ class Document:
             twice = next(name for name in names if names.count(name) > 1)
             raise self.malformed(path, found=f"{twice!r} twice", expected="every host once")
 
-    def group_name(self) -> str:
-        """Return the name of the current group, whose key has two spellings, or an empty text if both are missing."""
-        spellings = ("current_group_name", "current_instance_group")
-        names = [self.content.current_group_name, self.content.current_instance_group]
-        if all(names) and names[0] != names[1]:
-            found = f"{names[0]!r}, but {names[1]!r} as {spellings[1]}"
-            raise self.malformed(spellings[0], found=found, expected="the same group under both spellings")
-        return names[0] or names[1]
-
     def consistent(self, groups: Sequence[Group], hosts: Sequence[str] | None) -> None:
         """Check that group names differ, every host is in one group, and the groups have exactly the listed hosts."""
         owner: dict[str, str] = {}
@@ -147,12 +137,12 @@ class Document:
 
     def current_group_agrees(self, groups: Sequence[Group], current_host: str) -> None:
         """Check that the stated current group contains the current host."""
-        stated = self.group_name()
+        stated = self.content.current_group_name
         actual = next((group.instance_group_name for group in groups if current_host in group.hosts), stated)
         if stated and stated != actual:
             names = [group.instance_group_name for group in groups]
             raise self.malformed(
-                "current_group_name" if self.content.current_group_name else "current_instance_group",
+                "current_group_name",
                 found=f"{stated!r}, although {current_host!r} is a host of {actual!r}",
                 expected=f"one of {listing(names)}, the one with the current host",
                 guess=close(stated, names),

@@ -91,7 +91,7 @@ def test_folders_are_below_the_workspace() -> None:
         ({"AWS_BATCH_JOB_NODE_INDEX": "٣"}, "AWS_BATCH_JOB_NODE_INDEX is"),
         ({"AWS_BATCH_JOB_NUM_NODES": "0"}, "of 0, with"),
         ({"AWS_BATCH_JOB_NUM_NODES": ""}, "AWS_BATCH_JOB_NUM_NODES is not set"),
-        ({"AWS_BATCH_JOB_NUM_NODES": "99999"}, "of 99999"),
+        ({"AWS_BATCH_JOB_NUM_NODES": "99999"}, "NUM_NODES is '99999'"),
         ({"AWS_BATCH_JOB_NUM_NODES": "1e3"}, "is '1e3'"),
         ({"AWS_BATCH_JOB_MAIN_NODE_INDEX": None}, "AWS_BATCH_JOB_MAIN_NODE_INDEX is not set"),
         ({"AWS_BATCH_JOB_MAIN_NODE_INDEX": "7"}, "with node 7 as the main node"),

@@ -13,22 +13,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from hetero.cluster.document import MAX_HOSTS
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
-from hetero.cluster.platforms.platform import (
-    ClusterDescription,
-    Folders,
-    Platform,
-    Registration,
-    environment_error,
-)
+from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, Registration
 from hetero.cluster.platforms.pods import pod_folders
 from hetero.documents.diagnosis import Diagnosis, ok
 from hetero.errors import ClusterError
 
 __all__ = ["AwsBatch"]
 
-_MAX_NODES = 1000
-"""Limit of the service for the nodes of a job."""
 _ONLY_GROUP = "trainer"
 _MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 
@@ -38,8 +31,7 @@ class AwsBatch(Platform):
 
     name = "aws-batch"
     variables = ("AWS_BATCH_",)
-    kill_after_s = 30.0
-    """From SIGTERM to SIGKILL. Source: docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html"""
+    source = "AWS_BATCH_*"
 
     def is_here(self) -> bool:
         """Return whether this process runs on a node of a multi-node parallel job."""
@@ -47,12 +39,14 @@ class AwsBatch(Platform):
 
     def registration(self) -> Registration | None:
         """Return how this node finds the others. None for a job of one node."""
-        number, index = self._number("AWS_BATCH_JOB_NUM_NODES"), self._number("AWS_BATCH_JOB_NODE_INDEX")
-        main = self._number("AWS_BATCH_JOB_MAIN_NODE_INDEX")
-        if not 1 <= number <= _MAX_NODES or index >= number or main >= number:
+        number, index, main = (
+            self._number(f"AWS_BATCH_JOB_{name}", to_do="run the job as a multi-node parallel job of AWS Batch")
+            for name in ("NUM_NODES", "NODE_INDEX", "MAIN_NODE_INDEX")
+        )
+        if index >= number or main >= number:
             raise self._error(
                 f"node {index} of {number}, with node {main} as the main node",
-                f"1 to {_MAX_NODES} nodes, numbered from 0",
+                f"1 to {MAX_HOSTS} nodes, numbered from 0",
             )
         group = self._group(index, number)
         if number == 1:
@@ -73,17 +67,13 @@ class AwsBatch(Platform):
         if self.registration() is not None:
             raise self._error("several nodes", "one node, or nodes that have registered with the main node")
         group = self._group(0, 1)
-        document = {
-            # No other host has to reach the only one.
-            "instance_groups": [group_document(group.name, group.instance_type, ["127.0.0.1"])],
-            "current_host": "127.0.0.1",
-        }
-        return ClusterDescription(document=document, source="the AWS_BATCH_* environment")
+        # No other host has to reach the only one.
+        return self._described([group_document(group.name, group.instance_type, ["127.0.0.1"])], "127.0.0.1")
 
     @property
     def folders(self) -> Folders:
         """Folders below ``HETERO_WORKSPACE`` or ``/workspace``, a volume of the job definition."""
-        folders = pod_folders(self.environ.get("HETERO_WORKSPACE") or "/workspace")
+        folders = pod_folders(self.environ)
         return dataclasses.replace(folders, failure=folders.output / "failure")
 
     def job_name(self) -> str:
@@ -123,14 +113,3 @@ class AwsBatch(Platform):
             if index < first:
                 return group
         raise AssertionError("the groups have as many hosts as the job has nodes")
-
-    def _number(self, variable: str) -> int:
-        text = self.environ.get(variable, "")
-        if not (text.isascii() and text.isdigit() and len(text) < 6):
-            found = f"{variable} is {text!r:.40}" if text else f"{variable} is not set"
-            raise self._error(found, "a number", "run the job as a multi-node parallel job of AWS Batch")
-        return int(text)
-
-    @staticmethod
-    def _error(found: str, expected: str, to_do: str = "") -> ClusterError:
-        return environment_error("AWS_BATCH_*", found, expected, to_do)

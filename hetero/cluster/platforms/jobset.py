@@ -8,12 +8,10 @@ the other groups have, so the manifest has the groups in ``HETERO_GROUPS``. The 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from hetero.cluster.document import close, listing
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
-from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
-from hetero.cluster.platforms.pods import examine_pod, grace_s, pod_folders
+from hetero.cluster.platforms.platform import ClusterDescription
+from hetero.cluster.platforms.pods import Pod
 from hetero.cluster.rendering.kubernetes import (
     DATA_RESTARTS,
     DOWNWARD,
@@ -27,31 +25,23 @@ from hetero.cluster.rendering.kubernetes import (
 )
 from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.spec import Role
-from hetero.documents.diagnosis import Diagnosis
-from hetero.errors import ClusterError
 
 __all__ = ["JobSet", "replicated_job"]
 
-_MAX_INDEX = 99_999
 _SPOT_FAILURES = [
     "      podFailurePolicy:  # a pod that is moved from a spot node does not count; it needs restartPolicy Never",
     '        rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget, status: "True"}]}]',
 ]
 
 
-class JobSet(Platform):
+class JobSet(Pod):
     """A pod of a JobSet."""
 
     name = "jobset"
     variables = ("JOBSET_", "REPLICATED_JOB_NAME", "JOB_INDEX", "JOB_COMPLETION_INDEX", "PET_")
     renders = "a JobSet of Kubernetes"
     settings = POD_SETTINGS
-    _source = "JOBSET_*"
-
-    @property
-    def kill_after_s(self) -> float:  # type: ignore[override]
-        """Seconds of grace that the manifest states, or Kubernetes' default."""
-        return grace_s(self.environ)
+    source = "JOBSET_*"
 
     def is_here(self) -> bool:
         """Return whether this process runs in a pod of a JobSet whose manifest has the variables."""
@@ -88,13 +78,7 @@ class JobSet(Platform):
             group_document(group.name, group.instance_type, [self._host(group.name, i) for i in range(group.count)])
             for group in groups
         ]
-        document = {"instance_groups": documents, "current_host": host}
-        return ClusterDescription(document=document, source=f"the {self._source} environment")
-
-    @property
-    def folders(self) -> Folders:
-        """Folders below ``HETERO_WORKSPACE`` or ``/workspace``. The failure is the termination message of the pod."""
-        return pod_folders(self.environ.get("HETERO_WORKSPACE") or "/workspace")
+        return self._described(documents, host)
 
     def job_name(self) -> str:
         """Return the JobSet's name with the number of its restart, because pods of an earlier one may still run."""
@@ -112,20 +96,8 @@ class JobSet(Platform):
         return f"{self._jobset()}-{group}-0-{index}.{subdomain}"
 
     def _index(self, variable: str, *, default: str = "") -> int:
-        text = self.environ.get(variable) or default
-        if not (text.isascii() and text.isdigit() and int(text) <= _MAX_INDEX):
-            found = f"{variable} is {text!r:.40}" if text else f"{variable} is not set"
-            raise self._error(
-                found, "the index of this pod", "use completionMode: Indexed, as hetero render jobset does"
-            )
-        return int(text)
-
-    def _error(self, found: str, expected: str, to_do: str) -> ClusterError:
-        return environment_error(self._source, found, expected, to_do)
-
-    def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
-        """Yield what the manifest lacks."""
-        yield from examine_pod(self.environ, own_host)
+        advice = "use completionMode: Indexed, as hetero render jobset does"
+        return self._number(variable, default=default, expected="the index of this pod", to_do=advice)
 
     @classmethod
     def render(cls, request: RenderRequest) -> str:

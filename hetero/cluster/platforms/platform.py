@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hetero.cluster.description import host_names, parse_cluster
+from hetero.cluster.document import MAX_HOSTS
 from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.spec import ClusterSpec, Role, slug
 from hetero.documents.diagnosis import Diagnosis
@@ -24,7 +25,6 @@ __all__ = [
     "Platform",
     "PlatformWrapper",
     "Registration",
-    "environment_error",
 ]
 
 
@@ -111,8 +111,12 @@ class Platform(ABC):
     """Numeric address of this host, if its name does not give it."""
     may_change: bool = False
     """Whether data hosts can be added to the description while the job runs."""
-    kill_after_s: float
-    """Seconds from the signal until the platform kills the processes of the job."""
+    source: ClassVar[str] = ""
+    """The variables that describe the cluster, for messages: ``SLURM_*``."""
+    kill_after_s: float = 30.0
+    """Seconds from the signal until the platform kills the processes of the job. The default is that of AWS Batch
+    (docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html), of Vertex AI, of Kubernetes
+    (``terminationGracePeriodSeconds``), and of Slurm (``KillWait`` in slurm.conf, which a job cannot read)."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = dict(environ)
@@ -213,6 +217,52 @@ class Platform(ABC):
         found = self.describe()
         return host_names(found.document, source=found.source)
 
+    def _described(
+        self, groups: Sequence[object], current_host: str, *, roles: Sequence[str] = ()
+    ) -> ClusterDescription:
+        """Return a description that was made from the environment.
+
+        Args:
+            groups: Results of `hetero.cluster.groups.group_document`.
+            current_host: Name of this host.
+            roles: See `ClusterDescription`.
+        """
+        document = {"instance_groups": groups, "current_host": current_host}
+        return ClusterDescription(document=document, source=f"the {self.source} environment", roles=roles)
+
+    def _number(
+        self, variable: str, *, default: str = "", largest: int = MAX_HOSTS, expected: str = "a number", to_do: str = ""
+    ) -> int:
+        """Return the whole number in a variable.
+
+        Args:
+            variable: Name of the variable.
+            default: Text that replaces an empty or missing value.
+            largest: Largest number that is allowed.
+            expected: What is expected, for the error.
+            to_do: Advice for the error.
+
+        Raises:
+            ClusterError: If the value is not a number from 0 to ``largest``.
+        """
+        text = self.environ.get(variable) or default
+        # The length first, because Python does not convert a text of thousands of digits.
+        if text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and int(text) <= largest:
+            return int(text)
+        raise self._error(f"{variable} is {text!r:.40}" if text else f"{variable} is not set", expected, to_do)
+
+    def _error(self, found: str, expected: str, to_do: str = "") -> ClusterError:
+        """Return the error for an environment that does not describe a cluster.
+
+        Args:
+            found: What is wrong.
+            expected: What is expected instead.
+            to_do: Advice.
+        """
+        lines = ["the description of the cluster is wrong", f"in: the {self.source} environment", f"found: {found}"]
+        lines += [f"expected: {expected}", to_do and f"to do: {to_do}"]
+        return ClusterError("\n  ".join(line for line in lines if line))
+
     def job_id(self, cluster: ClusterSpec) -> str:
         """Return the id of the job, which is the same on all hosts. It is one plain word, because headers carry it.
 
@@ -266,17 +316,3 @@ class PlatformWrapper(Platform):
     def own_variables(self, cluster: ClusterSpec) -> dict[str, str]:
         """Return the variables of the platform below."""
         return self._below.own_variables(cluster)
-
-
-def environment_error(variables: str, found: str, expected: str, to_do: str = "") -> ClusterError:
-    """Return the error for an environment that does not describe a cluster.
-
-    Args:
-        variables: The variables, for example ``SLURM_*``.
-        found: What is wrong.
-        expected: What is expected instead.
-        to_do: Advice.
-    """
-    lines = ["the description of the cluster is wrong", f"in: the {variables} environment", f"found: {found}"]
-    lines += [f"expected: {expected}", to_do and f"to do: {to_do}"]
-    return ClusterError("\n  ".join(line for line in lines if line))

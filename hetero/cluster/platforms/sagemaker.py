@@ -30,6 +30,7 @@ __all__ = [
     "folders_below",
     "job_parameters",
     "script_variables",
+    "unquoted",
 ]
 
 logger = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def job_parameters(hyperparameters: Mapping[str, object], source: str) -> JobPar
     """
     others = {name: value for name, value in hyperparameters.items() if not name.startswith("hetero_")}
     return JobParameters(
-        values={name: _unquoted(value) for name, value in hyperparameters.items()},
+        values={name: unquoted(value) for name, value in hyperparameters.items()},
         source=source,
         script_arguments=entry_arguments(others),
     )
@@ -217,8 +218,8 @@ def _decoded(text: Any) -> Any:
         return text
 
 
-def _unquoted(value: object) -> object:
-    """Remove the JSON quotes that SDK 2 puts around texts."""
+def unquoted(value: object) -> object:
+    """Return a value of a hyperparameter without the JSON quotes that SDK 2 puts around texts."""
     found = _decoded(value)
     return found if isinstance(found, str) else value
 
@@ -266,8 +267,8 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, object]:
         if env.get(variable):
             document[key] = env[variable]
     if env.get("SM_CURRENT_HOST") and not env.get("SM_CURRENT_INSTANCE_GROUP"):
-        document.pop("current_group_name", None)  # it may be another host's group
-        document.pop("current_instance_group", None)
+        # It may be another host's group.
+        document.pop("current_group_name", None)
     if env.get("SM_HOSTS"):
         # `decode` takes only objects, and the variable has a list.
         document["hosts"] = decode('{"hosts": ' + env["SM_HOSTS"] + "}", "SM_HOSTS").get("hosts")

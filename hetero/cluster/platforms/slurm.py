@@ -17,41 +17,27 @@ import itertools
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from hetero.cluster.document import MAX_HOSTS, listing
+from hetero.cluster.document import MAX_FILE_BYTES, MAX_GROUPS, MAX_HOSTS, listing
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
-from hetero.cluster.platforms.platform import (
-    ClusterDescription,
-    Folders,
-    JobParameters,
-    Platform,
-    environment_error,
-)
+from hetero.cluster.platforms.platform import ClusterDescription, Folders, JobParameters, Platform
 from hetero.cluster.rendering.request import GRACE_S, RenderRequest, resources_of
 from hetero.cluster.rendering.spot import check_data_groups, notes
 from hetero.documents.diagnosis import Diagnosis, warning
-from hetero.errors import ClusterError, ConfigError
+from hetero.errors import ConfigError
+from hetero.system.waits import CALL_TIMEOUT_S, STOP_GRACE_S
 
 __all__ = ["Slurm", "node_names"]
 
-_KILL_WAIT_S = 30.0
-"""Default of ``KillWait`` in slurm.conf. A job cannot read the setting of its site."""
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 """The ports of launchers. Bug report: two jobs on one CPU node both took port 17170. Sites number jobs in sequence, so
 jobs that run at the same time differ in the last four digits. Ports from 32768 on may belong to connections."""
-_MAX_COMPONENTS = 64
-_MAX_LIST_CHARS = 200_000
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
 _EXIT_CODE = "$SLURM_SUBMIT_DIR/hetero-slurm-$SLURM_JOB_ID/exit-code"
-_TIMEOUT_S = 3.0
-"""Longest time that ``scontrol`` may take."""
-_GRACE_S = 50.0
-"""Seconds that ranks get to save a checkpoint where the platform gives enough."""
 _NO_KILL = re.compile(r"^#SBATCH\s.*(--no-kill|-k\b)", re.MULTILINE)
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
 _SCHEDULER = re.compile(r"^SchedulerParameters\s*=\s*(.*)$", re.MULTILINE)
@@ -68,8 +54,7 @@ class Slurm(Platform):
         *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_GTIDS"),
         *("SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "PMI_", "PMI2_", "PMIX_"),
     )
-    stop_signals = (signal.SIGTERM,)
-    kill_after_s = _KILL_WAIT_S
+    source = "SLURM_*"
     renders = "a batch script for sbatch"
     settings: ClassVar[Mapping[str, str]] = {
         "partition": "partition",
@@ -87,12 +72,11 @@ class Slurm(Platform):
         nodes = self._components() or [self._node_list(self._own_list)]
         stated = stated_groups(self.environ)
         groups = self._of_components(nodes, stated) if len(nodes) > 1 else self._divided(nodes[0], stated)
-        document: dict[str, object] = {"instance_groups": groups, "network_interface_name": "eth0"}
         # Not SLURM_NODEID, which counts over all components under one srun.
         own = self.environ.get("SLURMD_NODENAME", "")
         if not own:
             raise self._error("SLURMD_NODENAME is not set", "the name of this node", "start the launcher with srun")
-        return ClusterDescription(document=document | {"current_host": own}, source="the SLURM_* environment")
+        return self._described(groups, own)
 
     @property
     def folders(self) -> Folders:
@@ -162,12 +146,8 @@ class Slurm(Platform):
     def _components(self) -> list[list[str]]:
         """Return the nodes of each component. Empty for a job that is not heterogeneous."""
         name = "SLURM_HET_SIZE" if "SLURM_HET_SIZE" in self.environ else "SLURM_PACK_SIZE"
-        size = self.environ.get(name, "")
-        if not size:
-            return []
-        if not (size.isascii() and size.isdigit() and 1 <= int(size) <= _MAX_COMPONENTS):
-            raise self._error(f"{name} is {size!r:.60}", f"a number from 1 to {_MAX_COMPONENTS}", "")
-        return [self._node_list(f"SLURM_JOB_NODELIST_{self._word}_{number}") for number in range(int(size))]
+        size = self._number(name, default="0", largest=MAX_GROUPS, expected=f"a number from 1 to {MAX_GROUPS}")
+        return [self._node_list(f"SLURM_JOB_NODELIST_{self._word}_{number}") for number in range(size)]
 
     def _node_list(self, variable: str) -> list[str]:
         text = self.environ.get(variable, "")
@@ -179,7 +159,7 @@ class Slurm(Platform):
             names = node_names(text)
         except ValueError as error:
             raise self._error(
-                f"{variable} is {text!r:.100}: {error}", "a node list such as nid[001-004,007]", ""
+                f"{variable} is {text!r:.100}: {error}", "a node list such as nid[001-004,007]"
             ) from error
         return names
 
@@ -247,15 +227,12 @@ class Slurm(Platform):
             for group in stated
         ]
 
-    def _error(self, found: str, expected: str, to_do: str) -> ClusterError:
-        return environment_error("SLURM_*", found, expected, to_do)
-
     def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
         """Yield what the configuration of this site and the batch script do to a job."""
         config = _output("scontrol", "show", "config")
         wait = _KILL_WAIT.search(config)
         # Ranks get half of the time, because the hosts need the rest to end.
-        if wait is not None and float(wait[1]) / 2 < _GRACE_S:
+        if wait is not None and float(wait[1]) / 2 < STOP_GRACE_S:
             yield warning(
                 f"KillWait of this site is {wait[1]} s, so after scancel ranks have {float(wait[1]) / 2:.0f} s to save",
                 "end jobs with scancel --signal=TERM first, or save checkpoints during the training",
@@ -317,8 +294,8 @@ def node_names(text: str) -> list[str]:
     Raises:
         ValueError: If the text is malformed, or has more than 4,096 nodes.
     """
-    if len(text) > _MAX_LIST_CHARS:
-        raise ValueError(f"{len(text)} characters are more than {_MAX_LIST_CHARS}")
+    if len(text) > MAX_FILE_BYTES:
+        raise ValueError(f"{len(text)} characters are more than {MAX_FILE_BYTES}")
     names: list[str] = []
     for part in _parts(text):
         pieces = re.split(r"\[([^\[\]]*)\]", part)
@@ -441,7 +418,7 @@ def _output(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError, ValueError):
         return ""
     return done.stdout if done.returncode == 0 else ""

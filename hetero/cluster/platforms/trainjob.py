@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 
+from hetero.cluster.document import MAX_HOSTS
 from hetero.cluster.groups import group_document, stated_groups
 from hetero.cluster.platforms.jobset import JobSet, replicated_job
 from hetero.cluster.platforms.platform import ClusterDescription
@@ -24,7 +25,6 @@ __all__ = ["TrainJob"]
 
 # The name of a TrainJob may end with -0 too, so only the last -0 is the number of the pod.
 _MASTER = re.compile(r"([A-Za-z0-9-]{1,200})-0(\.[A-Za-z0-9.-]{1,200})?")
-_MAX_NODES = 4096
 _TRAINER = "node"
 """The group that trains, as a job of the JobSet. Kubeflow's convention."""
 
@@ -34,7 +34,7 @@ class TrainJob(JobSet):
 
     name = "trainjob"
     renders = "a TrainJob of Kubeflow, with its runtime"
-    _source = "PET_*"
+    source = "PET_*"
 
     def is_here(self) -> bool:
         """Return whether this process runs in a pod of a TrainJob that trains."""
@@ -45,8 +45,8 @@ class TrainJob(JobSet):
         if super().is_here() and stated_groups(self.environ):
             return super().describe()
         nodes = self.environ["PET_NNODES"].rpartition(":")[2]  # may be 1:4
-        if not (nodes.isascii() and nodes.isdigit() and 1 <= int(nodes) <= _MAX_NODES):
-            raise self._error(f"PET_NNODES is {nodes!r:.40}", f"a number from 1 to {_MAX_NODES}", "")
+        if not (nodes.isascii() and nodes.isdigit() and 1 <= int(nodes) <= MAX_HOSTS):
+            raise self._error(f"PET_NNODES is {nodes!r:.40}", f"a number from 1 to {MAX_HOSTS}")
         rank = self._index("PET_NODE_RANK")
         master = self.environ.get("PET_MASTER_ADDR", "")
         found = _MASTER.fullmatch(master)
@@ -60,11 +60,8 @@ class TrainJob(JobSet):
             [master or "localhost"] if found is None else [f"{found[1]}-{i}{found[2] or ''}" for i in range(int(nodes))]
         )
         if rank >= len(hosts):
-            raise self._error(
-                f"PET_NODE_RANK is {rank}, and PET_NNODES {nodes}", "a rank below the number of nodes", ""
-            )
-        document = {"instance_groups": [group_document("trainer", "", hosts)], "current_host": hosts[rank]}
-        return ClusterDescription(document=document, source=f"the {self._source} environment")
+            raise self._error(f"PET_NODE_RANK is {rank}, and PET_NNODES {nodes}", "a rank below the number of nodes")
+        return self._described([group_document("trainer", "", hosts)], hosts[rank])
 
     def _jobset(self) -> str:
         name = self.environ.get("JOBSET_NAME", "")

@@ -8,6 +8,7 @@ is not documented.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -17,13 +18,14 @@ from typing import Any, ClassVar
 
 from hetero.cluster.document import decode
 from hetero.cluster.groups import StatedGroup, group_document
-from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
+from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform
+from hetero.cluster.platforms.pods import pod_folders
 from hetero.cluster.rendering.kubernetes import indented, text
-from hetero.cluster.rendering.request import RenderRequest, machine_of
+from hetero.cluster.rendering.request import PORT, RenderRequest, machine_of
 from hetero.cluster.rendering.spot import notes
 from hetero.cluster.spec import Role
 from hetero.documents.diagnosis import Diagnosis, warning
-from hetero.errors import ClusterError, ConfigError
+from hetero.errors import ConfigError
 
 __all__ = ["Vertex"]
 
@@ -49,7 +51,7 @@ class Vertex(Platform):
     name = "vertex"
     variables = ("CLUSTER_SPEC", "CLOUD_ML_", "AIP_", "TF_CONFIG")
     stripped = ("TF_CONFIG", "CLUSTER_SPEC")
-    kill_after_s = 30.0
+    source = _SPEC
     renders = "a custom job of Vertex AI"
     settings: ClassVar[Mapping[str, str]] = {"token": "address gs://BUCKET/PATH of the file with the job's token"}
 
@@ -74,20 +76,17 @@ class Vertex(Platform):
         types = self._types(spec)
         groups = [group_document(name, types.get(name, ""), hosts) for name, hosts in pools.items()]
         # Pool 0 decides how the job ends, so it trains. A pool without accelerators serves one that has them.
-        document = {"instance_groups": groups, "current_host": pools[own][index]}
-        return ClusterDescription(document=document, source=_SPEC, roles=("workerpool0=trainer",))
+        return self._described(groups, pools[own][index], roles=("workerpool0=trainer",))
 
     @property
     def folders(self) -> Folders:
         """Folders below ``HETERO_WORKSPACE`` or ``/workspace``, and those in Cloud Storage that are mounted."""
-        root = Path(self.environ.get("HETERO_WORKSPACE") or "/workspace")
-        return Folders(
-            root=root,
-            output=root / "output",
-            failure=root / "failure",
-            model=_mounted(self.environ.get("AIP_MODEL_DIR", "")) or root / "model",
-            checkpoints=_mounted(self.environ.get("AIP_CHECKPOINT_DIR", "")) or root / "checkpoints",
-            code=root / "code",
+        folders = pod_folders(self.environ)
+        return dataclasses.replace(
+            folders,
+            failure=folders.root / "failure",
+            model=_mounted(self.environ.get("AIP_MODEL_DIR", "")) or folders.model,
+            checkpoints=_mounted(self.environ.get("AIP_CHECKPOINT_DIR", "")) or folders.checkpoints,
         )
 
     def job_name(self) -> str:
@@ -112,9 +111,6 @@ class Vertex(Platform):
             accelerators = int(count) if str(count).isdigit() else 0
             found[f"workerpool{number}"] = f"{name}+GPU:{accelerators}" if accelerators else name
         return found
-
-    def _error(self, found: str, expected: str) -> ClusterError:
-        return environment_error(_SPEC, found, expected)
 
     def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
         """Yield what is not known of the network of a job."""
@@ -187,8 +183,8 @@ def _head(request: RenderRequest) -> list[str]:
         "# Submit it:",
         f"#   gcloud ai custom-jobs create --region=REGION --display-name={shlex.quote(request.name)} --config=FILE",
         "#",
-        "# Vertex AI does not document which ports are open between replicas. hetero uses port 17170 on each of them,",
-        "# and ports that endpoints choose. If hosts do not reach each other, give the job a network (network: below).",
+        f"# Vertex AI does not document which ports are open between replicas. hetero uses port {PORT} on each, and",
+        "# ports that endpoints choose. If hosts do not reach each other, give the job a network (network: below).",
     ]
 
 

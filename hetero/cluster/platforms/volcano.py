@@ -7,14 +7,14 @@ The plugin svc gives every pod ``VC_<TASK>_HOSTS`` of all tasks, with ``-`` as `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from hetero.cluster.document import MAX_FILE_BYTES, MAX_HOSTS, listing
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup, group_document, stated_groups
-from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform, environment_error
-from hetero.cluster.platforms.pods import examine_pod, grace_s, pod_folders
+from hetero.cluster.platforms.platform import ClusterDescription
+from hetero.cluster.platforms.pods import Pod
 from hetero.cluster.rendering.kubernetes import (
     DATA_RESTARTS,
     POD_SETTINGS,
@@ -27,28 +27,23 @@ from hetero.cluster.rendering.kubernetes import (
 )
 from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.spec import Role
-from hetero.documents.diagnosis import Diagnosis
 
 __all__ = ["Volcano"]
 
 _HOSTS = re.compile(r"VC_([A-Z0-9_]{1,63})_HOSTS")
 
 
-class Volcano(Platform):
+class Volcano(Pod):
     """A pod of a Volcano job."""
 
     name = "volcano"
     variables = ("VC_", "VK_TASK_INDEX")
+    source = "VC_*"
     may_change = True
     renders = "a job of Volcano"
     settings: ClassVar[Mapping[str, str]] = {**POD_SETTINGS, "queue": "queue of the job"}
     hosts_folder: ClassVar[Path] = Path("/etc/volcano")
     """Folder where the plugin svc mounts the hosts of each task."""
-
-    @property
-    def kill_after_s(self) -> float:  # type: ignore[override]
-        """Seconds of grace that the manifest states, or Kubernetes' default."""
-        return grace_s(self.environ)
 
     def is_here(self) -> bool:
         """Return whether this process runs in a pod of a Volcano job with the plugin env."""
@@ -58,8 +53,7 @@ class Volcano(Platform):
         """Return the tasks of the job and their pods."""
         tasks = self._tasks()
         if not tasks:
-            raise environment_error(
-                "VC_*",
+            raise self._error(
                 "no VC_<TASK>_HOSTS",
                 "the hosts of each task",
                 "add the plugin svc: [] to the job, as hetero render volcano does",
@@ -67,8 +61,7 @@ class Volcano(Platform):
         stated = {group.name.replace("-", "_").lower(): group for group in stated_groups(self.environ)}
         unknown = sorted(set(stated) - set(tasks))
         if unknown:
-            raise environment_error(
-                "VC_*",
+            raise self._error(
                 f"{GROUPS_VARIABLE} has {listing(unknown)}, and the tasks are {listing(sorted(tasks))}",
                 "a task with the name of each group",
                 f"correct {GROUPS_VARIABLE}",
@@ -77,13 +70,7 @@ class Volcano(Platform):
         for name, hosts in tasks.items():
             group = stated.get(name)
             groups.append(group_document(group.name if group else name, group.instance_type if group else "", hosts))
-        document = {"instance_groups": groups, "current_host": self._own(tasks)}
-        return ClusterDescription(document=document, source="the VC_* environment")
-
-    @property
-    def folders(self) -> Folders:
-        """Folders below ``HETERO_WORKSPACE`` or ``/workspace``. The failure is the termination message of the pod."""
-        return pod_folders(self.environ.get("HETERO_WORKSPACE") or "/workspace")
+        return self._described(groups, self._own(tasks))
 
     def job_name(self) -> str:
         """Return the name of the job, which is the subdomain of its pods."""
@@ -117,17 +104,12 @@ class Volcano(Platform):
         name = self.environ.get("HOSTNAME", "")
         own = [host for hosts in tasks.values() for host in hosts if name and host.partition(".")[0] == name]
         if len(own) != 1:
-            raise environment_error(
-                "VC_*",
+            raise self._error(
                 f"HOSTNAME is {name!r:.80}, which is {'no' if not own else 'more than one'} host of a task",
                 "the name of this pod, which is one of VC_<TASK>_HOSTS",
                 "do not set hostname in the pod's template",
             )
         return own[0]
-
-    def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
-        """Yield what the manifest lacks."""
-        yield from examine_pod(self.environ, own_host)
 
     @classmethod
     def render(cls, request: RenderRequest) -> str:

@@ -60,13 +60,12 @@ def indented(lines: Iterable[str], spaces: int) -> list[str]:
     return [" " * spaces + line if line else line for line in lines]
 
 
-def head(request: RenderRequest, kind: str, *, note: str = "") -> list[str]:
+def head(request: RenderRequest, kind: str) -> list[str]:
     """Return the comment at the top of a manifest.
 
     Args:
         request: The job.
         kind: The kind of the manifest, for example ``JobSet``.
-        note: One more line.
     """
     secret = f"kubectl create secret generic {request.name}-token --from-literal=token=$(openssl rand -hex 32)"
     return [
@@ -75,7 +74,6 @@ def head(request: RenderRequest, kind: str, *, note: str = "") -> list[str]:
         "# 1. Make the token. Only pods that can read this secret can join the job:",
         f"#      {secret}",
         "# 2. Submit the job:  kubectl apply -f FILE",
-        *([f"# {note}"] if note else []),
         *notes(request),
     ]
 
@@ -87,7 +85,6 @@ def pod(
     restart_policy: str,
     labels: Mapping[str, str] | None = None,
     container: str = "hetero",
-    command: bool = True,
 ) -> list[str]:
     """Return the spec of the pods of a group.
 
@@ -97,7 +94,6 @@ def pod(
         restart_policy: ``Never`` or ``OnFailure``.
         labels: Variables by the label that each comes from.
         container: Name of the container.
-        command: Whether the container has the command. A TrainJob states it elsewhere.
     """
     claim = request.setting("volume-claim", group)
     workspace = f"persistentVolumeClaim: {{claimName: {text(claim)}}}" if claim else "emptyDir: {}"
@@ -119,7 +115,7 @@ def pod(
         "containers:",
         f"- name: {container}",
         f"  image: {text(request.image)}",
-        *([f"  command: {text(request.command)}"] if command else []),
+        f"  command: {text(request.command)}",
         "  env:",
         *indented(_environment(request, labels or {}), 2),
         "  ports:",

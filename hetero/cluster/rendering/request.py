@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hetero.cluster.groups import GROUPS_VARIABLE, StatedGroup
 from hetero.cluster.roles import assign_roles
@@ -27,13 +27,12 @@ _DNS_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _MAX_POD_NAME = 63
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
+class Resources(NamedTuple):
     """What each host of a group has, as ``CPU:16`` and ``GPU:8`` state it."""
 
-    cpus: int = 0
+    cpus: int
     """0 if the group states GPUs or the name of a type."""
-    gpus: int = 0
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +153,7 @@ def resources_of(group: StatedGroup) -> Resources:
     from hetero.pricing import stated_resources
 
     stated = stated_resources(group.instance_type)
-    return Resources() if stated is None else Resources(cpus=stated.vcpus or 0, gpus=stated.num_accelerators or 0)
+    return Resources(0, 0) if stated is None else Resources(stated.vcpus or 0, stated.num_accelerators or 0)
 
 
 def machine_of(group: StatedGroup) -> InstanceTypeInfo | None:
