@@ -40,12 +40,13 @@ import bench_pipelines
 import yaml
 from harness import HERE, RESULTS, call, environment, save, say
 
+from hetero.cluster.groups import StatedGroup
 from hetero.documents.quantities import NOT_KNOWN
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, cost
 from hetero.report import load_report
 from hetero.report.markdown import PricePerformance, price_performance_table
-from hetero.simulate.simulate import SimulatedGroup, parse_group
+from hetero.simulate.simulate import parse_group
 
 WARMUP_CYCLES = 2
 PHOTOS = HERE.parent / "data" / "bench-photos-tiny"
@@ -204,7 +205,7 @@ def read_configuration(content: dict[str, Any]) -> Configuration:
     return Configuration(**{**content, "groups": tuple(content["groups"])})
 
 
-def preprocessing(profile: Profile, configuration: Configuration) -> list[tuple[int, SimulatedGroup]]:
+def preprocessing(profile: Profile, configuration: Configuration) -> list[tuple[int, StatedGroup]]:
     """Return the groups that preprocess in a configuration, each after the vCPUs of one of its hosts."""
     catalogue = Catalogue.load(profile=profile.price_profile)
     groups = [parse_group(text) for text in configuration.groups]
@@ -217,7 +218,7 @@ def preprocessing(profile: Profile, configuration: Configuration) -> list[tuple[
     return [(vcpus or 0, group) for vcpus, group in counts]
 
 
-def is_data(group: SimulatedGroup) -> bool:
+def is_data(group: StatedGroup) -> bool:
     """Return whether a group only preprocesses."""
     return group.name.startswith("data")
 

@@ -27,8 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hetero.cluster.groups import StatedGroup
 from hetero.errors import ConfigError, ExitCode, HeteroError
-from hetero.simulate.simulate import SimulatedGroup, parse_group
+from hetero.simulate.simulate import parse_group
 from hetero.system import logs
 
 logger = logging.getLogger("hetero.submit_job")
@@ -251,7 +252,7 @@ def _session(options: argparse.Namespace) -> Any:
 
 
 def _estimator(
-    options: argparse.Namespace, groups: list[SimulatedGroup], hyperparameters: dict[str, str], session: Any
+    options: argparse.Namespace, groups: list[StatedGroup], hyperparameters: dict[str, str], session: Any
 ) -> tuple[Any, Any]:
     """Return an estimator of SDK 2 and its inputs."""
     from sagemaker.inputs import TrainingInput
@@ -292,7 +293,7 @@ def _estimator(
 
 
 def _trainer(
-    options: argparse.Namespace, groups: list[SimulatedGroup], hyperparameters: dict[str, str], session: Any
+    options: argparse.Namespace, groups: list[StatedGroup], hyperparameters: dict[str, str], session: Any
 ) -> tuple[Any, Any]:
     """Return a ``ModelTrainer`` of SDK 3 and its inputs."""
     from sagemaker.core.shapes import Channel, DataSource, InstanceGroup, S3DataSource

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hetero import config
 from hetero.cluster import find_platform
-from hetero.config import LaunchOptions, Timings, resolve_options, to_flags
+from hetero.config import LaunchOptions, ReportOptions, Timings, resolve_options, to_flags
 from hetero.errors import ConfigError
 
 NOWHERE = Path("/nonexistent")
@@ -354,9 +354,9 @@ def test_flags_leave_out_what_differs_between_hosts() -> None:
     assert to_flags(options) == to_flags(LaunchOptions(script="train.py"))
 
 
-def test_price_arguments_have_the_launch_options_names() -> None:
+def test_price_arguments_give_the_launch_options() -> None:
     namespace = config.parse(make_parser(), ["prices", "--price", "a=1", "--price", "b=2"])
-    assert (namespace.region, namespace.price) == ("us-east-1", ["a=1", "b=2"])
+    assert config.resolve_prices(namespace) == ReportOptions(region="us-east-1", prices=("a=1", "b=2"))
 
 
 def test_every_option_has_a_flag_with_help() -> None:

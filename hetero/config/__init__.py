@@ -1,7 +1,7 @@
 """The options of a job: defaults < file < environment < hyperparameters < flags.
 
-Every option is one field of `LaunchOptions`. The field determines the flag, the environment variable, the
-hyperparameter and the key in a file.
+Every option is one field of `LaunchOptions`, or of its base `ReportOptions`. The field determines the flag, the
+environment variable, the hyperparameter and the key in a file.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from hetero.config.flags import (
     stated_flags,
     to_flags,
 )
-from hetero.config.options import LaunchOptions, framework_of, trainer_endpoints_of
-from hetero.config.resolve import check_hyperparameters, resolve_options
+from hetero.config.options import LaunchOptions, ReportOptions, framework_of, trainer_endpoints_of
+from hetero.config.resolve import check_hyperparameters, resolve_options, resolve_prices
 from hetero.config.timings import Timings
 
 __all__ = [
     "LaunchOptions",
+    "ReportOptions",
     "Timings",
     "add_launch_arguments",
     "add_price_arguments",
@@ -27,6 +28,7 @@ __all__ = [
     "framework_of",
     "parse",
     "resolve_options",
+    "resolve_prices",
     "split_at_script",
     "stated_flags",
     "to_flags",

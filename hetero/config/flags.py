@@ -8,12 +8,12 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetero.config.options import LaunchOptions, base_type
+from hetero.config.options import LaunchOptions, ReportOptions, base_type
 from hetero.errors import ConfigError
 
 __all__ = [
@@ -31,7 +31,6 @@ _NOT_FLAGS = ("script", "script_args")
 _OF_A_CLUSTER = ("platform", "ray_groups", "cluster_file", "host", "join", "join_group")
 """Options that describe a cluster that exists, or one that Ray makes."""
 _OWN = (*_OF_A_CLUSTER, "output_dir")  # these options differ between the launchers of a job
-_PRICE_FIELDS = ("region", "price_profile", "price_file", "prices")
 
 
 class MoreWords(argparse.Action):
@@ -76,22 +75,19 @@ def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool
         "--config", metavar="FILE", help="YAML file with options by name, for example endpoints_per_host: 8."
     )
     left_out = (*_NOT_FLAGS, *_OF_A_CLUSTER) if makes_cluster else _NOT_FLAGS
-    for field in dataclasses.fields(LaunchOptions):
+    of_report = {field.name for field in dataclasses.fields(ReportOptions)}
+    # A class has the fields of its base first. In the help, the options of the report come last.
+    for field in sorted(dataclasses.fields(LaunchOptions), key=lambda field: field.name in of_report):
         if field.name not in left_out:
-            _add(parser, field, dest=field.name, help_text=helps[field.name])
+            _add(parser, field, help_text=helps[field.name])
 
 
 def add_price_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options about prices of instance types.
-
-    The namespace gets ``region``, ``price_profile``, ``price_file`` and ``price``. ``price`` is a list or None.
-    """
+    """Add the options about prices of instance types. `resolve_prices` converts their values."""
     helps = _attribute_docstrings()
-    for field in dataclasses.fields(LaunchOptions):
-        if field.name in _PRICE_FIELDS:
-            dest = flag_of(field).removeprefix("--").replace("-", "_")
-            _add(parser, field, dest=dest, help_text=helps[field.name])
-    parser.set_defaults(region=LaunchOptions(script="-").region)
+    for field in dataclasses.fields(ReportOptions):
+        if field.name != "plan":
+            _add(parser, field, help_text=helps[field.name])
 
 
 def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -211,7 +207,7 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
     return field.metadata["flag"] or "--" + field.name.replace("_", "-")
 
 
-def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest: str, help_text: str) -> None:
+def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, help_text: str) -> None:
     names = [flag_of(field)]
     if field.name.endswith("_timeout_s"):
         names.append(names[0] + "-s")
@@ -223,22 +219,22 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest
     shown = help_text.replace("``", "").replace("%", "%%") + default
     if base_type(field) == "bool":
         # None tells a flag that is not given from one that states the default. Other sources may set the former.
-        parser.add_argument(*names, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=shown)
+        parser.add_argument(*names, dest=field.name, action=argparse.BooleanOptionalAction, default=None, help=shown)
     else:
         action = "append" if base_type(field).startswith("tuple") else "store"
         choices = ",".join(field.metadata["choices"])
         metavar = field.metadata["metavar"] or (f"{{{choices}}}" if choices else "N")
-        parser.add_argument(*names, dest=dest, action=action, metavar=metavar, help=shown)
+        parser.add_argument(*names, dest=field.name, action=action, metavar=metavar, help=shown)
 
 
 @functools.cache
 def _attribute_docstrings() -> dict[str, str]:
     """Return the fields' docstrings, which are the help. Python discards them, so they are read from the source."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(LaunchOptions))).body[0]
-    assert isinstance(body, ast.ClassDef)
+    classes = [ast.parse(inspect.getsource(kind)).body[0] for kind in (ReportOptions, LaunchOptions)]
+    statements = [statement for body in classes if isinstance(body, ast.ClassDef) for statement in body.body]
     return {
         statement.target.id: inspect.cleandoc(text.value.value)
-        for statement, text in zip(body.body, body.body[1:], strict=False)
+        for statement, text in itertools.pairwise(statements)
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }

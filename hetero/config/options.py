@@ -7,11 +7,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hetero.cluster.rendering.request import PORT
 from hetero.errors import ConfigError
 from hetero.system.extensions import DRIVERS, OWN, PLATFORMS
 from hetero.system.scripts import script_words
+
+if TYPE_CHECKING:
+    from hetero.pricing import Catalogue
 
 __all__ = [
     "AUTO",
@@ -22,6 +26,7 @@ __all__ = [
     "LOG_LEVELS",
     "RAY",
     "LaunchOptions",
+    "ReportOptions",
     "base_type",
     "framework_of",
     "kind_text",
@@ -100,7 +105,38 @@ def _option(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
+class ReportOptions:
+    """Options that change the report of a job and nothing else: its prices, and the plan that it is compared with.
+
+    Raises:
+        ConfigError: If a value has the wrong type or is out of its bounds.
+    """
+
+    region: str = _option("us-east-1", metavar="NAME")
+    """AWS region whose prices are used."""
+    price_profile: str | None = _option(None, metavar="NAME")
+    """Name of a price list that is part of hetero, for example seed-2022."""
+    price_file: Path | None = _option(None, metavar="FILE")
+    """YAML or JSON file with prices. They override those of the profile."""
+    prices: tuple[str, ...] = _option((), flag="--price", metavar="TYPE=USD")
+    """Price of an instance type in USD per hour. Overrides the price file. Repeat for each type."""
+    plan: Path | None = _option(None, metavar="FILE")
+    """JSON of hetero plan. The report says how far the plan was from the measured step time."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(field, getattr(self, field.name))
+
+    def catalogue(self) -> Catalogue:
+        """Return the instance types with these prices. See `Catalogue.load`."""
+        # Not above, because ranks import the options, and this import takes 0.1 s.
+        from hetero.pricing import Catalogue
+
+        return Catalogue.load(self.price_profile, region=self.region, price_file=self.price_file, overrides=self.prices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions(ReportOptions):
     """Options of `hetero launch` and `hetero simulate`: how to run a job.
 
     Raises:
@@ -162,7 +198,7 @@ class LaunchOptions:
     tf_work_dir: Path | None = _option(None, metavar="DIR", data_service="tf")
     """Folder for the journal of tf.data.service's dispatcher. A restarted dispatcher continues from it. Default: no
     journal."""
-    port: int = _option(17170, low=1, high=65535)
+    port: int = _option(PORT, low=1, high=65535)
     """Port of every launcher's control service, 1 to 65535. Endpoints choose free ports. Under Slurm the default is
     20000 plus the last four digits of the job's number."""
     start_timeout_s: float = _option(900.0, above=0, high=86400, flag="--start-timeout", metavar="SECONDS")
@@ -211,16 +247,6 @@ class LaunchOptions:
     output_dir: Path | None = _option(None, metavar="DIR")
     """Folder for the report and the files of hosts. Default: the platform's output folder, and in hetero simulate a
     folder in runs/."""
-    region: str = _option("us-east-1", metavar="NAME")
-    """AWS region whose prices are used."""
-    price_profile: str | None = _option(None, metavar="NAME")
-    """Name of a price list that is part of hetero, for example seed-2022."""
-    price_file: Path | None = _option(None, metavar="FILE")
-    """YAML or JSON file with prices. They override those of the profile."""
-    prices: tuple[str, ...] = _option((), flag="--price", metavar="TYPE=USD")
-    """Price of an instance type in USD per hour. Overrides the price file. Repeat for each type."""
-    plan: Path | None = _option(None, metavar="FILE")
-    """JSON of hetero plan. The report says how far the plan was from the measured step time."""
     sigterm_ok: bool = _option(False)
     """Whether a job that stopped on request exits with 0 instead of 143."""
     allow_faults: bool = _option(False)
@@ -244,8 +270,8 @@ class LaunchOptions:
         return {field.name: str(getattr(self, field.name)) for field in fields}
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check(field, getattr(self, field.name))
+        # Not super(), which does not work in a dataclass with slots.
+        ReportOptions.__post_init__(self)
         if not self.script:
             raise ConfigError("no training script is given; expected its path after the options")
         _check_data_service(self)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hetero.cluster import JobParameters
+from hetero.cluster.platforms.sagemaker import unquoted
 from hetero.config.flags import flag_of
-from hetero.config.options import LaunchOptions, base_type, kind_text
+from hetero.config.options import LaunchOptions, ReportOptions, base_type, kind_text
 from hetero.documents.files import parse_yaml, read_bounded
 from hetero.errors import ConfigError
 
-__all__ = ["check_hyperparameters", "resolve_options"]
+__all__ = ["check_hyperparameters", "resolve_options", "resolve_prices"]
 
 _FIELDS = {field.name: field for field in dataclasses.fields(LaunchOptions)}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -50,16 +51,25 @@ def resolve_options(
             values[name] = _convert(field, env[variable], variable)
     if parameters is not None:
         values |= _named(_ours(parameters.values), parameters.source, prefix="hetero_")
-    for name, field in _FIELDS.items():
-        stated = getattr(namespace, name, None)
-        if stated not in (None, [], ()):
-            values[name] = _convert(field, stated, flag_of(field))
+    values |= _from_flags(namespace, LaunchOptions)
     if "script" not in values:
         raise ConfigError(
             "no training script is given; expected: hetero launch [OPTIONS] SCRIPT [ARGUMENTS]\n"
             "  to do: give its path on the command line, as HETERO_SCRIPT or as the hyperparameter hetero_script"
         )
     return LaunchOptions(**values)  # type: ignore[arg-type]
+
+
+def resolve_prices(namespace: argparse.Namespace) -> ReportOptions:
+    """Return the options about prices.
+
+    Args:
+        namespace: Result of a parser that `add_price_arguments` has prepared.
+
+    Raises:
+        ConfigError: If a value is malformed.
+    """
+    return ReportOptions(**_from_flags(namespace, ReportOptions))  # type: ignore[arg-type]
 
 
 def check_hyperparameters(parameters: Mapping[str, object], source: str) -> LaunchOptions:
@@ -72,7 +82,7 @@ def check_hyperparameters(parameters: Mapping[str, object], source: str) -> Laun
     Raises:
         ConfigError: If a name is unknown, a value is malformed or out of its bounds, or ``hetero_script`` is missing.
     """
-    decoded = {name: _unquote(value) for name, value in parameters.items()}
+    decoded = {name: unquoted(value) for name, value in parameters.items()}
     values = _named(_ours(decoded), source, prefix="hetero_")
     if "script" not in values:
         raise ConfigError(f"{source} has no 'hetero_script'; expected the path of the training script")
@@ -81,6 +91,16 @@ def check_hyperparameters(parameters: Mapping[str, object], source: str) -> Laun
 
 def _ours(parameters: Mapping[Any, object]) -> dict[str, object]:
     return {name: value for name, value in parameters.items() if str(name).startswith("hetero_")}
+
+
+def _from_flags(namespace: argparse.Namespace, kind: type[ReportOptions]) -> dict[str, object]:
+    """Return the options of a class that the command line states."""
+    stated = {field: getattr(namespace, field.name, None) for field in dataclasses.fields(kind)}
+    return {
+        field.name: _convert(field, value, flag_of(field))
+        for field, value in stated.items()
+        if value not in (None, [], ())
+    }
 
 
 def _from_file(path: Path) -> dict[str, object]:
@@ -110,16 +130,6 @@ def _named(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[
         if value is not None:
             values[name] = _convert(_FIELDS[name], value, f"{str(key)!r} in {source}")
     return values
-
-
-def _unquote(value: object) -> object:
-    """Remove the JSON quotes that the platform's SDK puts around hyperparameters."""
-    if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value
 
 
 def _convert(field: dataclasses.Field[Any], value: object, source: str) -> object:

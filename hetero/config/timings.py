@@ -6,15 +6,25 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hetero.config.options import LaunchOptions
 from hetero.errors import ConfigError
+from hetero.system.waits import LOG_INTERVAL_S, STOP_GRACE_S
 
 __all__ = ["Timings", "time_scale"]
 
 # Lower limits of scaled times. Starting an interpreter or importing a framework can block a process for seconds.
 _FLOORS_S = {"lease_s": 3.0, "orphan_s": 6.0, "abort_grace_s": 2.0, "stop_grace_s": 2.0}
 _MAX_SCALE = 100.0
+_EARLY = 0.9
+"""Share of the stop grace after which a host acts on ranks that have not ended. At the end of the grace the job fails
+because ranks did not end, and this failure would hide the one that the host has to report."""
+
+
+def _default(option: str) -> float:
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(LaunchOptions)}
+    return float(defaults[option])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +37,19 @@ class Timings:
     """A launcher that answers counts as stuck if its main loop has not run for this time."""
     lease_s: float = 15.0
     """A host that is silent for this time counts as lost and gets no new requests. Longer than ``suspect_s``."""
-    patience_s: float = 10.0
+    patience_s: float = LOG_INTERVAL_S
     """Interval between two log lines about the hosts that a host waits for."""
     orphan_s: float = 45.0
     """A data host ends if all trainer hosts are silent for this time."""
-    start_timeout_s: float = 900.0
+    start_timeout_s: float = _default("start_timeout_s")
     """Time limit for all hosts to appear. The platform itself waits equally long until the hosts' names resolve."""
-    data_timeout_s: float = 300.0
+    data_timeout_s: float = _default("data_timeout_s")
     """A rank gives up if it has no endpoint for this time."""
-    prepare_timeout_s: float = 600.0
+    prepare_timeout_s: float = _default("prepare_timeout_s")
     """Time limit for the construction of a data set."""
     stable_s: float = 60.0
     """An endpoint is stable after this time without a crash. After 60 times as long, the host gets one restart back."""
-    stop_grace_s: float = 50.0
+    stop_grace_s: float = STOP_GRACE_S
     """Time limit for the ranks to end after a request to stop. Platforms kill ranks later, SageMaker after 120 s."""
     abort_grace_s: float = 8.0
     """Time limit for any process to end after an abort."""
@@ -52,6 +62,11 @@ class Timings:
         if not self.heartbeat_s < self.suspect_s < self.lease_s:
             found = f"{self.heartbeat_s:g}, {self.suspect_s:g} and {self.lease_s:g}"
             raise ConfigError(f"heartbeat_s, suspect_s and lease_s are {found}; expected each less than the next")
+
+    @property
+    def early_grace_s(self) -> float:
+        """Seconds from a request to stop until a host no longer waits for ranks, shortly before the grace ends."""
+        return _EARLY * self.stop_grace_s
 
     @classmethod
     def scaled(cls, scale: float, *, kill_after_s: float = math.inf) -> Timings:

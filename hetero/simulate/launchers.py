@@ -28,13 +28,12 @@ from hetero.metrics.lines import METRIC_MARK
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted, start_child
-from hetero.system.waits import END_TIMEOUT_S
+from hetero.system.waits import END_TIMEOUT_S, POLL_S
 
 __all__ = ["HostCommand", "Launchers", "SimulatedHost"]
 
 logger = logging.getLogger(__name__)
 
-_TICK_S = 0.2
 _ANY_FAILURE = 1
 """Exit status of SageMaker's toolkit for any failure of its program. The failure file has the job's exit code."""
 _METRIC_START = f"INFO {METRIC_MARK} "
@@ -87,8 +86,6 @@ class Launchers:
         self._logs: dict[str, TextIO] = {}
         self._cut_logs: set[str] = set()
         self._killed: set[str] = set()
-        self._abandoned: set[str] = set()
-        """Hosts whose launchers were killed, but did not end in time."""
         self._signals = 0
         self._status = StatusLine()
         self._relay = LineRelay(self._write)
@@ -139,9 +136,10 @@ class Launchers:
         """Wait until every launcher has ended, and return the job's exit code."""
         handled_signals = 0
         kill_s = math.inf
-        while self._running():
+        # A launcher that was killed and still runs waits for a device. A simulation waited for one for ever.
+        while self._running() and not self._killed:
             # This loop polls its children, so it needs no event.
-            time.sleep(_TICK_S)
+            time.sleep(POLL_S)
             reap_adopted()
             self._status.draw()
             if self._signals > handled_signals:
@@ -179,7 +177,7 @@ class Launchers:
 
     def _kill(self) -> None:
         """Kill the launchers that run, and log those that do not end. The children of a launcher die with it."""
-        running = self._running()
+        running = [] if self._killed else self._running()
         for name in running:
             self._killed.add(name)
             self._processes[name].kill()
@@ -187,29 +185,24 @@ class Launchers:
         for name in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._processes[name].wait(max(0.0, deadline_s - time.monotonic()))
-        # For example a process that waits for a device. A simulation waited for such a launcher for ever.
-        if left := self._running():
-            self._abandoned.update(left)
+        if running and (left := self._running()):
             names = ", ".join(f"the launcher of {name} (process {self._processes[name].pid})" for name in left)
             logger.error(
                 "not ended %.0f s after SIGKILL: %s; continuing without waiting for them", END_TIMEOUT_S, names
             )
 
     def _running(self) -> list[str]:
-        """Return the hosts whose launchers have not ended, except the abandoned hosts."""
-        living = (name for name, process in self._processes.items() if process.poll() is None)
-        return [name for name in living if name not in self._abandoned]
+        """Return the hosts whose launchers have not ended."""
+        return [name for name, process in self._processes.items() if process.poll() is None]
 
     def _exit_code(self) -> int:
         """Log every bad exit and return the job's exit code, which comes from the first trainer host that failed.
 
         The status of a data host does not count, because a job may succeed although it loses a data host.
         """
-        statuses = [
-            # An abandoned launcher has no status, and counts as killed.
-            (host, -signal.SIGKILL if host.name in self._abandoned else self._processes[host.name].returncode)
-            for host in self._hosts
-        ]
+        ended = ((host, self._processes[host.name].returncode) for host in self._hosts)
+        # A launcher that could not be killed has no status.
+        statuses = [(host, -signal.SIGKILL if status is None else status) for host, status in ended]
         for host, status in statuses:
             if host.name in self._killed:
                 logger.error("%s (%s): killed on request", host.name, host.group)

@@ -17,10 +17,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.cluster import ClusterSpec, parse_cluster
+from hetero.cluster.groups import StatedGroup, group_document, parse_stated_group
 from hetero.cluster.platforms.sagemaker import folders_below, script_variables
 from hetero.config import LaunchOptions, to_flags
 from hetero.control import security
@@ -29,7 +29,6 @@ from hetero.launch.host import WORK_DIR_VARIABLE
 from hetero.launch.reporting.profiling import TEXT_FILE_NAME
 from hetero.launch.reporting.progress import INTERVAL_VARIABLE, StatusLine
 from hetero.metrics.profile.profile import PROFILE_FILE_NAME
-from hetero.pricing import Catalogue
 from hetero.simulate.launchers import HostCommand, Launchers, SimulatedHost
 from hetero.simulate.opt_ml import CHANNEL_NAME, InputChannel, earlier_hosts, write_opt_ml
 from hetero.system.process import PARENT_VARIABLE
@@ -38,7 +37,6 @@ from hetero.system.workdir import private_folder
 from hetero.wire.certificates import make_certificates
 
 __all__ = [
-    "SimulatedGroup",
     "check_num_hosts",
     "emulated_vcpus",
     "locked_folder",
@@ -52,33 +50,18 @@ logger = logging.getLogger(__name__)
 _MAX_HOSTS = 250
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedGroup:
-    """One instance group of a simulated job."""
-
-    name: str
-    instance_type: str
-    count: int
-
-
-def parse_group(text: str) -> SimulatedGroup:
-    """Parse a ``NAME=TYPE:COUNT`` text.
+def parse_group(text: str) -> StatedGroup:
+    """Parse a ``NAME=TYPE:COUNT`` text with as many hosts as a simulated job can have.
 
     Raises:
         ConfigError: If the text has another form or the count is out of range.
     """
-    name, equals, rest = text.partition("=")
-    instance_type, colon, count = rest.rpartition(":")
-    if not (equals and colon and name and instance_type and count.isdigit()):
-        raise ConfigError(f"--group {text!r}: expected NAME=TYPE:COUNT, for example --group data_group=ml.c5.9xlarge:2")
-    if not 1 <= int(count) <= _MAX_HOSTS:
-        raise ConfigError(f"--group {text!r}: found {count} hosts; expected 1 to {_MAX_HOSTS}")
-    return SimulatedGroup(name=name, instance_type=instance_type, count=int(count))
+    return parse_stated_group(text, max_hosts=_MAX_HOSTS)
 
 
 def simulate(
     options: LaunchOptions,
-    groups: Sequence[SimulatedGroup],
+    groups: Sequence[StatedGroup],
     *,
     output_dir: Path,
     channels: Mapping[str, Path],
@@ -209,7 +192,7 @@ def check_num_hosts(count: int) -> None:
         raise ConfigError(f"the job has {count} hosts; expected at most {_MAX_HOSTS} in a simulated job")
 
 
-def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: Mapping[str, Path]) -> None:
+def _check(options: LaunchOptions, groups: Sequence[StatedGroup], channels: Mapping[str, Path]) -> None:
     find_script(options.script, is_module=options.module)
     if not groups:
         is_late = any(text.partition("=")[0] == "--group" for text in options.script_args)
@@ -276,23 +259,15 @@ def _lock_block(port: int) -> tuple[socket.socket, str]:
     raise PortError("no free block of loopback addresses from 127.31.0.0 on; end other simulations first")
 
 
-def _describe(groups: Sequence[SimulatedGroup], options: LaunchOptions) -> ClusterSpec:
+def _describe(groups: Sequence[StatedGroup], options: LaunchOptions) -> ClusterSpec:
     """Return a cluster with these groups. Names and roles are checked as on the platform."""
     names = iter(f"algo-{number}" for number in itertools.count(1))
-    instance_groups = [
-        {
-            "instance_group_name": group.name,
-            "instance_type": group.instance_type,
-            "hosts": list(itertools.islice(names, group.count)),
-        }
-        for group in groups
-    ]
     document = {
-        "current_group_name": groups[0].name,
         "current_host": "algo-1",
-        "current_instance_type": groups[0].instance_type,
-        "hosts": [host for group in instance_groups for host in group["hosts"]],
-        "instance_groups": instance_groups,
+        "instance_groups": [
+            group_document(group.name, group.instance_type, list(itertools.islice(names, group.count)))
+            for group in groups
+        ],
         "network_interface_name": "lo",
     }
     return parse_cluster(document, roles=options.roles, source="--group")
@@ -330,14 +305,14 @@ def _clear(path: Path, folder: Path) -> None:
     path.mkdir(parents=True)
 
 
-def _flags(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> list[str]:
+def _flags(options: LaunchOptions, group: StatedGroup, vcpus: Mapping[str, int]) -> list[str]:
     """Return the launcher's flags on the hosts of ``group``, with the number of vCPUs if they are emulated."""
     flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
     count = emulated_vcpus(options, group, vcpus)
     return flags if count is None else [*flags, "--emulate-vcpus", str(count)]
 
 
-def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> int | None:
+def emulated_vcpus(options: LaunchOptions, group: StatedGroup, vcpus: Mapping[str, int]) -> int | None:
     """Return how many vCPUs are emulated on each host of a group, None if they are not emulated.
 
     Log a warning if they are not emulated and the instance type is not in the catalogue.
@@ -350,12 +325,7 @@ def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping
     Raises:
         ClusterError: If vCPUs are to be emulated and their number is not known.
     """
-    catalogue = Catalogue.load(
-        profile=options.price_profile,
-        region=options.region,
-        price_file=options.price_file,
-        overrides=options.prices,
-    )
+    catalogue = options.catalogue()
     known = catalogue.find(group.instance_type)
     if options.emulate_sample_s is None:
         # Only a warning: without emulation the number of vCPUs has no part in the run, and just its costs are missing.

@@ -9,6 +9,7 @@ import pytest
 
 from hetero import cli
 from hetero.cluster import find_platform, natural_key, parse_cluster, slug
+from hetero.cluster.groups import StatedGroup
 from hetero.config import LaunchOptions
 from hetero.control.security import call_metadata
 from hetero.control.status import Cause
@@ -17,7 +18,7 @@ from hetero.errors import ClusterError, ConfigError, ExitCode
 from hetero.launch.failure import write_failure
 from hetero.launch.reporting.summary import output_folder
 from hetero.pricing import Catalogue
-from hetero.simulate.simulate import SimulatedGroup, simulate
+from hetero.simulate.simulate import simulate
 
 pytestmark = pytest.mark.attack("A13")
 
@@ -86,7 +87,7 @@ def test_channel_with_the_name_of_a_path_is_refused_before_anything_is_written(t
     with pytest.raises(ConfigError, match="--channel"):
         simulate(
             LaunchOptions(script=str(script)),
-            [SimulatedGroup(name="trainers", instance_type="ml.p3.2xlarge", count=1)],
+            [StatedGroup(name="trainers", instance_type="ml.p3.2xlarge", count=1)],
             output_dir=output,
             channels={name: tmp_path},
             vcpus={},

@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         (["--memory", "y=1", "--group", "t=x:1", "--samples", "train.py"], "--memory y: no candidate has such hosts"),
         (["--fractions", "2", "--group", "t=x:1", "--samples", "train.py"], "'2': expected a number with a percent"),
         (["--accept", "all", "--group", "t=x:1", "--samples", "train.py"], "expected one of failed, too-few"),
-        (["--memory", "x=much", "--group", "t=x:1", "--samples", "train.py"], "expected a number of GiB"),
+        (["--memory", "x=much", "--group", "t=x:1", "--samples", "train.py"], "expected TYPE=GIB with a number"),
         (["--repeats", "0", "--group", "t=x:1", "--samples", "train.py"], "--repeats '0'"),
         (["--part-seed", "-1", "--group", "t=x:1", "--samples", "train.py"], "--part-seed '-1'"),
         (["--samples"], "no training script is given"),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetero import config
-from hetero.cli.arguments import Subparsers, pairs, positive
+from hetero.cli.arguments import Subparsers, add_list, number, numbers, pairs, whole_number
 from hetero.cli.interrupts import run_interruptible
 from hetero.cli.output import say
 from hetero.config.flags import MoreWords
@@ -51,61 +50,41 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--repeats", default="3", metavar="N", help="runs of each fraction, at most 200 in all. Default: 3"
     )
-    parser.add_argument(
+    add_list(
+        parser,
         "--group",
-        action="append",
-        default=[],
-        metavar="NAME=TYPE:COUNT",
-        help="instance group of the job, for example trainer=ml.m5.xlarge:2. Repeat for each group",
+        "NAME=TYPE:COUNT",
+        "instance group of the job, for example trainer=ml.m5.xlarge:2. Repeat for each group",
     )
-    parser.add_argument(
+    add_list(
+        parser,
         "--candidate",
-        action="append",
-        default=[],
-        metavar="GROUPS",
-        help="cluster to compare, as groups with commas, for example trainer=ml.m5.4xlarge:6. Repeat for each. It "
+        "GROUPS",
+        "cluster to compare, as groups with commas, for example trainer=ml.m5.4xlarge:6. Repeat for each. It "
         "replaces --group",
     )
-    parser.add_argument(
+    add_list(
+        parser,
         "--channel",
-        action="append",
-        default=[],
-        metavar="NAME=DIR",
-        help="folder of an input channel. Each run gets a fraction of its files. Repeat for each channel",
+        "NAME=DIR",
+        "folder of an input channel. Each run gets a fraction of its files. Repeat for each channel",
     )
-    parser.add_argument(
-        "--whole",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="channel that every run gets whole, such as a validation set. Repeat for each",
-    )
-    parser.add_argument(
-        "--keep",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="files that every run gets, such as labels.csv. Repeat for each pattern",
-    )
+    add_list(parser, "--whole", "NAME", "channel that every run gets whole, such as a validation set. Repeat for each")
+    add_list(parser, "--keep", "PATTERN", "files that every run gets, such as labels.csv. Repeat for each pattern")
     parser.add_argument(
         "--samples", action="store_true", help="hetero's loaders use a fraction of their samples, not of the files"
     )
     parser.add_argument(
         "--whole-samples", metavar="N", help="samples of the whole job, for {samples} in the script's arguments"
     )
-    parser.add_argument(
-        "--memory",
-        action="append",
-        default=[],
-        metavar="TYPE=GIB",
-        help="memory of a host. Default: that of the instance type. Repeat for each type",
+    add_list(
+        parser, "--memory", "TYPE=GIB", "memory of a host. Default: that of the instance type. Repeat for each type"
     )
-    parser.add_argument(
+    add_list(
+        parser,
         "--as-fast-as",
-        action="append",
-        default=[],
-        metavar="TYPE",
-        help="this machine is as fast as a host of this type, so the forecast has costs. Repeat for each type",
+        "TYPE",
+        "this machine is as fast as a host of this type, so the forecast has costs. Repeat for each type",
     )
     parser.add_argument(
         "--cache",
@@ -113,13 +92,7 @@ def add(commands: Subparsers) -> None:
         default="cold",
         help="cold: drop the files of a run from the page cache before it, as on a new machine. Default: cold",
     )
-    parser.add_argument(
-        "--accept",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help="rule that must not refuse a forecast, for example cpu-cache. Repeat for each",
-    )
+    add_list(parser, "--accept", "RULE", "rule that must not refuse a forecast, for example cpu-cache. Repeat for each")
     parser.add_argument(
         "--enough",
         metavar="PERCENT",
@@ -165,15 +138,17 @@ def _execute(namespace: argparse.Namespace) -> int:
         script_args=tuple(namespace.script_args),
         clusters=_clusters(namespace),
         fractions=parse_fractions(namespace.fractions.split(",")),
-        repeats=positive("--repeats", namespace.repeats),
+        repeats=whole_number("--repeats", namespace.repeats),
         channels={name: Path(path) for name, path in pairs("--channel", namespace.channel, "NAME=DIR")},
         whole_channels=frozenset(namespace.whole),
         keep=tuple(namespace.keep),
         by_samples=namespace.samples,
-        whole_samples=None if namespace.whole_samples is None else positive("--whole-samples", namespace.whole_samples),
+        whole_samples=None
+        if namespace.whole_samples is None
+        else whole_number("--whole-samples", namespace.whole_samples),
         options=_launch_options(namespace),
         as_fast_as=frozenset(namespace.as_fast_as),
-        seed=_whole_number("--part-seed", namespace.part_seed),
+        seed=whole_number("--part-seed", namespace.part_seed, least=0),
     )
     enough = None if namespace.enough is None else _enough(namespace.enough)
     budget = Budget(hours=None if namespace.budget_hours is None else _hours(namespace.budget_hours))
@@ -186,7 +161,7 @@ def _execute(namespace: argparse.Namespace) -> int:
         folder,
         executor=SimulateExecutor(catalogue=catalogue),
         catalogue=catalogue,
-        memory_gib=_gib(namespace),
+        memory_gib=numbers("--memory", namespace.memory, "GIB", above=0, most=1e6),
         options=ForecastOptions(accept=tuple(namespace.accept)),
         enough=enough,
         budget=budget,
@@ -220,18 +195,6 @@ def _launch_options(namespace: argparse.Namespace) -> dict[str, object]:
     return {"usage_interval_s": "0.1", "warmup_steps": "3", "purity_checks": "0", **stated}
 
 
-def _gib(namespace: argparse.Namespace) -> dict[str, float]:
-    found = {}
-    for name, text in pairs("--memory", namespace.memory, "TYPE=GIB"):
-        try:
-            found[name] = float(text)
-        except ValueError:
-            raise ConfigError(f"--memory {name}={text!r:.40}: expected a number of GiB, for example 16") from None
-        if not 0 < found[name] < 1e6:
-            raise ConfigError(f"--memory {name}={text}: expected more than 0 and less than 1,000,000 GiB")
-    return found
-
-
 def _enough(text: str) -> float:
     from hetero.decide.canary.design import parse_fractions
     from hetero.decide.canary.refusals import MAX_HALF_WIDTH
@@ -243,16 +206,4 @@ def _enough(text: str) -> float:
 
 
 def _hours(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise ConfigError(f"--budget-hours {text!r:.40}: expected a number of hours above 0, for example 1.5")
-    return found
-
-
-def _whole_number(flag: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"{flag} {text!r:.40}: expected a whole number of at least 0")
-    return int(text)
+    return number("--budget-hours", text, "a number of hours above 0, for example 1.5")

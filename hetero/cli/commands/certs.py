@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hetero.cli.arguments import Subparsers, positive
+from hetero.cli.arguments import Subparsers, add_list, whole_number
 from hetero.cli.output import say
 from hetero.documents.text import counted
 from hetero.errors import ExitCode
@@ -17,9 +17,7 @@ def add(commands: Subparsers) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("certs", allow_abbrev=False, help="make the certificates of a job for --tls-dir")
     parser.add_argument("directory", type=Path, metavar="DIR", help="folder for the certificates")
-    parser.add_argument(
-        "--host", action="append", default=[], metavar="NAME", help="name of a host; repeat for each host"
-    )
+    add_list(parser, "--host", "NAME", "name of a host; repeat for each host")
     parser.add_argument(
         "--cluster-file",
         type=Path,
@@ -45,7 +43,7 @@ def _run(namespace: argparse.Namespace) -> int:
     make_certificates(
         namespace.directory,
         hosts,
-        days=positive("--days", namespace.days),
+        days=whole_number("--days", namespace.days),
         keep_authority_key=namespace.keep_ca_key,
     )
     num_hosts = counted(len(hosts), "host")

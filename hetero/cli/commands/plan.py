@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero import config
-from hetero.cli.arguments import Subparsers
+from hetero.cli.arguments import Subparsers, add_list, numbers
 from hetero.cli.html_file import check_page, write_page
 from hetero.cli.output import say
 from hetero.errors import ConfigError, ExitCode
@@ -35,12 +33,11 @@ def add(commands: Subparsers) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("plan", allow_abbrev=False, help="say which machines a job needs, and what they cost")
     parser.add_argument("profile", type=Path, metavar="PROFILE", help="profile.json or report.json, or its folder")
-    parser.add_argument(
+    add_list(
+        parser,
         "--menu",
-        action="append",
-        default=[],
-        metavar="TYPE",
-        help="instance type that may become data hosts. Repeat for each type. Default: all priced types without "
+        "TYPE",
+        "instance type that may become data hosts. Repeat for each type. Default: all priced types without "
         "accelerators, except burstable and flex types",
     )
     parser.add_argument("--baseline", metavar="TYPE:COUNT", help="the trainer hosts. Default: those of the profile")
@@ -51,22 +48,15 @@ def add(commands: Subparsers) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="steps of the whole job, for --max-hours")
     parser.add_argument("--max-hours", type=float, metavar="HOURS", help="longest time of the whole job")
     parser.add_argument("--max-usd-per-1k-steps", type=float, metavar="USD", help="highest cost of 1,000 steps")
-    parser.add_argument(
-        "--spot",
-        action="append",
-        default=[],
-        metavar="TYPE=USD",
-        help="spot price of a data host. Repeat for each type",
-    )
+    add_list(parser, "--spot", "TYPE=USD", "spot price of a data host. Repeat for each type")
     parser.add_argument(
         "--endpoints-per-host", type=int, metavar="N", help="endpoints per data host. Default: one per vCPU"
     )
-    parser.add_argument(
+    add_list(
+        parser,
         "--vcpu-speed",
-        action="append",
-        default=[],
-        metavar="TYPE=RATIO",
-        help="speed of a vCPU of this type, compared with the profiled type. Repeat for each type",
+        "TYPE=RATIO",
+        "speed of a vCPU of this type, compared with the profiled type. Repeat for each type",
     )
     config.add_price_arguments(parser)
     parser.add_argument("--json", action="store_true", help="write JSON instead of text")
@@ -84,16 +74,10 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.decide.planning.plan_page import plan_page
     from hetero.decide.planning.plan_text import plan_text
     from hetero.decide.profile import load_any_profile
-    from hetero.pricing import Catalogue
 
     check_page(namespace.html, (namespace.profile,))
     options = _options(namespace)
-    catalogue = Catalogue.load(
-        profile=namespace.price_profile,
-        region=namespace.region,
-        price_file=namespace.price_file,
-        overrides=tuple(namespace.price or ()),
-    )
+    catalogue = config.resolve_prices(namespace).catalogue()
     plan = make_plan(load_any_profile(namespace.profile, catalogue), catalogue, options)
     if namespace.html is not None:
         write_page(namespace.html, plan_page(plan))
@@ -119,7 +103,7 @@ def _options(namespace: argparse.Namespace) -> PlanOptions:
             "--steps is given without --max-hours, so nothing uses it; also give --max-hours HOURS, or leave it out"
         )
     trainer_type, num_hosts = _baseline(namespace.baseline)
-    speeds = _numbers("--vcpu-speed", "RATIO", namespace.vcpu_speed, above=MIN_VCPU_SPEED, maximum=MAX_VCPU_SPEED)
+    speeds = numbers("--vcpu-speed", namespace.vcpu_speed, "RATIO", above=MIN_VCPU_SPEED, most=MAX_VCPU_SPEED)
     values: dict[str, Any] = {
         "menu": tuple(namespace.menu),
         "trainer_type": trainer_type,
@@ -129,7 +113,7 @@ def _options(namespace: argparse.Namespace) -> PlanOptions:
         "num_steps": namespace.steps,
         "max_hours": namespace.max_hours,
         "max_usd_per_1k_steps": namespace.max_usd_per_1k_steps,
-        "spot_usd": _numbers("--spot", "USD", namespace.spot, above=0, maximum=MAX_HOURLY_USD),
+        "spot_usd": numbers("--spot", namespace.spot, "USD", above=0, most=MAX_HOURLY_USD),
         "endpoints_per_host": namespace.endpoints_per_host,
         "vcpu_speeds": speeds,
     }
@@ -150,22 +134,3 @@ def _baseline(text: str | None) -> tuple[str, int | None]:
     if not name or not count.isdecimal() or not 0 < int(count) <= 100_000:
         raise ConfigError(f"--baseline {text!r}: expected TYPE:COUNT, for example ml.p3.2xlarge:1")
     return name, int(count)
-
-
-def _numbers(flag: str, unit: str, texts: Sequence[str], *, above: float, maximum: float) -> dict[str, float]:
-    """Return the numbers in texts of the form ``TYPE=NUMBER``."""
-    found: dict[str, float] = {}
-    for text in texts:
-        name, _, number = text.rpartition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if not name or not above < value <= maximum:
-            raise ConfigError(
-                f"{flag} {text!r}: expected TYPE={unit} with a number above {above:g} and at most {maximum:g}"
-            )
-        if name in found:
-            raise ConfigError(f"{flag} has two values for {name}, {found[name]:g} and {value:g}; give one of them")
-        found[name] = value
-    return found

@@ -46,12 +46,7 @@ def add(commands: Subparsers) -> None:
 def _run(namespace: argparse.Namespace) -> int:
     from hetero import pricing
 
-    catalogue = pricing.Catalogue.load(
-        profile=namespace.price_profile,
-        region=namespace.region,
-        price_file=namespace.price_file,
-        overrides=tuple(namespace.price or ()),
-    )
+    catalogue = config.resolve_prices(namespace).catalogue()
     if namespace.action == "list":
         text = pricing.list_text(catalogue)
     else:

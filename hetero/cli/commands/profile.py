@@ -103,28 +103,17 @@ def _check_type(instance_type: str, options: config.LaunchOptions) -> None:
         )
 
 
-def _version(folder: Path) -> tuple[int, int] | None:
-    """Return what changes when a profile run writes its page into a folder. None without a page."""
-    from hetero.launch.reporting.profiling import TEXT_FILE_NAME
-
-    try:
-        status = (folder / TEXT_FILE_NAME).stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
 @contextlib.contextmanager
 def shown_page(folder: Path) -> Iterator[None]:
-    """Print the page that a profile run writes into a folder. If it writes none, name the profile of an earlier run."""
+    """Print the page that a profile run writes into a folder, or that it wrote none."""
     from hetero.launch.reporting.profiling import TEXT_FILE_NAME
     from hetero.metrics.profile.profile import PROFILE_FILE_NAME
 
-    earlier = _version(folder)
+    # A run that fails would leave the page of an earlier run, which must not look like its own.
+    (folder / TEXT_FILE_NAME).unlink(missing_ok=True)
     yield
-    # A run that fails leaves the page of an earlier run, which must not look like its own.
-    if _version(folder) != earlier:
+    if (folder / TEXT_FILE_NAME).is_file():
         say((folder / TEXT_FILE_NAME).read_text(encoding="utf-8"))
         say(f"\nWritten to {folder / PROFILE_FILE_NAME}\n")
-    elif earlier is not None:
-        say(f"This run wrote no profile. {folder / PROFILE_FILE_NAME} is that of an earlier run.\n")
+    else:
+        say("This run wrote no profile.\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetero import config
-from hetero.cli.arguments import Subparsers
+from hetero.cli.arguments import Subparsers, add_list
 from hetero.cli.output import say
 from hetero.cluster import Platform, rendered_platforms
 from hetero.errors import ConfigError, ExitCode
@@ -46,12 +46,11 @@ def add(commands: Subparsers) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser, platform: type[Platform]) -> None:
-    parser.add_argument(
+    add_list(
+        parser,
         "--group",
-        action="append",
-        default=[],
-        metavar="NAME=TYPE:COUNT",
-        help="Group with what each of its hosts has and their number, for example trainer=GPU:8:1 or data=CPU:32:2. "
+        "NAME=TYPE:COUNT",
+        "Group with what each of its hosts has and their number, for example trainer=GPU:8:1 or data=CPU:32:2. "
         "Vertex AI takes machine types. Repeat for each group.",
     )
     parser.add_argument("--name", default="", help="Name of the job. Default: that of the script.")
@@ -65,7 +64,7 @@ def _add_arguments(parser: argparse.ArgumentParser, platform: type[Platform]) ->
         parser.add_argument("--image", default="", help="Container image with hetero and the script.")
     for name, about in platform.settings.items():
         form = "VALUE" if name in _OF_THE_JOB else "[GROUP:]VALUE"
-        parser.add_argument(f"--{name}", action="append", default=[], metavar=form, help=f"{about.capitalize()}.")
+        add_list(parser, f"--{name}", form, f"{about.capitalize()}.")
     config.add_launch_arguments(parser, makes_cluster=True)
     parser.add_argument(
         "--spot",

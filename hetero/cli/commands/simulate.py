@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hetero import config
-from hetero.cli.arguments import Subparsers, pairs, positive
+from hetero.cli.arguments import Subparsers, add_list, pairs, whole_number
 from hetero.cli.commands.profile import shown_page
 from hetero.documents.files import make_output_folder
 from hetero.errors import ConfigError
@@ -23,19 +23,17 @@ __all__ = ["add"]
 def add(commands: Subparsers) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("simulate", allow_abbrev=False, help="run a whole multi-group job on this machine")
-    parser.add_argument(
+    add_list(
+        parser,
         "--group",
-        action="append",
-        default=[],
-        metavar="NAME=TYPE:COUNT",
-        help="Instance group with its number of hosts, for example data_group=ml.c5.9xlarge:2. Repeat for each group.",
+        "NAME=TYPE:COUNT",
+        "Instance group with its number of hosts, for example data_group=ml.c5.9xlarge:2. Repeat for each group.",
     )
-    parser.add_argument(
+    add_list(
+        parser,
         "--channel",
-        action="append",
-        default=[],
-        metavar="NAME=DIR",
-        help="Folder of an input channel, for every host. With --request it replaces the channel's data in S3. "
+        "NAME=DIR",
+        "Folder of an input channel, for every host. With --request it replaces the channel's data in S3. "
         "Repeat for each channel.",
     )
     parser.add_argument(
@@ -56,12 +54,11 @@ def add(commands: Subparsers) -> None:
         help="With --request: start the program with SageMaker's training toolkit, or directly. Default: toolkit if it "
         "is installed.",
     )
-    parser.add_argument(
+    add_list(
+        parser,
         "--vcpus",
-        action="append",
-        default=[],
-        metavar="TYPE=N",
-        help="Number of vCPUs of an instance type that the catalogue lacks. Repeat for each type.",
+        "TYPE=N",
+        "Number of vCPUs of an instance type that the catalogue lacks. Repeat for each type.",
     )
     parser.add_argument(
         "--tls", action="store_true", help="Run the job under TLS with certificates that are made for this run."
@@ -110,4 +107,4 @@ def _channels(namespace: argparse.Namespace) -> dict[str, Path]:
 
 
 def _vcpus(namespace: argparse.Namespace) -> dict[str, int]:
-    return {name: positive("--vcpus", count) for name, count in pairs("--vcpus", namespace.vcpus, "TYPE=N")}
+    return {name: whole_number("--vcpus", count) for name, count in pairs("--vcpus", namespace.vcpus, "TYPE=N")}

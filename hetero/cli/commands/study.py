@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hetero.cli.arguments import Subparsers, pairs
+from hetero.cli.arguments import Subparsers, add_list, pairs
 from hetero.cli.interrupts import run_interruptible
 from hetero.cli.output import say
 
@@ -26,24 +26,17 @@ def add(commands: Subparsers) -> None:
         "folder in studies/",
     )
     parser.add_argument("--dry-run", action="store_true", help="show runs, findings and expected cost, and run nothing")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="FACTOR=LEVEL",
-        help="run only the runs with this level. Repeat for several factors",
-    )
+    add_list(parser, "--only", "FACTOR=LEVEL", "run only the runs with this level. Repeat for several factors")
     parser.add_argument(
         "--replicates", type=int, metavar="N", help="runs per combination of levels, instead of the number in the file"
     )
     parser.add_argument("--fresh", action="store_true", help="forget the runs of earlier starts")
     parser.add_argument("--retry-failed", action="store_true", help="run the runs again that failed")
-    parser.add_argument(
+    add_list(
+        parser,
         "--ignore",
-        action="append",
-        default=[],
-        metavar="NUMBER",
-        help="go on although this check, such as ST-03, found an error. Repeat for several checks",
+        "NUMBER",
+        "go on although this check, such as ST-03, found an error. Repeat for several checks",
     )
     parser.set_defaults(run=_run)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.cluster import ClusterSpec, natural_key, parse_cluster
+from hetero.cluster.groups import StatedGroup
 from hetero.cluster.platforms.sagemaker import CHANNELS, SageMaker, job_parameters
 from hetero.config import LaunchOptions, resolve_options
 from hetero.config.timings import time_scale
@@ -30,7 +31,7 @@ from hetero.sagemaker.rehearsal.pipes import PipeFeeder
 from hetero.sagemaker.request import TrainingRequest
 from hetero.simulate.launchers import HostCommand, SimulatedHost
 from hetero.simulate.opt_ml import write_opt_ml
-from hetero.simulate.simulate import SimulatedGroup, check_num_hosts, emulated_vcpus, run_hosts
+from hetero.simulate.simulate import check_num_hosts, emulated_vcpus, run_hosts
 
 __all__ = ["host_names", "plan_rehearsal", "resource_config", "run_request"]
 
@@ -74,7 +75,7 @@ def run_request(
     counts = {
         group.name: emulated_vcpus(
             options,
-            SimulatedGroup(name=group.name, instance_type=group.instance_type, count=group.count),
+            StatedGroup(name=group.name, instance_type=group.instance_type, count=group.count),
             vcpus or {},
         )
         for group in request.groups
