@@ -17,8 +17,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -36,6 +35,7 @@ from hetero.control.peer_connection import ConnectionOptions, PeerConnection
 from hetero.control.rank_server import RankServer
 from hetero.control.status import (
     CONTROL_PROTOCOL,
+    MAX_SUMMARY_CHARS,
     Cause,
     HostStatus,
     RankReport,
@@ -45,6 +45,7 @@ from hetero.control.status import (
 )
 from hetero.errors import HeteroError, ProtocolError
 from hetero.system.fault_injection import faults_at
+from hetero.system.waits import POLL_S, SHORT_POLL_S
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import fields_of, record_of
@@ -52,7 +53,7 @@ from hetero.wire.tls import Tls
 from hetero.wire.transports import choose_transport
 from hetero.wire.transports.interface import Connection
 
-__all__ = ["CONTROL_POLICIES", "Hub"]
+__all__ = ["Hub"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +62,8 @@ _Parsed = TypeVar("_Parsed")
 
 _FORWARD_S = 2.0
 """Longest time that a failing rank waits for the arbiter to receive its failure, and a new host for all trainers."""
-_POLL_S = 0.05
 _MAX_REFUSALS = 100
 """Maximum number of different refusals to log. Without a token, unauthenticated peers can cause any number of them."""
-_MAX_REFUSAL_CHARS = 300
-_CONTROL = "hetero.v1.Control"
-
-CONTROL_POLICIES: Mapping[str, security.Policy] = {
-    f"/{_CONTROL}/Heartbeat": security.Policy.TOKEN,
-    f"/{_CONTROL}/Join": security.Policy.NEWCOMER,
-}
 
 
 class Hub:
@@ -128,15 +121,8 @@ class Hub:
         self._stopping = threading.Event()
         self._refusals: set[str] = set()
         """Reasons of refused messages that were logged."""
-        self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
-        num_threads = 2 * len(peers) + 64
-        self._server = grpc.server(
-            ThreadPoolExecutor(num_threads, thread_name_prefix="control"),
-            interceptors=[self._interceptor],
-            options=channels.server_options(max_streams=num_threads),
-            maximum_concurrent_rpcs=num_threads,
-        )
-        self._server.add_generic_rpc_handlers((self._handler(),))
+        self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=security.CONTROL_POLICIES)
+        self._server = security.control_server(self._interceptor, self._handlers(), num_peers=len(peers))
         self.port = channels.bind(self._server, address, port, tls=tls)
         self._ranks: RankServer | None = None
         if num_ranks:
@@ -262,7 +248,7 @@ class Hub:
 
     # The RPCs
 
-    def _handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
             # Do not let gRPC parse the request. If its deserializer rejects a request, gRPC goes on counting the
             # request as open, and enough such requests would end the connection.
@@ -271,8 +257,7 @@ class Hub:
                 response_serializer=lambda reply: reply.SerializeToString(),
             )
 
-        handlers = {"Heartbeat": unary(self._on_heartbeat, pb.HostStatus), "Join": unary(self._on_join, pb.JoinRequest)}
-        return grpc.method_handlers_generic_handler(_CONTROL, handlers)
+        return {"Heartbeat": unary(self._on_heartbeat, pb.HostStatus), "Join": unary(self._on_join, pb.JoinRequest)}
 
     def _on_heartbeat(self, request: pb.HostStatus, context: grpc.ServicerContext) -> pb.HostStatus:
         if request.protocol != CONTROL_PROTOCOL:
@@ -322,7 +307,7 @@ class Hub:
         deadline_s = time.monotonic() + _FORWARD_S
         with self._changed:
             while not self._membership.knows_newcomer(joined) and time.monotonic() < deadline_s:
-                self._changed.wait(_POLL_S)
+                self._changed.wait(SHORT_POLL_S)
         return self._reception.reply(joined)
 
     # The ranks of this host
@@ -374,7 +359,7 @@ class Hub:
                 update = self._rank_update()
                 if update == sent:
                     # With a bound, because a watch that was cancelled must free its thread.
-                    self._changed.wait(0.5)
+                    self._changed.wait(POLL_S)
                     continue
             sent = update
             yield update
@@ -408,7 +393,7 @@ class Hub:
 
     def _log_refusal(self, why: str) -> None:
         """Log a problem with a message once, because it may occur with every heartbeat."""
-        why = why[:_MAX_REFUSAL_CHARS]
+        why = why[:MAX_SUMMARY_CHARS]
         if why not in self._refusals and len(self._refusals) < _MAX_REFUSALS:
             self._refusals.add(why)
             logger.warning("refused a message: %s", why)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from hetero.control.security import Token, proof_of_rank
 from hetero.errors import AuthenticationError, HeteroError
+from hetero.system.waits import CALL_TIMEOUT_S
 from hetero.wire.channels import MAX_REPLY_BYTES
 from hetero.wire.limits import GREETING
 from hetero.wire.messages import parse
@@ -20,8 +21,6 @@ from hetero.wire.transports import choose_transport
 from hetero.wire.transports.interface import Connection
 
 __all__ = ["LauncherLink"]
-
-_CALL_TIMEOUT_S = 10.0
 
 
 class LauncherLink:
@@ -77,7 +76,7 @@ class LauncherLink:
             HeteroError: If the connection breaks.
         """
         try:
-            self._watching = connection = self._connect(time.monotonic() + _CALL_TIMEOUT_S)
+            self._watching = connection = self._connect(time.monotonic() + CALL_TIMEOUT_S)
             try:
                 connection.send(pb.RankRequest(watch=pb.WatchRequest()).SerializeToString())
                 while True:
@@ -105,7 +104,7 @@ class LauncherLink:
             self._calls = None
 
     def _call(self, request: pb.RankRequest) -> bytes:
-        deadline_s = time.monotonic() + _CALL_TIMEOUT_S
+        deadline_s = time.monotonic() + CALL_TIMEOUT_S
         if self._calls is None:
             self._calls = self._connect(deadline_s)
         try:

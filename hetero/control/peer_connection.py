@@ -18,6 +18,7 @@ from hetero.control.members.membership import Membership
 from hetero.control.status import Cause, HostStatus, status_from_proto, status_to_proto
 from hetero.errors import ExitCode, HeteroError, ProtocolError
 from hetero.system.logs import LoggedErrors
+from hetero.system.waits import POLL_S
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls, diagnose
 
@@ -123,7 +124,7 @@ class PeerConnection:
         try:
             while not (options.stopping.is_set() or self._is_over.is_set()):
                 interval_s = options.heartbeat_s * _RANDOM.uniform(0.9, 1.1)
-                pause_s = min(interval_s, 0.5)
+                pause_s = min(interval_s, POLL_S)
                 # An unexpected error once ended this thread for the life of the host. Much later the job ended because
                 # of the silence.
                 with errors.during(f"sending this host's status to {self._host}"):
@@ -144,7 +145,7 @@ class PeerConnection:
             return min(interval_s, 1.0)
         is_heard = self._heartbeat(self._channel, own)
         # A short pause even after an answer, so that one message carries a burst of changes.
-        return 0.02 if is_heard else min(interval_s, 0.5)
+        return 0.02 if is_heard else min(interval_s, POLL_S)
 
     def _find(self, patience_s: float) -> None:
         """Open a channel to the peer's current address, unless the last heartbeat succeeded."""

@@ -23,16 +23,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeAlias
 
 from hetero.errors import AuthenticationError
-from hetero.wire import channels  # noqa: F401  (before grpc, because channels sets grpc's environment)
+from hetero.system.waits import LOG_INTERVAL_S
+from hetero.wire import channels  # before grpc, because channels sets grpc's environment
 
 import grpc  # isort: skip
 
 __all__ = [
+    "CONTROL_POLICIES",
+    "CONTROL_SERVICE",
     "TOKEN_FILE_VARIABLE",
     "Policy",
     "ServerInterceptor",
     "Token",
     "call_metadata",
+    "control_server",
     "is_of_other_job",
     "load_token",
     "proof_of_rank",
@@ -53,6 +57,8 @@ _INCARNATION = "hetero-incarnation"
 _MIN_CHARS = 16
 _MAX_CHARS = 512
 _NUM_REFUSERS = 2
+_SPARE_THREADS = 64
+"""Threads of a control server for callers that are not peers, such as hosts that want to join."""
 _SECRET_OF_A_POD = (0, 0o440)
 """Owner and mode of a secret in a pod with ``fsGroup``, which a pod that does not run as root needs. Nothing can change
 the mode, because the volume is read-only."""
@@ -246,6 +252,15 @@ class Policy(enum.Enum):
     """Callers that have the job's token. They do not know the job's id yet."""
 
 
+CONTROL_SERVICE = "hetero.v1.Control"
+"""Name of the service of launchers, and of the registrar, which has the port before the launcher of its host."""
+CONTROL_POLICIES: Mapping[str, Policy] = {
+    f"/{CONTROL_SERVICE}/Heartbeat": Policy.TOKEN,
+    f"/{CONTROL_SERVICE}/Join": Policy.NEWCOMER,
+}
+"""The policies of that service."""
+
+
 class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Rejects every call that the policy table does not allow. Thread-safe.
 
@@ -257,8 +272,6 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
             empty, calls need not name one.
         clock: Monotonic seconds, for the rate limit of the log.
     """
-
-    LOG_INTERVAL_S = 10.0
 
     def __init__(
         self,
@@ -330,10 +343,30 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
             total, now_s = self._auth_failures, self._clock()
             is_due = now_s >= self._next_log_s
             if is_due:
-                self._next_log_s = now_s + self.LOG_INTERVAL_S
+                self._next_log_s = now_s + LOG_INTERVAL_S
         if is_due:
             # The log shows nothing of the call, because an unauthenticated peer chose its method and headers.
             logger.warning("refused a call without this job's token or id (%d so far)", total)
+
+
+def control_server(access: ServerInterceptor, handlers: Mapping[str, _Handler], *, num_peers: int) -> grpc.Server:
+    """Return a server of `CONTROL_SERVICE`, which has no port yet.
+
+    Args:
+        access: Rejects calls.
+        handlers: The handler of each method.
+        num_peers: Number of hosts that call.
+    """
+    # A peer may call again before a call of its own that was lost has ended.
+    num_threads = 2 * num_peers + _SPARE_THREADS
+    server = grpc.server(
+        ThreadPoolExecutor(num_threads, thread_name_prefix="control"),
+        interceptors=[access],
+        options=channels.server_options(max_streams=num_threads),
+        maximum_concurrent_rpcs=num_threads,
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(CONTROL_SERVICE, dict(handlers)),))
+    return server
 
 
 def _values(metadata: list[Any], key: str) -> list[bytes]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from hetero.cluster.document import MAX_TEXT
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.members.joined import MAX_JOINED, JoinedHost
 from hetero.control.metric_series import SERIES, fit_for_peer
@@ -16,6 +17,7 @@ from hetero.documents.text import escape_line, last_bytes, one_line
 from hetero.errors import ExitCode, ProtocolError
 from hetero.metrics.logged import LoggedMetric
 from hetero.metrics.step_series import without_history
+from hetero.system.waits import STOP_GRACE_S
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import NOT_SENT, Wire, at_most, fields_of, record_of
@@ -23,6 +25,7 @@ from hetero.wire.records import NOT_SENT, Wire, at_most, fields_of, record_of
 __all__ = [
     "CONTROL_PROTOCOL",
     "MAX_LOADERS",
+    "MAX_SUMMARY_CHARS",
     "OPTIONS",
     "Cause",
     "HostState",
@@ -37,7 +40,8 @@ __all__ = [
 
 CONTROL_PROTOCOL = 1
 
-_MAX_SUMMARY_CHARS = 1024
+MAX_SUMMARY_CHARS = 1024
+"""Maximum length of a reason in one line, and of a failure file: what SageMaker's FailureReason shows."""
 _MAX_DETAIL_BYTES = 32 * 1024
 _MAX_STATUS_BYTES = MAX_REQUEST_BYTES - 64 * 1024
 """Maximum size of a heartbeat. A peer would reject a larger one, and the host would count as silent."""
@@ -48,13 +52,12 @@ MAX_LOADERS = 64
 _MAX_COUNTERS = 100
 _MAX_STEP_TIMES = 1024
 _MAX_OPTIONS = 32
-_MAX_OPTION_CHARS = 200
 
-_SUMMARY = functools.partial(one_line, max_chars=_MAX_SUMMARY_CHARS)
+_SUMMARY = functools.partial(one_line, max_chars=MAX_SUMMARY_CHARS)
 _DETAIL = functools.partial(last_bytes, max_bytes=_MAX_DETAIL_BYTES)
 _COUNTERS = at_most(_MAX_COUNTERS, "counters")
 _STEP_TIMES = at_most(_MAX_STEP_TIMES, "step times")
-OPTIONS = at_most(_MAX_OPTIONS, "options", each=_MAX_OPTION_CHARS)
+OPTIONS = at_most(_MAX_OPTIONS, "options", each=MAX_TEXT)
 """Bounds of the options that a host states."""
 
 
@@ -96,7 +99,7 @@ class Cause:
     @property
     def first_line(self) -> str:
         """First line of every host's failure file. It does not change when the cause is sent to another host."""
-        summary = one_line(self.summary, _MAX_SUMMARY_CHARS)
+        summary = one_line(self.summary, MAX_SUMMARY_CHARS)
         return escape_line(f"HET-{int(self.exit_code):02d} {self.host}: {summary}")
 
 
@@ -223,7 +226,7 @@ class SessionOptions:
     purity_checks: int
     warmup_steps: int
     max_batch_bytes: int
-    stop_grace_s: float = 50.0
+    stop_grace_s: float = STOP_GRACE_S
     """Seconds after a request to stop until the launcher kills ranks that still run."""
     data_service: str = ""
     """Service of data hosts: ``grpc`` (hetero's data plane) or ``tf`` (tf.data.service). Empty without data hosts."""

@@ -14,10 +14,11 @@ import pytest
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control import security
-from hetero.control.hub import CONTROL_POLICIES, Hub
+from hetero.control.hub import Hub
 from hetero.control.members.joined import JoinedHost
 from hetero.control.members.membership import Member, Membership
-from hetero.control.members.registrar import REGISTRAR_POLICIES, Registrar
+from hetero.control.members.registrar import Registrar
+from hetero.control.security import CONTROL_POLICIES
 from hetero.control.status import HostStatus, SessionOptions
 from hetero.endpoint.endpoint import Endpoint
 from hetero.endpoint.options import EndpointOptions
@@ -30,7 +31,7 @@ import grpc  # isort: skip
 
 JOB = "job-of-servers"
 ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-POLICIES = {"endpoint": DATA_POLICIES, "launcher": CONTROL_POLICIES, "registrar": REGISTRAR_POLICIES}
+POLICIES = {"endpoint": DATA_POLICIES, "launcher": CONTROL_POLICIES, "registrar": CONTROL_POLICIES}
 
 
 @dataclass

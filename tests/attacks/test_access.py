@@ -115,7 +115,7 @@ def test_every_server_of_the_package_is_behind_the_interceptor() -> None:
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("grpc.server", "grpc.aio.server", "server"):
                 found[str(path.relative_to(PACKAGE))] = {keyword.arg for keyword in node.keywords}
-    assert set(found) == {"control/hub.py", "control/members/registrar.py", "endpoint/endpoint.py"}
+    assert set(found) == {"control/security.py", "endpoint/endpoint.py"}
     assert all("interceptors" in keywords for keywords in found.values())
 
 

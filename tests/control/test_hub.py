@@ -13,7 +13,7 @@ from hubs import TOKEN, Names, make_hub, wait_for
 
 from hetero.cluster import Role
 from hetero.control import peer_connection, security
-from hetero.control.hub import CONTROL_POLICIES, Hub
+from hetero.control.hub import Hub
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.members.membership import Membership
 from hetero.control.status import (
@@ -298,7 +298,7 @@ def test_hub_port_in_use_names_the_port() -> None:
 
 
 @pytest.mark.attack("A10")
-@pytest.mark.parametrize("method", sorted(CONTROL_POLICIES))
+@pytest.mark.parametrize("method", sorted(security.CONTROL_POLICIES))
 def test_hub_call_without_token_is_refused(hubs: tuple[Hub, Hub], method: str) -> None:
     trainer, _ = hubs
     channel = grpc.insecure_channel(f"127.0.0.1:{trainer.port}")

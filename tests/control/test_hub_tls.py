@@ -98,7 +98,7 @@ def test_hubs_that_do_not_agree_on_tls_never_meet_and_one_says_why(plain: str) -
 def test_rank_with_other_tls_than_its_launcher_is_refused(
     given: Callable[[], Tls | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.control.launcher_link._CALL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("hetero.control.launcher_link.CALL_TIMEOUT_S", 1.0)
     ports = {"data": 1}
     own = tls(host="trainer")
     with make_hub("trainer", ports, tls=own) as trainer, pytest.raises(HeteroError, match="its launcher at"):

@@ -266,5 +266,4 @@ def test_checkpoint_that_failed_is_a_failure_and_lets_the_others_finish(
     assert job.wait(60.0) == 30, job.output
     first_line = job.failure("algo-1").splitlines()[0]
     assert first_line.startswith("HET-30 algo-1: rank 1: a stop callback raised OSError: [Errno 28] No space left")
-    assert kind != "tmpfs" or f"{disk}: 0 bytes free" in first_line
     assert done.read_text() == "saved"

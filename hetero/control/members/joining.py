@@ -15,11 +15,13 @@ from hetero.wire import channels  # before grpc, because channels sets grpc's en
 import grpc  # isort: skip
 
 from hetero.cluster import ClusterSpec, Role
+from hetero.cluster.document import MAX_FILE_BYTES, MAX_TEXT
+from hetero.cluster.groups import group_document
 from hetero.control import security
 from hetero.control.members.joined import JoinedHost, check_address
 from hetero.control.members.newcomers import Obstacle
 from hetero.control.peers import differences
-from hetero.control.status import CONTROL_PROTOCOL, OPTIONS, HostStatus
+from hetero.control.status import CONTROL_PROTOCOL, MAX_SUMMARY_CHARS, OPTIONS, HostStatus
 from hetero.documents.text import escape_line, one_line
 from hetero.errors import (
     AuthenticationError,
@@ -30,6 +32,7 @@ from hetero.errors import (
     HeteroError,
     ProtocolError,
 )
+from hetero.system.waits import CALL_TIMEOUT_S
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import fields_of, printable, record_of
@@ -40,11 +43,7 @@ __all__ = ["Admission", "JoinRequest", "Reception", "ask_to_join", "request_from
 logger = logging.getLogger(__name__)
 
 _DEFAULT_GROUP = "data"
-_MAX_TEXT_CHARS = 100
-"""Maximum length of a version, a digest or the id of a job."""
-_MAX_DOCUMENT_CHARS = 1 << 20
-_MAX_REFUSAL_CHARS = 1000
-_CALL_TIMEOUT_S = 10.0
+_JOB_ID = printable(MAX_TEXT, "id of the job")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +51,9 @@ class JoinRequest:
     """What a host says about itself."""
 
     host: JoinedHost
-    version: Annotated[str, printable(_MAX_TEXT_CHARS, "version")]
+    version: Annotated[str, printable(MAX_TEXT, "version")]
     """Version of hetero."""
-    script_digest: Annotated[str, printable(_MAX_TEXT_CHARS, "digest")]
+    script_digest: Annotated[str, printable(MAX_TEXT, "digest")]
     options: Annotated[Mapping[str, str], OPTIONS]
     """Options that must be the same on every host that states them."""
 
@@ -163,30 +162,24 @@ class Reception:
 
     def reply(self, joined: JoinedHost) -> pb.JoinReply:
         """Return the answer to a host that was admitted."""
-        groups = [
-            {"instance_group_name": group.name, "instance_type": group.instance_type, "hosts": list(group.hosts)}
-            for group in self._cluster.groups
-        ]
-        roles = {group.name: group.role.value for group in self._cluster.groups}
-        own = next((group for group in groups if group["instance_group_name"] == joined.group), None)
-        if own is None:
-            own = {"instance_group_name": joined.group, "instance_type": joined.instance_type, "hosts": []}
-            groups.append(own)
-            roles[joined.group] = Role.DATA.value
-        hosts = own["hosts"]
-        assert isinstance(hosts, list)
-        if joined.host not in hosts:
-            hosts.append(joined.host)
-        described = [{name: value for name, value in group.items() if value} for group in groups]
+        hosts = {group.name: list(group.hosts) for group in self._cluster.groups}
+        types = {
+            joined.group: joined.instance_type,
+            **{group.name: group.instance_type for group in self._cluster.groups},
+        }
+        roles = {joined.group: Role.DATA, **{group.name: group.role for group in self._cluster.groups}}
+        own = hosts.setdefault(joined.group, [])
+        if joined.host not in own:
+            own.append(joined.host)
         document = {
             "current_host": joined.host,
-            "instance_groups": described,
+            "instance_groups": [group_document(name, types[name], names) for name, names in hosts.items()],
             "network_interface_name": self._cluster.network_interface_name,
         }
         return pb.JoinReply(
             job_id=self._job_id,
             cluster_json=json.dumps(document),
-            roles=[f"{name}={role}" for name, role in roles.items()],
+            roles=[f"{name}={roles[name].value}" for name in hosts],
         )
 
 
@@ -254,20 +247,21 @@ def _ask(name: str, address: str, request: JoinRequest, token: security.Token | 
         )
         message = pb.JoinRequest(protocol=CONTROL_PROTOCOL, **fields_of(request))
         try:
-            data = call(message, timeout=_CALL_TIMEOUT_S, metadata=security.call_metadata(token, ""))
+            data = call(message, timeout=CALL_TIMEOUT_S, metadata=security.call_metadata(token, ""))
         except grpc.RpcError as error:
             raise _failed(f"{name} ({address})", error) from error
     reply = parse(pb.JoinReply, data)
     # Text of another host goes into this host's log (A14).
-    reply.refusal = escape_line(one_line(reply.refusal, _MAX_REFUSAL_CHARS))
+    reply.refusal = escape_line(one_line(reply.refusal, MAX_SUMMARY_CHARS))
     return reply
 
 
 def _admission(name: str, reply: pb.JoinReply) -> Admission:
     if not reply.cluster_json:
         raise ClusterError(f"{name} waits for the other hosts of the job")
-    _check_text("id of the job", reply.job_id)
-    if len(reply.cluster_json) > _MAX_DOCUMENT_CHARS:
+    assert _JOB_ID.check is not None
+    _JOB_ID.check(reply.job_id)
+    if len(reply.cluster_json) > MAX_FILE_BYTES:
         raise ProtocolError(f"{name} described a cluster in {len(reply.cluster_json)} characters, which is too long")
     try:
         document = json.loads(reply.cluster_json)
@@ -276,11 +270,6 @@ def _admission(name: str, reply: pb.JoinReply) -> Admission:
     if not isinstance(document, dict):
         raise ProtocolError(f"{name} described a cluster as a {type(document).__name__}; expected an object")
     return Admission(job_id=reply.job_id, document=document, roles=tuple(reply.roles))
-
-
-def _check_text(what: str, text: str) -> None:
-    if len(text) > _MAX_TEXT_CHARS or not text.isprintable():
-        raise ProtocolError(f"found a {what} {text!r:.80}; expected at most {_MAX_TEXT_CHARS} printable characters")
 
 
 def _failed(target: str, error: grpc.RpcError) -> HeteroError:

@@ -13,10 +13,7 @@ from hetero.control.members.joined import MAX_JOINED, JoinedHost
 from hetero.control.status import HostStatus
 from hetero.errors import ExitCode
 
-__all__ = ["MAX_DEPARTED", "DepartedHost", "Newcomers", "Obstacle"]
-
-MAX_DEPARTED = 1000
-"""Maximum number of newcomers that have gone and are still in the job's report."""
+__all__ = ["DepartedHost", "Newcomers", "Obstacle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,38 +45,21 @@ class Newcomers:
         self.present: dict[str, JoinedHost] = {}
         """The hosts that have joined and not left, by name."""
         self.departed: list[DepartedHost] = []
-        self.num_departed = 0
-        """Number of hosts that have left. It may be more than the length of `departed`."""
+        """The first of those that have left, for the report of the job."""
         self._admitted_s: dict[str, float] = {}
-        self._contested_s: dict[str, float] = {}
-        """Times when another host first asked to join with the name of a host that is present."""
 
     def add(self, joined: JoinedHost, now_s: float) -> None:
         """Record that a host has joined. A host that has joined before keeps its time."""
         self.present[joined.host] = joined
-        self._contested_s.pop(joined.host, None)
         self._admitted_s.setdefault(joined.host, now_s)
 
     def remove(self, host: str, status: HostStatus | None, last_heard_s: float) -> None:
         """Record that a host has left."""
         joined = self.present.pop(host)
         admitted_s = self._admitted_s.pop(host)
-        self._contested_s.pop(host, None)
-        self.num_departed += 1
-        if len(self.departed) < MAX_DEPARTED:
+        if len(self.departed) < MAX_JOINED:
             present_s = max(0.0, last_heard_s - admitted_s)
             self.departed.append(DepartedHost(joined=joined, status=status, present_s=present_s))
-
-    def contested_s(self, host: str, now_s: float, lease_s: float) -> float:
-        """Return when another host first asked to join with the name of ``host``, which is present.
-
-        A request that is older than a lease was of a host that does not ask any more.
-        """
-        first_s = self._contested_s.get(host, now_s)
-        if now_s - first_s > lease_s:
-            first_s = now_s
-        self._contested_s[host] = first_s
-        return first_s
 
     def present_s(self, host: str, now_s: float) -> float:
         """Return the seconds since a host has joined."""

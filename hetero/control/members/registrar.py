@@ -12,33 +12,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from hetero.wire import channels  # before grpc, because channels sets grpc's environment
 
 import grpc  # isort: skip
 
 from hetero.cluster import natural_key
+from hetero.cluster.groups import group_document
 from hetero.control import security
 from hetero.control.members.joined import JoinedHost
 from hetero.control.members.joining import request_from_proto
 from hetero.errors import ClusterError, ExitCode, HeteroError
+from hetero.system.waits import CALL_TIMEOUT_S
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
 
-__all__ = ["REGISTRAR_POLICIES", "Registrar", "document_of"]
+__all__ = ["Registrar", "document_of"]
 
 logger = logging.getLogger(__name__)
-
-_SERVICE = "hetero.v1.Control"
-REGISTRAR_POLICIES = {
-    f"/{_SERVICE}/Join": security.Policy.NEWCOMER,
-    f"/{_SERVICE}/Heartbeat": security.Policy.TOKEN,
-}
-_NUM_THREADS = 32
-_FETCH_S = 10.0
-"""Longest time that the main host waits until every other host has fetched the description."""
 
 
 class Registrar:
@@ -67,7 +59,7 @@ class Registrar:
         self._num_hosts = num_hosts
         self._groups = groups
         self._tls = tls
-        self.access = security.ServerInterceptor(token, job_id=job_id, policies=REGISTRAR_POLICIES)
+        self.access = security.ServerInterceptor(token, job_id=job_id, policies=security.CONTROL_POLICIES)
         self.port = 0
         """Port that the registrar listens on, while it serves."""
         self._job_id = job_id
@@ -92,7 +84,7 @@ class Registrar:
             self._wait(lambda: len(self._hosts) == self._num_hosts, timeout_s, show, self._missing)
             if len(self._hosts) < self._num_hosts:
                 raise ClusterError(f"still missing after {timeout_s:.0f} s: {self._missing()}")
-            self._wait(lambda: len(self._fetched) == self._num_hosts - 1, _FETCH_S, show, self._unfetched)
+            self._wait(lambda: len(self._fetched) == self._num_hosts - 1, CALL_TIMEOUT_S, show, self._unfetched)
             if len(self._fetched) < self._num_hosts - 1:
                 logger.warning("%s; the launcher will answer them", self._unfetched())
         return document_of(self._hosts.values(), self._groups)
@@ -104,19 +96,13 @@ class Registrar:
         Raises:
             PortError: If the port cannot be bound.
         """
-        server = grpc.server(
-            ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="registrar"),
-            interceptors=[self.access],
-            options=channels.server_options(max_streams=_NUM_THREADS),
-            maximum_concurrent_rpcs=_NUM_THREADS,
-        )
         handlers = {
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._on_join, response_serializer=lambda reply: reply.SerializeToString()
             ),
             "Heartbeat": grpc.unary_unary_rpc_method_handler(_on_heartbeat),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        server = security.control_server(self.access, handlers, num_peers=self._num_hosts)
         self.port = channels.bind(server, address, port, tls=self._tls)
         server.start()
         try:
@@ -184,10 +170,6 @@ def document_of(hosts: Iterable[JoinedHost], groups: Sequence[str]) -> dict[str,
     known = list(hosts)
     for name in groups:
         members = sorted((host for host in known if host.group == name), key=lambda host: natural_key(host.host))
-        if not members:
-            continue
-        group: dict[str, object] = {"instance_group_name": name, "hosts": [host.host for host in members]}
-        if members[0].instance_type:
-            group["instance_type"] = members[0].instance_type
-        found.append(group)
+        if members:
+            found.append(group_document(name, members[0].instance_type, [host.host for host in members]))
     return {"instance_groups": found}

@@ -203,15 +203,9 @@ class Roster:
         # (F40).
         if known.address == joined.address or not self._lives(joined.host):
             return None
-        # The host that has joined may have been replaced by this one a moment ago. If it is heard again, it lives.
-        contested_s = self.newcomers.contested_s(joined.host, self._clock(), self._timings.lease_s)
-        is_heard = self._peers[joined.host].last_heard_s > contested_s + 2 * self._timings.heartbeat_s
+        # It asks again, because the one that has joined may have been lost or be leaving.
         text = f"{joined.host!r} has joined from {known.address}"
-        if self._state(joined.host) in LEAVING:
-            return Obstacle(text=f"{text}, and is leaving", may_pass=True)
-        if is_heard:
-            return Obstacle(text=f"{text}; give this host another name with --host")
-        return Obstacle(text=f"{text}, and may have been lost", may_pass=True)
+        return Obstacle(text=f"{text}; give this host another name with --host if that one lives", may_pass=True)
 
     def knows_newcomer(self, joined: JoinedHost) -> bool:
         """Return whether every living trainer host has received a status of this host that lists a newcomer."""

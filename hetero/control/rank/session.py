@@ -42,6 +42,7 @@ from hetero.metrics.logged import MetricLog
 from hetero.metrics.steps import StepTimer, encode_summaries
 from hetero.system.logs import LoggedErrors
 from hetero.system.memory import keep_freed_memory
+from hetero.system.waits import END_TIMEOUT_S, POLL_S
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import fields_of, record_of
 from hetero.wire.tls import Tls
@@ -267,7 +268,7 @@ class RankSession:
         is_answered = self._report(finished=finished)
         self._link.cancel()
         for thread in self._threads:
-            thread.join(2.0)
+            thread.join(END_TIMEOUT_S)
         self._link.close()
         return is_answered
 
@@ -305,7 +306,7 @@ class RankSession:
                 except HeteroError as error:
                     if not self._closing.is_set():
                         logger.info("lost the connection to the launcher's directory (%s); connecting again", error)
-            self._closing.wait(0.5)
+            self._closing.wait(POLL_S)
 
     def _apply(self, update: pb.RankUpdate) -> None:
         entries = update.endpoints
