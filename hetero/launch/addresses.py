@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 from hetero.cluster import resolve_address
 from hetero.config import Timings
 from hetero.errors import ClusterError
-from hetero.system.waits import POLL_S
+from hetero.system.waits import POLL_S, WaitLog
 from hetero.wire.channels import join_address
 
 __all__ = ["Addresses"]
-
-logger = logging.getLogger(__name__)
 
 
 class Addresses:
@@ -35,10 +32,6 @@ class Addresses:
     def set(self, host: str, address: str) -> None:
         """State the numeric address of a host whose name need not be resolved."""
         self._known[host] = address
-
-    def has(self, host: str) -> bool:
-        """Return whether the address of a host was found."""
-        return host in self._known
 
     def known(self, host: str) -> str | None:
         """Return the address of a host, or None if it was not found yet. Does not wait."""
@@ -62,7 +55,8 @@ class Addresses:
         return join_address(address, self._port)
 
     def _wait_for(self, host: str, timeout_s: float) -> str:
-        begin_s = logged_s = time.monotonic()
+        deadline_s = time.monotonic() + timeout_s
+        log = WaitLog(self._timings.patience_s)
         while True:
             try:
                 address = self._known[host] = resolve_address(host)
@@ -70,11 +64,8 @@ class Addresses:
             # On a platform, a name may be resolved only minutes after the start (F15). Until the timeout this is no
             # error.
             except ClusterError as error:
-                now_s = time.monotonic()
-                if now_s - begin_s > timeout_s:
+                if time.monotonic() > deadline_s:
                     raise
-                if now_s - logged_s >= (self._timings.patience_s if logged_s > begin_s else POLL_S):
-                    logged_s = now_s
-                    logger.info("waiting for the address of %s: %s", host, error)
+                log.show(f"the address of {host}: {error}")
             self._check_stop()
             time.sleep(POLL_S)

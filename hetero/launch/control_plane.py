@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from hetero import __version__
 from hetero.cluster import ClusterSpec, Role
-from hetero.config import LaunchOptions, Timings, trainer_endpoints_of
+from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.control import security
 from hetero.control.hub import Hub
 from hetero.control.members.joining import Reception
 from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostStatus, SessionOptions
 from hetero.errors import ConfigError
-from hetero.launch.placement import Placement
-from hetero.launch.ranks.starter import RankStarter
+from hetero.launch.placement import HostPlan, Placement
 from hetero.system.scripts import find_script
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
@@ -26,46 +25,28 @@ from hetero.wire.tls import Tls
 __all__ = ["make_hub", "script_digest", "shared_options"]
 
 
-class HubOwner(Protocol):
-    """The part of `hetero.launch.host.LaunchedHost` that its hub needs."""
-
-    options: LaunchOptions
-    cluster: ClusterSpec
-    placement: Placement
-    timings: Timings
-    starter: RankStarter
-    job_id: str
-    address: str
-
-    @property
-    def read_again(self) -> Callable[[], ClusterSpec] | None:
-        """See `LaunchedHost.read_again`."""
-
-    def launcher_of(self, host: str) -> str:
-        """See `LaunchedHost.launcher_of`."""
-
-
-def make_hub(host: HubOwner, token: security.Token | None, tls: Tls | None, *, started_s: float) -> Hub:
+def make_hub(
+    plan: HostPlan, *, address: str, resolve: Callable[[str], str], token: security.Token | None, tls: Tls | None
+) -> Hub:
     """Return the hub of a host, which is not started.
 
     Args:
-        host: The host, which knows its name, address and placement.
+        plan: What is fixed about the host.
+        address: Numeric address of the host.
+        resolve: See `Hub`.
         token: The job's token.
         tls: TLS settings of this host.
-        started_s: Monotonic time of this launcher's start.
     """
-    cluster, options, placement, timings = host.cluster, host.options, host.placement, host.timings
-    name = cluster.current_host
-    is_first_trainer = name == cluster.trainer_hosts[0].name
+    cluster, options, placement, timings = plan.cluster, plan.options, plan.placement, plan.timings
     # A dispatcher's host waits for the workers of the other data hosts before it ends, so data hosts know each other
     # there.
     members = members_of(cluster, options, needs_all=placement.servers.dispatcher_host != "" or options.profile)
     own = HostStatus(
-        host=name,
+        host=plan.name,
         incarnation=secrets.token_hex(8),
         version=__version__,
         script_digest=script_digest(options),
-        options=shared_options(options, placement, num_made=host.starter.num_made),
+        options=shared_options(options, placement),
     )
     session_options = SessionOptions(
         data_timeout_s=timings.data_timeout_s,
@@ -77,10 +58,16 @@ def make_hub(host: HubOwner, token: security.Token | None, tls: Tls | None, *, s
         stop_grace_s=timings.stop_grace_s,
         data_service=placement.data_service,
         # Single steps travel four times per second. Only the host that decides about endpoints needs them.
-        wants_step_times=is_first_trainer and placement.servers.num_at_start is not None,
+        wants_step_times=plan.is_first_trainer and placement.servers.num_at_start is not None,
         profile=options.profile,
     )
-    reception = Reception(cluster, host.job_id, obstacle=_obstacle(options, placement), read_again=host.read_again)
+    read_cluster = functools.partial(plan.platform.read_cluster, host=plan.name, roles=options.roles)
+    reception = Reception(
+        cluster,
+        plan.job_id,
+        obstacle=_obstacle(options, placement),
+        read_again=read_cluster if plan.platform.may_change else None,
+    )
     membership = Membership(
         members,
         own,
@@ -91,19 +78,19 @@ def make_hub(host: HubOwner, token: security.Token | None, tls: Tls | None, *, s
     )
     return Hub(
         membership,
-        address=host.address,
+        address=address,
         port=options.port,
-        resolve=host.launcher_of,
-        peers=tuple(member.host for member in members if member.host != name),
+        resolve=resolve,
+        peers=tuple(member.host for member in members if member.host != plan.name),
         token=token,
-        job_id=host.job_id,
+        job_id=plan.job_id,
         remote=placement.remote,
         session_options=session_options,
         heartbeat_s=timings.heartbeat_s,
         num_ranks=placement.num_ranks,
-        started_s=started_s,
+        started_s=plan.started_s,
         tls=tls,
-        reception=reception if is_first_trainer else None,
+        reception=reception if plan.is_first_trainer else None,
     )
 
 
@@ -155,17 +142,16 @@ def script_digest(options: LaunchOptions) -> str:
     return hashlib.sha256(script.read_bytes()).hexdigest()[:16]
 
 
-def shared_options(options: LaunchOptions, placement: Placement | None, *, num_made: int = 0) -> dict[str, str]:
+def shared_options(options: LaunchOptions, placement: Placement | None) -> dict[str, str]:
     """Return the options that must be equal on all hosts. A host may lack an option that does not apply to it.
 
     Args:
         options: The options of this host.
         placement: What runs on this host. None for a data host.
-        num_made: Number of ranks that mpirun has made on this host.
     """
     shared = {**options.shared(), "data plane protocol": str(PROTOCOL)}
     if placement is not None and placement.num_ranks:
-        shared["ranks per trainer host"] = "set by mpirun" if num_made else str(placement.num_ranks)
+        shared["ranks per trainer host"] = "set by mpirun" if placement.are_ranks_given else str(placement.num_ranks)
     return shared
 
 

@@ -10,31 +10,26 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hetero.control.status import Cause
-from hetero.documents.text import escape_line, shortened
+from hetero.control.status import MAX_SUMMARY_CHARS, Cause
+from hetero.documents.text import escape_line
 from hetero.errors import ExitCode
 from hetero.system import logs
 
 __all__ = [
-    "MAX_FAILURE_CHARS",
     "detail_lines",
     "failure_text",
     "reserved_space",
     "shown_detail",
-    "shown_first_line",
     "stated_code",
     "write_failure",
 ]
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURE_CHARS = 1024
-"""Maximum length of the failure text. SageMaker's FailureReason shows this many characters."""
 _MAX_SHOWN_LINES = 40
-_MAX_SHOWN_CHARS = 300
-"""Maximum length of another host's failure in the log."""
 _RESERVE_NAME = ".hetero-reserve"
-_RESERVE_BYTES = 4 * MAX_FAILURE_CHARS  # a character takes at most 4 bytes
+# A character takes at most 4 bytes.
+_RESERVE_BYTES = 4 * MAX_SUMMARY_CHARS
 _CODE = re.compile(r"\bHET-(\d\d)\b")
 _FAILURES = frozenset(code.value for code in ExitCode if code)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -42,8 +37,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def failure_text(cause: Cause) -> str:
     """Return the text of the failure file: the cause's first line, and the end of its detail."""
-    head = cause.first_line[:MAX_FAILURE_CHARS]
-    room = MAX_FAILURE_CHARS - len(head) - 1
+    head = cause.first_line[:MAX_SUMMARY_CHARS]
+    room = MAX_SUMMARY_CHARS - len(head) - 1
     # Consoles and terminals show this file, so control characters in a remote traceback are escaped.
     detail = "\n".join(map(escape_line, detail_lines(cause)))
     if room < 20 or not detail:
@@ -55,21 +50,6 @@ def detail_lines(cause: Cause) -> list[str]:
     """Return the lines of a cause's detail, without a first line that repeats the end of its summary."""
     lines = cause.detail.strip().split("\n")
     return lines[1:] if cause.summary.endswith(lines[0].strip()) else lines
-
-
-def shown_first_line(cause: Cause, host: str) -> str:
-    """Return a cause's first line as a host logs it.
-
-    Only the host where the failure happened logs the whole line, because a hundred hosts should not all log a long
-    exception text. Every failure file contains the whole line.
-
-    Args:
-        cause: The root cause of the job's end, or of a restart.
-        host: The host that logs it.
-    """
-    if cause.host == host or len(cause.first_line) <= _MAX_SHOWN_CHARS:
-        return cause.first_line
-    return f"{shortened(cause.first_line, _MAX_SHOWN_CHARS)} (the log of {cause.host} has the whole text)"
 
 
 def shown_detail(cause: Cause, host: str) -> list[str]:

@@ -29,13 +29,11 @@ from hetero.launch.auto_endpoints.memory import HostMemory
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
 from hetero.launch.control_plane import make_hub
 from hetero.launch.data_services import HostFacts, find_service
-from hetero.launch.failure import shown_first_line
 from hetero.launch.ranks.frameworks import RANK_FRAMEWORKS
 from hetero.launch.ranks.starter import RankStarter
-from hetero.launch.reporting.summary import output_folder, write_metrics, write_report
+from hetero.launch.reporting.summary import JobHistory, output_folder, write_metrics, write_report
 from hetero.launch.reporting.timeline import Timeline
 from hetero.launch.staged import job_token
-from hetero.launch.wanted_hosts import WantedHosts
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
 from hetero.pool.pool import EndpointPool
@@ -44,6 +42,7 @@ from hetero.system import logs
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.system.stop_signals import SHIELD_VARIABLE
+from hetero.system.waits import END_TIMEOUT_S, WaitLog
 from hetero.system.workdir import private_folder
 from hetero.wire.channels import without_proxy
 from hetero.wire.tls import Tls
@@ -57,9 +56,6 @@ WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
 the launcher is killed."""
 
 _TICK_S = 0.2
-_FAREWELL_S = 5.0
-_REFUSAL_S = 3.0
-"""Minimum seconds that a rejected peer has to connect. It tries again about a second after a failed connection."""
 _SHORT_S = 86_400.0
 """If a certificate expires within this number of seconds, a warning is logged."""
 
@@ -111,62 +107,55 @@ class LaunchedHost:
         environ: Mapping[str, str],
         starter: RankStarter,
     ) -> None:
-        self.options = options
-        self.cluster = cluster
-        self.timings = Timings.from_options(options, environ, kill_after_s=platform.kill_after_s)
-        self.name = cluster.current_host
-        self.trainer_hosts = [host.name for host in cluster.trainer_hosts]
-        self.starter = starter
-        self.placement = placement.plan(
-            options, cluster, num_gpus=placement.count_gpus(platform), num_given=starter.num_made
+        placed = placement.plan(options, cluster, num_gpus=placement.count_gpus(platform), num_given=starter.num_made)
+        self.plan = placement.HostPlan(
+            options=options,
+            cluster=cluster,
+            platform=platform,
+            placement=placed,
+            timings=Timings.from_options(options, environ, kill_after_s=platform.kill_after_s),
+            job_id=platform.job_id(cluster),
         )
-        self.job_id = platform.job_id(cluster)
-        self.child_environment = {"HETERO_JOB_ID": self.job_id, "PYTHONHASHSEED": "0", SHIELD_VARIABLE: "1"}
+        self.starter = starter
+        self.child_environment = {"HETERO_JOB_ID": self.plan.job_id, "PYTHONHASHSEED": "0", SHIELD_VARIABLE: "1"}
         if RANK_FRAMEWORKS[framework_of(options)].uses_grpc:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
         """Time of the request to stop this host, in monotonic seconds. None before such a request."""
-        self.endpoints_were_ready = self.placement.servers.num_at_start == 0
+        self.endpoints_were_ready = placed.servers.num_at_start == 0
         """Whether all endpoints that this host starts at first have served at the same time at least once."""
-        self.trainers_came = False
-        """Whether all trainer hosts have been ready at the same time at least once. Only data hosts use it."""
         self.generation = 0
         """Number of restarts of the trainer group that this host has handled."""
-        self.wanted = WantedHosts()
-        """Estimates how many data hosts the job could use. Only the first trainer host uses it."""
         self._timeline = Timeline()
-        self._platform = platform
         self._num_signals = 0
-        self._num_ticks = 0
         # A host that joins may listen at another port than the launchers of the job.
         port = options.port if options.join is None else int(options.join.rpartition(":")[2])
-        self._addresses = Addresses(port, self.timings, self._check_stop)
+        self.addresses = Addresses(port, self.plan.timings, self._check_stop)
         if platform.own_address:
-            self._addresses.set(self.name, platform.own_address)
-        self._started_epoch_s = time.time()
-        self._started_s = time.monotonic()
-        self._next_words_s = self._started_s + self.timings.patience_s
+            self.addresses.set(self.plan.name, platform.own_address)
+        self._wait_log = WaitLog(self.plan.timings.patience_s)
         with contextlib.ExitStack() as stack:
             self._set_up(stack, environ)
             self._stack = stack.pop_all()
 
     def _set_up(self, stack: contextlib.ExitStack, environ: Mapping[str, str]) -> None:
-        for number in (*self._platform.stop_signals, signal.SIGINT):
+        for number in (*self.plan.platform.stop_signals, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
-        allow_descriptors(placement.needed_descriptors(len(self.cluster.hosts)))
+        allow_descriptors(placement.needed_descriptors(len(self.plan.cluster.hosts)))
         self.run_dir = stack.enter_context(private_folder("hetero-launch-", parent=environ.get(WORK_DIR_VARIABLE)))
         self.relay = LineRelay(logs.relay_line)
         stack.callback(self.relay.close)
-        token = job_token(environ, Path.cwd(), is_required=self.options.require_token)
+        token = job_token(environ, Path.cwd(), is_required=self.plan.options.require_token)
         token_path = None
         if token is not None:
             descriptor, token_path = security.token_memfd(token)
             stack.callback(os.close, descriptor)
             self.child_environment[security.TOKEN_FILE_VARIABLE] = token_path
         tls = self._load_tls()
-        self.address = self.address_of(self.name)
-        self.hub = stack.enter_context(make_hub(self, token, tls, started_s=self._started_s))
-        self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
+        self.address = self.addresses.of(self.plan.name)
+        hub = make_hub(self.plan, address=self.address, resolve=self.addresses.launcher_of, token=token, tls=tls)
+        self.hub = stack.enter_context(hub)
+        self.watchdog = stack.enter_context(Watchdog(self.plan.timings.lease_s, status=self._status_if_stuck))
         stack.callback(sweep_memory)  # after the processes below have ended
         # At the end, kill the processes that the script has left behind. The launcher has stopped its own children by
         # then. The watchdog still runs, because this process may block while it inspects a stuck process.
@@ -174,13 +163,13 @@ class LaunchedHost:
         stack.callback(end_descendants, on_poll=self.watchdog.tick)
         self._sampler = stack.enter_context(
             HostSampler(
-                self.name,
-                scope=self.placement.usage_scope,
-                has_tree=not self.starter.num_made,
-                interval_s=self.options.usage_interval_s,
+                self.plan.name,
+                scope=self.plan.placement.usage_scope,
+                has_tree=not self.plan.placement.are_ranks_given,
+                interval_s=self.plan.options.usage_interval_s,
             )
         )
-        self.pool = self._make_pool(token_path) if self.placement.num_endpoints else None
+        self.pool = self._make_pool(token_path) if self.plan.placement.num_endpoints else None
         self.trainer_endpoints = self._make_trainer_endpoints()
 
     def __enter__(self) -> LaunchedHost:
@@ -190,10 +179,10 @@ class LaunchedHost:
         self._stack.close()
 
     def _load_tls(self) -> Tls | None:
-        if self.options.tls_dir is None:
+        if self.plan.options.tls_dir is None:
             return None
-        tls = Tls(self.options.tls_dir, self.name)
-        self.child_environment |= {TLS_VARIABLE: str(tls.directory), HOST_VARIABLE: self.name}
+        tls = Tls(self.plan.options.tls_dir, self.plan.name)
+        self.child_environment |= {TLS_VARIABLE: str(tls.directory), HOST_VARIABLE: self.plan.name}
         remaining_s = tls.expires_epoch_s - time.time()
         if remaining_s < _SHORT_S:
             logger.warning("the certificate expires in %.1f h, and later connections will fail", remaining_s / 3600)
@@ -201,29 +190,29 @@ class LaunchedHost:
 
     def _make_pool(self, token_path: str | None) -> EndpointPool:
         facts = HostFacts(
-            options=self.options,
-            servers=self.placement.servers,
-            name=self.name,
+            options=self.plan.options,
+            servers=self.plan.placement.servers,
+            name=self.plan.name,
             address=self.address,
-            address_of=self._addresses.known,
-            is_trainer=self.placement.num_ranks > 0,
+            address_of=self.addresses.known,
+            is_trainer=self.plan.placement.num_ranks > 0,
             token_path=token_path,
-            job_id=self.job_id,
+            job_id=self.plan.job_id,
             environment=self.child_environment,
-            timings=self.timings,
+            timings=self.plan.timings,
         )
-        service = find_service(self.options.data_service)
+        service = find_service(self.plan.options.data_service)
         return service.make_pool(facts, on_change=self._on_endpoints, on_line=self.relay.line)
 
     def _make_trainer_endpoints(self) -> TrainerEndpoints | None:
-        servers = self.placement.servers
+        servers = self.plan.placement.servers
         if self.pool is None or servers.num_at_start is None:
             return None
         return TrainerEndpoints(
             self.pool,
-            host=self.name,
-            trainer_hosts=self.trainer_hosts,
-            num_ranks=self.placement.num_ranks,
+            host=self.plan.name,
+            trainer_hosts=self.plan.trainer_hosts,
+            num_ranks=self.plan.placement.num_ranks,
             max_endpoints=servers.number,
             slots_per_endpoint=servers.num_slots,
             publish=lambda number: self.hub.update(trainer_endpoints=number),
@@ -234,31 +223,12 @@ class LaunchedHost:
         decided = self.hub.decided
         return int(ExitCode.INTERNAL if decided is None else decided.exit_code)
 
-    def address_of(self, host: str) -> str:
-        """Return the address of a host as `Addresses.of` does. May wait."""
-        return self._addresses.of(host)
-
-    def launcher_of(self, host: str) -> str:
-        """Return ``address:port`` of a host's launcher as `Addresses.launcher_of` does. May block."""
-        return self._addresses.launcher_of(host)
-
-    @property
-    def read_again(self) -> Callable[[], ClusterSpec] | None:
-        """Reads the description of the cluster again. None if it cannot change."""
-        if not self._platform.may_change:
-            return None
-        return lambda: self._platform.read_cluster(host=self.name, roles=self.options.roles)
-
-    def has_address(self, host: str) -> bool:
-        """Return whether the address of a host was found. The hub looks the name up until it is resolved."""
-        return self._addresses.has(host)
-
     def _check_stop(self) -> None:
         if self._num_signals:
             raise StoppedEarlyError
 
     def _on_endpoints(self, records: tuple[EndpointRecord, ...]) -> None:
-        if len(records) == self.placement.num_endpoints:
+        if len(records) == self.plan.placement.num_endpoints:
             self.endpoints_were_ready = True
         self.hub.update(endpoints=records)
 
@@ -276,12 +246,7 @@ class LaunchedHost:
     @property
     def output_folder(self) -> Path:
         """Folder for the output files of this host."""
-        return output_folder(self.options, self._platform.folders, self.name).absolute()
-
-    @property
-    def is_first_trainer(self) -> bool:
-        """Whether this is the trainer host that writes the job's report and logs its metrics."""
-        return self.name == self.trainer_hosts[0]
+        return output_folder(self.plan.options, self.plan.platform.folders, self.plan.name).absolute()
 
     def tick(self, waiting_for: Callable[[Membership], str] | None = None) -> None:
         """Wait a moment, publish this host's status and handle what has happened in the job.
@@ -303,11 +268,11 @@ class LaunchedHost:
         with self.hub.membership() as membership:
             decided = membership.own.decided
             endpoints = membership.endpoints()
-            words = waiting_for(membership) if waiting_for is not None else ""
+            words = "" if waiting_for is None else waiting_for(membership)
             apply = None if self.trainer_endpoints is None else self.trainer_endpoints.read(membership)
             is_to_stop = self._num_signals > 0 or self._loses_dispatcher(membership)
-            if self.is_first_trainer:
-                self._timeline.follow(membership, time.monotonic() - self._started_s)
+            if self.plan.is_first_trainer:
+                self._timeline.follow(membership, time.monotonic() - self.plan.started_s)
         # Act on these reports and on signals.
         if decided is not None:
             raise JobEndsError(decided)
@@ -318,10 +283,8 @@ class LaunchedHost:
         if apply is not None and not is_to_stop:
             apply()
         if self.pool is not None and self.pool.failure is not None and not self.endpoints_were_ready:
-            self.fail(cause_of(self.pool.failure, self.name))
-        if words and time.monotonic() >= self._next_words_s:
-            self._next_words_s = time.monotonic() + self.timings.patience_s
-            logger.info("waiting for %s", words)
+            self.fail(cause_of(self.pool.failure, self.plan.name))
+        self._wait_log.show(words)
 
     def _follow(self) -> None:
         """Handle a restart of the trainer group, if the arbiter decided on one since the last call.
@@ -334,10 +297,10 @@ class LaunchedHost:
         if own.generation == self.generation or own.decided is not None:
             return
         self.generation = own.generation
-        why = shown_first_line(own.restarted_for, self.name) if own.restarted_for is not None else "an unknown reason"
-        limit = self.options.job_restarts
+        why = "an unknown reason" if own.restarted_for is None else own.restarted_for.first_line
+        limit = self.plan.options.job_restarts
         logger.warning("restart %d of at most %d of the trainer group, because of %s", self.generation, limit, why)
-        if self.placement.num_ranks:
+        if self.plan.placement.num_ranks:
             raise RestartError
 
     def publish(self, **changes: object) -> None:
@@ -347,10 +310,9 @@ class LaunchedHost:
             RestartError: If ``changes`` sets a state other than ``FAILED``, and the ranks of this host belong to an
                 earlier generation.
         """
-        self._num_ticks += 1
         self.watchdog.tick()
         counters = {"authentication failures": self.hub.auth_failures, "log lines dropped": logs.dropped_lines()}
-        if self.is_first_trainer:
+        if self.plan.is_first_trainer:
             counters["job restarts"] = self.generation
         if self.pool is not None:
             for name, count in self.pool.counters().items():
@@ -358,12 +320,13 @@ class LaunchedHost:
         usage = dataclasses.replace(self._sampler.usage(), **self._endpoints_usage())
         usage_json = json.dumps(usage.to_json()).encode()
         with self.hub.membership() as membership:
-            is_behind = self.placement.num_ranks > 0 and membership.own.generation != self.generation
+            is_behind = self.plan.placement.num_ranks > 0 and membership.own.generation != self.generation
             is_behind = is_behind and changes.get("state") not in (None, HostState.FAILED)
             if not is_behind:
                 for name, count in membership.past_ranks.counters.items():
                     counters[name] = counters.get(name, 0) + count
-                membership.update(usage_json=usage_json, counters=counters, ticks=self._num_ticks, **changes)
+                ticks = membership.own.ticks + 1
+                membership.update(usage_json=usage_json, counters=counters, ticks=ticks, **changes)
         if is_behind:
             self._follow()
 
@@ -377,7 +340,7 @@ class LaunchedHost:
             "endpoints_private_bytes": private_bytes,
             "endpoints_shared_bytes": shared_bytes,
             "endpoints_busy_s": statistics.get("busy_s"),
-            "endpoint_slots": self.placement.servers.number * self.placement.servers.num_slots,
+            "endpoint_slots": self.plan.placement.servers.number * self.plan.placement.servers.num_slots,
             "batches_computed": int(statistics["num_batches"]) if "num_batches" in statistics else None,
         }
 
@@ -392,7 +355,9 @@ class LaunchedHost:
             RestartError: If the trainer group restarts.
         """
         self.hub.fail(cause, generation=self.generation if cause.of_rank else None)
-        patience_s = self.timings.lease_s + _FAREWELL_S if self.options.join is None else 2 * self.timings.heartbeat_s
+        timings = self.plan.timings
+        has_joined = self.plan.options.join is not None
+        patience_s = 2 * timings.heartbeat_s if has_joined else timings.lease_s + END_TIMEOUT_S
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
             self.hub.wait(_TICK_S)
@@ -407,8 +372,8 @@ class LaunchedHost:
 
     def _loses_dispatcher(self, membership: Membership) -> bool:
         """Return whether this host's ranks need the dispatcher, and the dispatcher's host was asked to stop."""
-        dispatcher_host = self.placement.servers.dispatcher_host
-        return bool(dispatcher_host and self.placement.num_ranks) and membership.was_asked_to_stop(dispatcher_host)
+        dispatcher_host = self.plan.placement.servers.dispatcher_host
+        return bool(dispatcher_host and self.plan.placement.num_ranks) and membership.was_asked_to_stop(dispatcher_host)
 
     def _take_signal(self) -> None:
         now_s = time.monotonic()
@@ -418,10 +383,10 @@ class LaunchedHost:
             self.hub.update(stop_requested=True)
         elif self._num_signals > 1:
             summary = "stopped by a second signal"
-            raise JobEndsError(Cause(host=self.name, summary=summary, exit_code=ExitCode.SHUTDOWN_OVERRAN))
-        elif self.placement.num_ranks and now_s - self.interrupted_s > self.timings.stop_grace_s:
-            summary = f"the ranks did not end within {self.timings.stop_grace_s:.0f} s of the request to stop"
-            self.fail(Cause(host=self.name, summary=summary, exit_code=ExitCode.SHUTDOWN_OVERRAN))
+            raise JobEndsError(Cause(host=self.plan.name, summary=summary, exit_code=ExitCode.SHUTDOWN_OVERRAN))
+        elif self.plan.placement.num_ranks and now_s - self.interrupted_s > self.plan.timings.stop_grace_s:
+            summary = f"the ranks did not end within {self.plan.timings.stop_grace_s:.0f} s of the request to stop"
+            self.fail(Cause(host=self.plan.name, summary=summary, exit_code=ExitCode.SHUTDOWN_OVERRAN))
 
     # At the end of the job
 
@@ -429,18 +394,16 @@ class LaunchedHost:
         """Wait until every living peer has received this host's final state, for at most five seconds.
 
         A peer with another token or protocol, or of another job, does not count as living. If the job failed because of
-        such a peer, this method waits a few seconds for it, because the peer learns of the failure only when it
-        connects to this host.
+        such a peer, this method waits the whole time, because the peer learns of the failure only when it connects to
+        this host. It tries again about a second after a failed connection.
         """
-        now_s = time.monotonic()
-        with self.hub.membership() as membership:
-            decided = membership.own.decided
+        deadline_s = time.monotonic() + END_TIMEOUT_S
         refusals = (ExitCode.AUTHENTICATION, ExitCode.DISAGREEMENT, ExitCode.PORT)
-        is_refused = decided is not None and decided.exit_code in refusals
-        leave_s = now_s + max(2 * self.timings.heartbeat_s, _REFUSAL_S) if is_refused else now_s
-        while time.monotonic() < now_s + _FAREWELL_S:
+        while time.monotonic() < deadline_s:
             with self.hub.membership() as membership:
-                if membership.final_delivered and time.monotonic() >= leave_s:
+                decided = membership.own.decided
+                is_refused = decided is not None and decided.exit_code in refusals
+                if membership.final_delivered and not is_refused:
                     return
             self.wait()
 
@@ -458,24 +421,16 @@ class LaunchedHost:
             departed = membership.newcomers.departed
             past = [host.status for host in departed if host.status is not None]
             statuses, own = membership.statuses() + past, membership.own
-        if self.options.output_dir is not None or self._platform.folders.root.is_dir():
-            write_metrics(self.output_folder, self.cluster, own)
-        if not self.is_first_trainer or self.options.profile:
+        if self.plan.options.output_dir is not None or self.plan.platform.folders.root.is_dir():
+            write_metrics(self.output_folder, self.plan.cluster, own)
+        if not self.plan.is_first_trainer or self.plan.options.profile:
             return
-        write_report(
-            self.options,
-            self.cluster,
-            self.placement,
-            statuses,
-            job_id=self.job_id,
-            started_epoch_s=self._started_epoch_s,
-            wall_s=time.monotonic() - self._started_s,
-            cause=cause,
-            joined_hosts=self._joined_hosts(),
-            timeline=self._timeline.events,
+        history = JobHistory(
             decisions=() if self.trainer_endpoints is None else tuple(self.trainer_endpoints.decisions),
-            folder=self.output_folder,
+            joined_hosts=tuple(self._joined_hosts()),
+            timeline=tuple(self._timeline.events),
         )
+        write_report(self.plan, statuses, history, cause=cause, folder=self.output_folder)
 
     def _joined_hosts(self) -> list[JoinedFacts]:
         """Return the data hosts that have joined the running job, with those that have left again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Mapping
@@ -21,13 +20,11 @@ from hetero.errors import ClusterError
 from hetero.launch.control_plane import script_digest, shared_options
 from hetero.launch.staged import staged_token
 from hetero.system import logs
-from hetero.system.waits import POLL_S
+from hetero.system.waits import POLL_S, WaitLog
 from hetero.wire.channels import join_address
 from hetero.wire.tls import Tls
 
 __all__ = ["join_job", "own_address", "register"]
-
-logger = logging.getLogger(__name__)
 
 _ANY_ADDRESS = "192.0.2.1"
 """An address for documentation, behind the default route of every host. Nothing is sent to it."""
@@ -104,7 +101,7 @@ def register(
             tls=newcomer.tls,
             job_id=platform.job_name(),
         )
-        document = registrar.collect(own, options.port, newcomer.timings.start_timeout_s, newcomer.show)
+        document = registrar.collect(own, options.port, newcomer.timings.start_timeout_s, newcomer.log.show)
         # The registrar's description is the same for all hosts, so it has no current host.
         document |= {"current_host": name}
     return Joined(
@@ -142,7 +139,7 @@ class _Newcomer:
         self._name = name
         self._group = group
         self._instance_type = instance_type
-        self._next_words_s = time.monotonic() + self.timings.patience_s
+        self.log = WaitLog(self.timings.patience_s)
 
     def ask(self, peer: str, port: int) -> Admission | None:
         """Ask until the peer answers. Return None if its job is about to end."""
@@ -171,14 +168,8 @@ class _Newcomer:
                 if time.monotonic() > deadline_s:
                     waited = f"{self.timings.start_timeout_s:.0f} s"
                     raise ClusterError(f"could not join the job at {peer} within {waited}: {error}") from error
-                self.show(f"the job at {join_address(peer, port)}: {error}")
+                self.log.show(f"the job at {join_address(peer, port)}: {error}")
                 time.sleep(POLL_S)
-
-    def show(self, what: str) -> None:
-        """Log what this host waits for, about every ten seconds."""
-        if time.monotonic() > self._next_words_s:
-            self._next_words_s = time.monotonic() + self.timings.patience_s
-            logger.info("waiting for %s", what)
 
 
 def own_address(name: str, peer: str, port: int, environ: Mapping[str, str] | None = None) -> str:

@@ -32,7 +32,7 @@ from hetero.control.status import Cause, HostState
 from hetero.documents.files import make_output_folder, write_text
 from hetero.errors import ExitCode, HeteroError
 from hetero.launch.control_plane import check_spot_groups
-from hetero.launch.failure import reserved_space, shown_detail, shown_first_line, write_failure
+from hetero.launch.failure import reserved_space, shown_detail, write_failure
 from hetero.launch.host import JobEndsError, LaunchedHost, RestartError, StoppedEarlyError, cause_of
 from hetero.launch.ranks.leader import Follower, LocalLeader, meeting_name, rank_command
 from hetero.launch.ranks.mpi_ranks import MpiStarter
@@ -174,32 +174,31 @@ def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platfor
 
 
 def _run(host: LaunchedHost, failure_file: Path) -> int:
-    groups = ", ".join(
-        f"{group.name}={group.instance_type}:{len(group.hosts)} ({group.role.value})" for group in host.cluster.groups
-    )
-    logger.info("job %s: %s", host.job_id, groups)
-    if host.name == host.cluster.trainer_hosts[0].name:
-        pairs = [(group.name, group.instance_type) for group in host.cluster.groups]
-        roles = [group.role for group in host.cluster.groups]
-        if warning := several_trainers(pairs, roles, host.options.roles):
+    groups = host.plan.cluster.groups
+    shown = [f"{group.name}={group.instance_type}:{len(group.hosts)} ({group.role.value})" for group in groups]
+    logger.info("job %s: %s", host.plan.job_id, ", ".join(shown))
+    if host.plan.is_first_trainer:
+        pairs = [(group.name, group.instance_type) for group in groups]
+        roles = [group.role for group in groups]
+        if warning := several_trainers(pairs, roles, host.plan.options.roles):
             logger.warning("%s", warning)
     try:
-        if host.cluster.role is Role.TRAINER:
+        if host.plan.cluster.role is Role.TRAINER:
             train(host)
         else:
             serve(host)
     except JobEndsError as end:
         return _abort(host, end.cause, failure_file)
     except StoppedEarlyError:
-        return _stopped(host.options)
+        return _stopped(host.plan.options)
     except HeteroError as error:
-        return _abort(host, _agreed(host, cause_of(error, host.name)), failure_file)
+        return _abort(host, _agreed(host, cause_of(error, host.plan.name)), failure_file)
     except Exception as error:
         logger.exception("an error inside hetero")
-        return _abort(host, _agreed(host, _internal(error, host.name)), failure_file)
+        return _abort(host, _agreed(host, _internal(error, host.plan.name)), failure_file)
     # A profile run stops itself when all is measured, which is no request to stop.
-    ended_itself = host.options.profile and host.interrupted_s is None
-    return _stopped(host.options) if host.was_stopped and not ended_itself else int(ExitCode.OK)
+    ended_itself = host.plan.options.profile and host.interrupted_s is None
+    return _stopped(host.plan.options) if host.was_stopped and not ended_itself else int(ExitCode.OK)
 
 
 def _stopped(options: LaunchOptions) -> int:
@@ -234,7 +233,7 @@ def _abort(host: LaunchedHost, cause: Cause, failure_file: Path) -> int:
         cause = membership.own.decided or cause
     # First, because each of the next steps may block, for example on a full disk or a process that does not end.
     host.watchdog.expect_end(_END_S, int(cause.exit_code))
-    _show(cause, host.name)
+    _show(cause, host.plan.name)
     host.publish(state=HostState.FAILED, decided=cause, endpoints=())
     write_failure(failure_file, cause)
     if host.pool is not None:
@@ -245,5 +244,5 @@ def _abort(host: LaunchedHost, cause: Cause, failure_file: Path) -> int:
 
 
 def _show(cause: Cause, host: str) -> None:
-    for line in (shown_first_line(cause, host), *shown_detail(cause, host)):
+    for line in (cause.first_line, *shown_detail(cause, host)):
         logger.error("%s", line)

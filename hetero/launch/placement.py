@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetero.cluster import ClusterSpec, Platform, Role
-from hetero.config import LaunchOptions, framework_of, trainer_endpoints_of
+from hetero.config import LaunchOptions, Timings, framework_of, trainer_endpoints_of
 from hetero.launch.data_services import Servers, find_service
 from hetero.launch.ranks.frameworks import RANK_FRAMEWORKS
 
-__all__ = ["Placement", "count_gpus", "needed_descriptors", "plan"]
+__all__ = ["HostPlan", "Placement", "count_gpus", "needed_descriptors", "plan"]
 
 _DESCRIPTORS_PER_PEER = 4
 _OTHER_DESCRIPTORS = 96
@@ -33,13 +34,49 @@ class Placement:
     """Whether loaders fetch batches from endpoints, because at least one host of the job has endpoints."""
     usage_scope: str
     """What the host's resource use covers: ``host``, or ``tree`` (this process tree) if hosts share a machine."""
-    data_service: str = ""
+    data_service: str
     """Service that data hosts run, ``grpc`` or ``tf``. Empty in a job without data hosts."""
+    are_ranks_given: bool
+    """Whether mpirun has made the processes of the ranks of this host."""
 
     @property
     def num_endpoints(self) -> int:
         """Number of endpoints on this host, or of servers of another data service. May be 0."""
         return self.servers.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlan:
+    """What is fixed about one host of a job before its launcher begins to work."""
+
+    options: LaunchOptions
+    """Resolved options."""
+    cluster: ClusterSpec
+    """The hosts of the job at its start. This host is the current one."""
+    platform: Platform
+    """The platform that runs the job."""
+    placement: Placement
+    timings: Timings
+    job_id: str
+    started_s: float = field(default_factory=time.monotonic)
+    """Start of this launcher, in monotonic seconds."""
+    started_epoch_s: float = field(default_factory=time.time)
+    """Wall-clock time of this start. It is not used to compute durations."""
+
+    @property
+    def name(self) -> str:
+        """Name of this host."""
+        return self.cluster.current_host
+
+    @property
+    def trainer_hosts(self) -> list[str]:
+        """Names of all trainer hosts in rank order."""
+        return [host.name for host in self.cluster.trainer_hosts]
+
+    @property
+    def is_first_trainer(self) -> bool:
+        """Whether this is the trainer host that writes the job's report and logs its metrics."""
+        return self.name == self.trainer_hosts[0]
 
 
 def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_given: int = 0) -> Placement:
@@ -66,6 +103,7 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
         framework=framework,
         remote=(bool(cluster.data_hosts) and service.computes_batches) or uses_endpoints,
         data_service=data_service,
+        are_ranks_given=bool(num_given),
         usage_scope="tree" if "HETERO_SIMULATED" in os.environ else "host",
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import logging
 import math
 import os
@@ -13,7 +12,7 @@ from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
 from hetero.control.members.membership import Membership
 from hetero.control.rank.session import LAUNCHER_VARIABLE, REMOTE_VARIABLE
-from hetero.control.status import Cause, HostState, HostStatus, RankReport
+from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch.data_services import ServiceWatch, find_service
 from hetero.launch.host import LaunchedHost, RestartError
@@ -22,19 +21,13 @@ from hetero.launch.ranks.starter import RanksOptions
 from hetero.launch.reporting import progress
 from hetero.launch.reporting.metric_lines import log_metrics, progress_metrics
 from hetero.launch.reporting.profiling import JobProfile
-from hetero.launch.wanted_hosts import window_of
+from hetero.launch.wanted_hosts import WantedHosts, window_of
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.channels import join_address
 
 __all__ = ["serve", "train"]
 
 logger = logging.getLogger(__name__)
-
-_SPOT_S = 5.0
-"""Seconds that a data host waits after SIGTERM to learn whether the whole job must stop."""
-_REPORT_AT = 0.9
-"""A failed stop callback is reported after this fraction of the stop grace, even if ranks of other hosts still run. At
-the end of the grace the job fails because ranks did not end, and this failure would hide the callback's failure."""
 
 
 # Contract of the end of a job, from a rank's last step to the exit of every host. If this does not hold, it is a bug.
@@ -45,7 +38,7 @@ the end of the grace the job fails because ranks did not end, and this failure w
 #      ends, so their errors reach the arbiter after their cause.
 #   2. A report counts, except where the process crashed. Without a report, the exit status and the last lines of
 #      output say what happened. There is no third way.
-#   3. If one rank of a host fails, the agent ends the others: a signal after 0.3 s, SIGKILL 3 s later.
+#   3. If one rank of a host fails, the agent ends the others: a signal after 0.3 s, SIGKILL 5 s later.
 #
 # A job ends well.
 #   4. A trainer host is DONE when all of its ranks have ended with 0 and nothing that they started runs. It then waits
@@ -71,7 +64,7 @@ the end of the grace the job fails because ranks did not end, and this failure w
 #  12. A stop callback that fails is a failure of the job, but only after the ranks of all hosts have ended, so that the
 #      others can save. The last report of its rank has both `finished` and the failure, and its process ends with 0.
 #      This wait ends at 0.9 of the grace, because at the end of the grace the job fails for another reason.
-#  13. If only a data host is asked to stop, it leaves after 5 s, and the others compute its batches.
+#  13. If only a data host is asked to stop, it leaves after `suspect_s`, and the others compute its batches.
 #
 # A host or a process disappears.
 #  14. A trainer host that is silent for a lease fails the job. A data host that has served does not. A data host that
@@ -86,19 +79,29 @@ def serve(host: LaunchedHost) -> None:
     Raises:
         JobEndsError: If the job fails, or if a trainer host is still missing after the start timeout.
     """
-    deadline_s = time.monotonic() + host.timings.start_timeout_s
+    deadline_s = time.monotonic() + host.plan.timings.start_timeout_s
     _check_starter(host, is_trainer=False)
     _start_endpoints(host, deadline_s)
     host.publish(state=HostState.SERVING)
     logger.info("serving with %s", "nothing" if host.pool is None else host.pool.describe())
-    while not _may_leave(host, deadline_s):
-        host.tick(lambda membership: _words_on_trainers(host, membership))
+    # It stays True when trainer hosts restart and are missing again.
+    trainers_came = False
+    while not _may_leave(host):
+        with host.hub.membership() as membership:
+            missing = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
+        trainers_came = trainers_came or not missing
+        if not trainers_came and time.monotonic() > deadline_s:
+            waited_s = host.plan.timings.start_timeout_s
+            summary = f"trainer hosts did not appear within {waited_s:.0f} s: {_words(missing)}"
+            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
+        awaited = None if trainers_came else _words(missing)
+        host.tick(lambda membership, awaited=awaited: _words_on_trainers(host, membership, awaited))  # type: ignore[misc]
     host.publish(state=HostState.DRAINING)
-    if host.name == host.placement.servers.dispatcher_host:
+    if host.plan.name == host.plan.placement.servers.dispatcher_host:
         _let_workers_end(host)
     if host.pool is not None:
-        host.pool.stop(host.timings.abort_grace_s)
-    if host.options.profile:
+        host.pool.stop(host.plan.timings.abort_grace_s)
+    if host.plan.options.profile:
         JobProfile(host).serve()
     host.publish(state=HostState.DONE, endpoints=())
     host.farewell()
@@ -112,21 +115,21 @@ def train(host: LaunchedHost) -> None:
         JobEndsError: If the job fails, or if a host is still missing after the start timeout.
     """
     _check_starter(host, is_trainer=True)
-    _start_endpoints(host, time.monotonic() + host.timings.start_timeout_s)
-    profile = JobProfile(host) if host.options.profile else None
+    _start_endpoints(host, time.monotonic() + host.plan.timings.start_timeout_s)
+    profile = JobProfile(host) if host.plan.options.profile else None
     while not _train_generation(host, profile):
         pass
     if profile is not None:
         # Its endpoints would use CPU time during the measurement.
         if host.pool is not None:
-            host.pool.stop(host.timings.abort_grace_s)
+            host.pool.stop(host.plan.timings.abort_grace_s)
         profile.finish()
     host.farewell()
     if host.pool is not None:
-        host.pool.stop(host.timings.abort_grace_s)
+        host.pool.stop(host.plan.timings.abort_grace_s)
     # A profile run has no report. Without this wait, reports of short jobs lacked the last figures, for example 9
     # batches computed of 44 received.
-    if host.is_first_trainer and profile is None:
+    if host.plan.is_first_trainer and profile is None:
         _await_last_figures(host)
     host.report()
 
@@ -135,10 +138,10 @@ def _train_generation(host: LaunchedHost, profile: JobProfile | None = None) -> 
     """Run this host's ranks until they finish or the trainer group restarts. Return whether they finished."""
     try:
         _wait_for_processes(host)
-        num_ports = host.starter.num_ports(host.name, host.trainer_hosts, host.placement.num_ranks)
+        num_ports = host.starter.num_ports(host.plan.name, host.plan.trainer_hosts, host.plan.placement.num_ranks)
         port = free_port(num_ports) if num_ports else 0
         host.publish(state=HostState.WAIT_PEERS, rendezvous_port=port)
-        if _wait_for_peers(host, time.monotonic() + host.timings.start_timeout_s):
+        if _wait_for_peers(host, time.monotonic() + host.plan.timings.start_timeout_s):
             host.publish(state=HostState.TRAINING)
             _run_ranks(host, profile)
         host.publish(state=HostState.DONE)
@@ -151,7 +154,7 @@ def _train_generation(host: LaunchedHost, profile: JobProfile | None = None) -> 
 
 def _check_starter(host: LaunchedHost, *, is_trainer: bool) -> None:
     """Fail if ranks cannot be started on this host, or if mpirun made ranks on a data host."""
-    found = host.starter.obstacle(is_trainer=is_trainer, job_restarts=host.options.job_restarts)
+    found = host.starter.obstacle(is_trainer=is_trainer, job_restarts=host.plan.options.job_restarts)
     if found:
         host.fail(_misuse(host, found))
 
@@ -164,25 +167,21 @@ def _start_endpoints(host: LaunchedHost, deadline_s: float) -> None:
     while not host.endpoints_were_ready and not host.was_stopped:
         host.tick(lambda _: f"{pool.describe()} on this host")
         if time.monotonic() > deadline_s:
-            summary = f"endpoints were not ready within {host.timings.start_timeout_s:.0f} s"
-            host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.DATA_HOSTS_MISSING))
+            summary = f"endpoints were not ready within {host.plan.timings.start_timeout_s:.0f} s"
+            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.DATA_HOSTS_MISSING))
 
 
-def _may_leave(host: LaunchedHost, deadline_s: float) -> bool:
+def _may_leave(host: LaunchedHost) -> bool:
     """Return whether this data host may leave: every trainer host is done, or only this host was asked to stop."""
     with host.hub.membership() as membership:
         is_done = membership.trainers_done
         job_stops = membership.stop_requested
-        missing = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
     if is_done:
         logger.info("every trainer host is done")
         return True
-    # It stays True when trainer hosts restart and are missing again.
-    host.trainers_came = host.trainers_came or not missing
-    if not host.trainers_came and time.monotonic() > deadline_s:
-        summary = f"trainer hosts did not appear within {host.timings.start_timeout_s:.0f} s: {_words(missing)}"
-        host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
-    if host.interrupted_s is None or job_stops or time.monotonic() - host.interrupted_s < _SPOT_S:
+    # A request to stop the whole job reaches all hosts by then.
+    patience_s = host.plan.timings.suspect_s
+    if host.interrupted_s is None or job_stops or time.monotonic() - host.interrupted_s < patience_s:
         return False
     logger.warning("only this host was asked to stop. It leaves the job, and the other hosts compute its batches")
     return True
@@ -193,7 +192,7 @@ def _let_workers_end(host: LaunchedHost) -> None:
 
     Ignore lost hosts, because their workers are lost too.
     """
-    deadline_s = time.monotonic() + host.timings.abort_grace_s
+    deadline_s = time.monotonic() + host.plan.timings.abort_grace_s
     while _is_other_data_host_at_work(host) and time.monotonic() < deadline_s:
         host.tick()
 
@@ -204,7 +203,7 @@ def _await_last_figures(host: LaunchedHost) -> None:
     Data hosts give their endpoints the grace to end, and then send the status. A host that falls silent meanwhile is
     not waited for.
     """
-    deadline_s = time.monotonic() + host.timings.abort_grace_s + 2 * host.timings.heartbeat_s
+    deadline_s = time.monotonic() + host.plan.timings.abort_grace_s + 2 * host.plan.timings.heartbeat_s
     while _is_other_data_host_at_work(host) and time.monotonic() < deadline_s:
         host.wait()
 
@@ -214,10 +213,16 @@ def _is_other_data_host_at_work(host: LaunchedHost) -> bool:
         return bool(membership.at_work(Role.DATA))
 
 
-def _words_on_trainers(host: LaunchedHost, membership: Membership) -> str:
-    """Return the trainer hosts that a data host waits for, as text. Empty while the data host serves them."""
-    if not host.trainers_came:
-        return _words(membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS))
+def _words_on_trainers(host: LaunchedHost, membership: Membership, awaited: str | None) -> str:
+    """Return the trainer hosts that a data host waits for, as text. Empty while the data host serves them.
+
+    Args:
+        host: This host.
+        membership: What it knows of the others.
+        awaited: The trainer hosts that are missing at the start. None after all of them have come.
+    """
+    if awaited is not None:
+        return awaited
     if host.interrupted_s is not None or membership.stop_requested:
         return f"the job's end on {_words(membership.missing(Role.TRAINER, at_least=HostState.DONE))}"
     return ""
@@ -238,7 +243,9 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
             words = "the decision about a failure"
         # Waited for here with heartbeats. When ranks were started first, the host waited for the name without
         # heartbeats, and the others took it for one that stands still.
-        unresolved = [name for name in host.starter.meeting_hosts(host.trainer_hosts) if not host.has_address(name)]
+        unresolved = [
+            name for name in host.starter.meeting_hosts(host.plan.trainer_hosts) if host.addresses.known(name) is None
+        ]
         if not words and unresolved:
             words = f"the address of {', '.join(unresolved)}, where ranks meet"
         if stop_requested:
@@ -246,13 +253,13 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
             host.publish(stop_requested=True)
             return False
         if summary := host.starter.early_end():
-            host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.SCRIPT_FAILED))
+            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.SCRIPT_FAILED))
         if not words:
             return True
         if time.monotonic() > deadline_s:
             code = ExitCode.DATA_HOSTS_MISSING if data else ExitCode.TRAINER_HOSTS_MISSING
-            summary = f"still missing after {host.timings.start_timeout_s:.0f} s: {words}"
-            host.fail(Cause(host=host.name, summary=summary, exit_code=code))
+            summary = f"still missing after {host.plan.timings.start_timeout_s:.0f} s: {words}"
+            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=code))
         host.tick(lambda _, words=words: words)  # type: ignore[misc]
 
 
@@ -261,34 +268,33 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
     environment = {
         **host.child_environment,
         LAUNCHER_VARIABLE: join_address(host.address, host.hub.rank_port),
-        REMOTE_VARIABLE: str(int(host.placement.remote)),
+        REMOTE_VARIABLE: str(int(host.plan.placement.remote)),
     }
-    if host.options.audit:
+    if host.plan.options.audit:
         environment[DIRECTORY_VARIABLE] = str(host.output_folder)
     with host.hub.membership() as membership:
         ports = {status.host: status.rendezvous_port for status in membership.statuses(Role.TRAINER)}
+    plan = host.plan
     options = RanksOptions(
-        script=host.options.script,
-        is_module=host.options.module,
-        script_args=host.options.script_args,
-        framework=host.placement.framework,
-        num_hosts=len(host.trainer_hosts),
-        host_index=host.trainer_hosts.index(host.name),
+        script=plan.options.script,
+        is_module=plan.options.module,
+        script_args=plan.options.script_args,
+        framework=plan.placement.framework,
+        num_hosts=len(plan.trainer_hosts),
+        host_index=plan.trainer_hosts.index(plan.name),
         meeting_points=_meeting_points(host, ports),
-        num_ranks=host.placement.num_ranks,
+        num_ranks=plan.placement.num_ranks,
         num_cpus=usable_cpus(),
-        num_gpus=host.placement.num_gpus,
+        num_gpus=plan.placement.num_gpus,
         environment=environment,
         generation=host.generation,
     )
     # Start the ranks and watch them until they have ended.
-    interval_s = progress.interval_s(os.environ)
-    next_progress_s = time.monotonic() + interval_s
-    earlier: collections.deque[list[HostStatus]] = collections.deque(maxlen=progress.RECENT_LINES)
+    shown = _ShownProgress(host)
     stopped_s = math.inf
-    service = find_service(host.options.data_service)
-    watch = service.watch(host.name, host.placement.servers, host.timings) if host.placement.data_service else None
-    ranks = host.starter.start(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
+    service = find_service(plan.options.data_service)
+    watch = service.watch(plan.name, plan.placement.servers, plan.timings) if plan.placement.data_service else None
+    ranks = host.starter.start(options, host=plan.name, relay=host.relay, run_dir=host.run_dir)
     try:
         while (status := ranks.poll()) is None:
             host.tick(lambda membership: _words_on_ends(membership.own.ranks, options.num_ranks))
@@ -306,9 +312,8 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
                 if profile.follow():
                     logger.warning("a rank did not end in time; ending the ranks of this host")
                     return
-            elif host.is_first_trainer and time.monotonic() >= next_progress_s:
-                next_progress_s = time.monotonic() + interval_s
-                _show_progress(host, earlier)
+            elif host.plan.is_first_trainer:
+                shown.show_if_due()
         with host.hub.membership() as membership:
             reported = {report.rank: report.failure for report in membership.own.ranks if report.failure}
         if status != 0:
@@ -319,8 +324,9 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
             host.fail(failure)
     finally:
         ranks.kill()
-    if host.is_first_trainer and profile is None:
-        _show_progress(host, earlier)  # in a short job this is the first progress line
+    if host.plan.is_first_trainer and profile is None:
+        # In a short job this is the first progress line.
+        shown.show()
     logger.info("ranks are done")
 
 
@@ -335,24 +341,24 @@ def _check_service(host: LaunchedHost, watch: ServiceWatch) -> None:
 
 
 def _meeting_points(host: LaunchedHost, ports: Mapping[str, int]) -> list[tuple[str, int]]:
-    names = host.starter.meeting_hosts(host.trainer_hosts, ports)
+    names = host.starter.meeting_hosts(host.plan.trainer_hosts, ports)
     if not names:
         host.fail(_misuse(host, "mpirun put rank 0 on no trainer host; make it start hetero on all trainer hosts"))
-    return [(host.address_of(name), ports[name]) for name in names]
+    return [(host.addresses.of(name), ports[name]) for name in names]
 
 
 def _wait_for_processes(host: LaunchedHost) -> None:
     """Wait until all processes that must exist before the ranks start have connected."""
-    deadline_s = time.monotonic() + host.timings.start_timeout_s
+    deadline_s = time.monotonic() + host.plan.timings.start_timeout_s
     while words := host.starter.waits_for():
         host.tick(lambda _, words=words: words)  # type: ignore[misc]
         if time.monotonic() > deadline_s:
-            summary = f"still missing after {host.timings.start_timeout_s:.0f} s: {words}"
-            host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
+            summary = f"still missing after {host.plan.timings.start_timeout_s:.0f} s: {words}"
+            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
 
 
 def _misuse(host: LaunchedHost, summary: str) -> Cause:
-    return Cause(host=host.name, summary=summary, exit_code=ExitCode.USAGE)
+    return Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.USAGE)
 
 
 def _is_left_alone(host: LaunchedHost) -> bool:
@@ -362,7 +368,7 @@ def _is_left_alone(host: LaunchedHost) -> bool:
     Ranks that have begun a step do not wait for others.
     """
     with host.hub.membership() as membership:
-        others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.name]
+        others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.plan.name]
         is_without_ranks = any(status.state is HostState.DONE and not status.ranks for status in others)
         has_begun = any(report.steps_started for report in membership.own.ranks)
         return membership.stop_requested and is_without_ranks and not has_begun
@@ -377,7 +383,7 @@ def _let_others_end(host: LaunchedHost, stopped_s: float) -> None:
         host: This host. Its rank processes have ended.
         stopped_s: Time of the request to stop, in monotonic seconds. The wait ends shortly before the stop grace ends.
     """
-    deadline_s = stopped_s + _REPORT_AT * host.timings.stop_grace_s
+    deadline_s = stopped_s + host.plan.timings.early_grace_s
     while (names := _unfinished(host)) and time.monotonic() < deadline_s:
         host.tick(lambda _, names=names: f"the end of rank {names}")  # type: ignore[misc]
 
@@ -385,7 +391,7 @@ def _let_others_end(host: LaunchedHost, stopped_s: float) -> None:
 def _unfinished(host: LaunchedHost) -> str:
     """Return the ranks of other hosts that may still run, as text. On a host that is done, all ranks have ended."""
     with host.hub.membership() as membership:
-        others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.name]
+        others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.plan.name]
     running = [status for status in others if status.state not in (HostState.DONE, HostState.FAILED)]
     reports = [report for status in running for report in status.ranks]
     return ", ".join(str(report.rank) for report in reports if not report.finished)
@@ -400,24 +406,38 @@ def _words_on_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
     return f"the end of rank {names}: {why}"
 
 
-def _show_progress(host: LaunchedHost, earlier: collections.deque[list[HostStatus]]) -> None:
-    """Log the progress and its metrics.
+class _ShownProgress:
+    """The progress of a generation of ranks, as the first trainer host logs it.
 
     Args:
         host: This host.
-        earlier: Statuses of the trainer hosts at the latest progress lines. Those of this line are added.
     """
-    with host.hub.membership() as membership:
-        trainers = membership.statuses(Role.TRAINER)
-        endpoints = membership.endpoints()
-        others = membership.statuses(Role.DATA)
-        others += [gone.status for gone in membership.newcomers.departed if gone.status is not None]
-    found = progress.measure(trainers, earlier[0] if earlier else ())
-    earlier.append(trainers)
-    if found is not None:
-        logger.info("progress: %s", progress.describe(found))
-    wanted = host.wanted.observe(window_of(trainers, others, endpoints)) if host.placement.remote else None
-    log_metrics(progress_metrics(trainers, num_endpoints=len(endpoints), wanted=wanted))
+
+    def __init__(self, host: LaunchedHost) -> None:
+        self._host = host
+        self._interval_s = progress.interval_s(os.environ)
+        self._next_s = time.monotonic() + self._interval_s
+        self._wanted = WantedHosts()
+
+    def show_if_due(self) -> None:
+        """Log the progress and its metrics, if the interval has passed since the last time."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + self._interval_s
+            self.show()
+
+    def show(self) -> None:
+        """Log the progress and its metrics."""
+        with self._host.hub.membership() as membership:
+            trainers = membership.statuses(Role.TRAINER)
+            endpoints = membership.endpoints()
+            others = membership.statuses(Role.DATA)
+            others += [gone.status for gone in membership.newcomers.departed if gone.status is not None]
+        found = progress.measure(trainers)
+        if found is not None:
+            logger.info("progress: %s", progress.describe(found))
+        is_remote = self._host.plan.placement.remote
+        wanted = self._wanted.observe(window_of(trainers, others, endpoints)) if is_remote else None
+        log_metrics(progress_metrics(trainers, num_endpoints=len(endpoints), wanted=wanted))
 
 
 def _trainers_done(host: LaunchedHost) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 __all__ = ["Watchdog"]
 
 _INTERVAL_S = 1.0
-_SUSPENDED_S = 3.0
+_SUSPENDED_S = 3 * _INTERVAL_S
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import re
 import pytest
 from harness import TORCH_CHAIN, Job, StartJob, data
 
-from hetero.launch.reporting.progress import PROGRESS_MARK, parse
+from hetero.launch.reporting.progress import PROGRESS_MARK
 from hetero.metrics.lines import METRIC_NAMES
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 
@@ -58,10 +58,11 @@ def test_every_metric_definition_finds_its_figure_in_the_log_of_one_host(start_j
     # All hosts' logs are searched: the others say nothing that would count twice.
     assert found_in([*log_of(job, "algo-1"), *log_of(job, "algo-3")]) == {}
     assert "hetero_metric" not in job.output, "a person is shown the lines for programs"
-    *_, progress = (found for line in job.output.splitlines() if (found := parse(line.partition(PROGRESS_MARK)[2])))
-    assert progress.step == progress.pass_steps
-    assert progress.pass_number * progress.step == min(steps)
-    assert progress.pace is not None, "the figures of a host are missing"
+    words = [line.partition(PROGRESS_MARK)[2] for line in job.output.splitlines()]
+    *_, progress = (found for text in words if (found := re.match(r"step (\d+) of (\d+) in pass (\d+) of .*", text)))
+    assert progress[1] == progress[2]
+    assert int(progress[3]) * int(progress[1]) == min(steps)
+    assert "samples/s" in progress[0], "the figures of a host are missing"
     assert not re.search(r"[\r\x1b]", job.output), "it is no terminal"
 
 

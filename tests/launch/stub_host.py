@@ -68,7 +68,6 @@ class StubHost:
             job_restarts=0,
         )
         self.child_environment: dict[str, str] = {}
-        self.trainers_came = False
         self.interrupted_s: float | None = None
         self.said: list[str] = []
         """What it waited for, by tick; empty for nothing."""
@@ -92,11 +91,16 @@ class StubHost:
         self._revision += 1
         self.known.observe(_status(host, state, revision=self._revision, **changes))
 
-    def has_address(self, _host: str) -> bool:
-        return self.has_addresses
+    @property
+    def plan(self) -> StubHost:
+        """This host, which has the fields of a plan too."""
+        return self
 
-    def address_of(self, _host: str) -> str:
-        return self.address
+    @property
+    def addresses(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            known=lambda _host: self.address if self.has_addresses else None, of=lambda _host: self.address
+        )
 
     def publish(self, **changes: object) -> None:
         self.known.update(**changes)

@@ -10,16 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hetero.control.status import Cause
+from hetero.control.status import MAX_SUMMARY_CHARS, Cause
 from hetero.errors import ExitCode
-from hetero.launch.failure import (
-    MAX_FAILURE_CHARS,
-    failure_text,
-    reserved_space,
-    shown_detail,
-    shown_first_line,
-    write_failure,
-)
+from hetero.launch.failure import failure_text, reserved_space, shown_detail, write_failure
 
 CAUSE = Cause(host="algo-2", summary="rank 1 failed", detail="trace\n" * 1000, exit_code=ExitCode.SCRIPT_FAILED)
 
@@ -28,11 +21,11 @@ def test_text_long_detail_keeps_the_first_line_and_the_end() -> None:
     text = failure_text(CAUSE)
     assert text.splitlines()[0] == "HET-30 algo-2: rank 1 failed"
     assert text.endswith("trace")
-    assert len(text) <= MAX_FAILURE_CHARS
+    assert len(text) <= MAX_SUMMARY_CHARS
 
 
 def test_text_long_summary_is_cut_at_the_bound() -> None:
-    assert len(failure_text(Cause(host="a", summary="x" * 5000))) == MAX_FAILURE_CHARS
+    assert len(failure_text(Cause(host="a", summary="x" * 5000))) == MAX_SUMMARY_CHARS
 
 
 def test_text_says_nothing_twice() -> None:
@@ -54,20 +47,6 @@ def test_detail_is_in_one_log_of_the_job(host: str, of_rank: bool, shown: list[s
     cause = Cause(host="algo-1", summary="it failed", detail="one\ntwo", of_rank=of_rank)
     assert shown_detail(cause, host) == shown
     assert shown_detail(Cause(host="algo-1", summary="it failed"), host) == []
-
-
-def test_long_exception_text_is_logged_whole_by_the_host_where_it_was_raised_only() -> None:
-    cause = Cause(
-        host="algo-1", summary=f"the training script raised ValueError: {'x' * 700}", exit_code=ExitCode.SCRIPT_FAILED
-    )
-    assert shown_first_line(cause, "algo-1") == cause.first_line
-    assert failure_text(cause) == cause.first_line
-    elsewhere = shown_first_line(cause, "algo-2")
-    assert elsewhere.startswith("HET-30 algo-1: the training script raised ValueError: xxx")
-    assert elsewhere.endswith("xxx... (the log of algo-1 has the whole text)")
-    assert len(elsewhere) < 360
-    short = Cause(host="algo-1", summary="it failed")
-    assert shown_first_line(short, "algo-2") == short.first_line
 
 
 def test_write_makes_the_folder(tmp_path: Path) -> None:
@@ -146,5 +125,5 @@ def test_reserve_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / ".hetero-reserve").symlink_to(target)
     with reserved_space(tmp_path / "failure"):
         assert target.read_text() == "precious"
-        assert (tmp_path / ".hetero-reserve").stat().st_size >= MAX_FAILURE_CHARS
+        assert (tmp_path / ".hetero-reserve").stat().st_size >= MAX_SUMMARY_CHARS
     assert target.read_text() == "precious"

@@ -19,6 +19,7 @@ from hetero.errors import ClusterError, ExitCode
 from hetero.launch import host as host_module
 from hetero.launch.addresses import Addresses
 from hetero.launch.host import LaunchedHost, StoppedEarlyError
+from hetero.system.waits import END_TIMEOUT_S, POLL_S
 from hetero.wire.channels import client_options
 
 _ENDS = """
@@ -160,7 +161,7 @@ def test_host_that_ends_gives_a_peer_that_does_not_understand_it_the_time_to_cal
     decided = Cause(host="algo-1", summary="it is over", exit_code=exit_code)
     membership = SimpleNamespace(own=SimpleNamespace(decided=decided), final_delivered=True)
     hub = SimpleNamespace(membership=lambda: contextlib.nullcontext(membership), wait=wait)
-    host = SimpleNamespace(hub=hub, timings=SimpleNamespace(heartbeat_s=2.0), publish=lambda: None)
+    host = SimpleNamespace(hub=hub, publish=lambda: None)
     host.wait = lambda: LaunchedHost.wait(host)  # type: ignore[arg-type]
     monkeypatch.setattr(host_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     LaunchedHost.farewell(host)  # type: ignore[arg-type]
@@ -170,4 +171,4 @@ def test_host_that_ends_gives_a_peer_that_does_not_understand_it_the_time_to_cal
 def test_peer_that_backs_off_calls_within_the_time_that_it_is_given() -> None:
     heartbeat_s = Timings().heartbeat_s
     backoff_s = 1.2 * dict(client_options())["grpc.max_reconnect_backoff_ms"] / 1000  # gRPC's jitter
-    assert backoff_s + 1.1 * heartbeat_s + 0.5 < 2 * heartbeat_s  # and the one of links, and their pause
+    assert backoff_s + 1.1 * heartbeat_s + POLL_S < END_TIMEOUT_S  # and the one of links, and their pause

@@ -34,7 +34,8 @@ def test_trainer_host_waits_for_data_hosts_at_work_but_not_for_ever(
 
     membership: Any = SimpleNamespace(at_work=lambda _role: ["algo-1"] if state() is not HostState.DONE else [])
     hub = SimpleNamespace(membership=lambda: contextlib.nullcontext(membership))
-    host: Any = SimpleNamespace(name="algo-2", hub=hub, timings=Timings(abort_grace_s=8.0), wait=wait)
+    plan = SimpleNamespace(name="algo-2", timings=Timings(abort_grace_s=8.0))
+    host: Any = SimpleNamespace(plan=plan, hub=hub, wait=wait)
     monkeypatch.setattr(roles, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     roles._await_last_figures(host)
     assert now_s[0] == waits_s

@@ -42,10 +42,10 @@ def test_wait_for_the_first_batch_is_logged_every_ten_seconds() -> None:
     ]
 
 
-def test_new_phase_is_logged_at_once_and_the_same_phase_after_five_seconds() -> None:
+def test_new_phase_is_logged_at_once_and_the_same_phase_after_ten_seconds() -> None:
     lines = ProgressLines()
     assert lines.due("", 0.0) == ""
     assert lines.due("profiling: warm-up, 0 of 10 steps", 1.0) == "profiling: warm-up, 0 of 10 steps"
     assert lines.due("profiling: warm-up, 4 of 10 steps", 5.9) == ""
     assert lines.due("profiling: headspace, 1 of 50 steps", 5.9) == "profiling: headspace, 1 of 50 steps"
-    assert lines.due("profiling: headspace, 7 of 50 steps", 10.9) == "profiling: headspace, 7 of 50 steps"
+    assert lines.due("profiling: headspace, 7 of 50 steps", 15.9) == "profiling: headspace, 7 of 50 steps"

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from clusters import cluster
 
-from hetero.config import LaunchOptions
+from hetero.cluster import ClusterSpec, find_platform
+from hetero.config import LaunchOptions, Timings
 from hetero.control.status import HostStatus
 from hetero.errors import ExitCode
 from hetero.launch import placement
-from hetero.launch.reporting.summary import run_facts
+from hetero.launch.reporting.summary import JobHistory, run_facts
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS
+from hetero.report.model import RunFacts
+
+
+def facts_of(
+    options: LaunchOptions, hosts: ClusterSpec, statuses: Sequence[HostStatus], *, decisions: tuple[str, ...] = ()
+) -> RunFacts:
+    """Return the facts of a job that has ended well."""
+    plan = placement.HostPlan(
+        options=options,
+        cluster=hosts,
+        platform=find_platform({}),
+        placement=placement.plan(options, hosts, num_gpus=0),
+        timings=Timings(),
+        job_id="job",
+    )
+    return run_facts(plan, statuses, JobHistory(decisions=decisions), exit_code=ExitCode.OK)
 
 
 @pytest.mark.parametrize(
@@ -34,16 +52,7 @@ from hetero.report.build import COMPUTED_ON_DATA_HOSTS
 def test_options_name_what_preprocessed(options: dict[str, Any], expected: dict[str, str], other: str) -> None:
     hosts = cluster("algo-9")
     launched = LaunchOptions(script="train.py", **options)
-    found = run_facts(
-        launched,
-        hosts,
-        placement.plan(launched, hosts, num_gpus=0),
-        [],
-        job_id="job",
-        started_epoch_s=0.0,
-        wall_s=1.0,
-        exit_code=ExitCode.OK,
-    ).options
+    found = facts_of(launched, hosts, []).options
     assert expected.items() <= found.items()
     assert other not in found
 
@@ -52,16 +61,7 @@ def test_options_name_what_preprocessed(options: dict[str, Any], expected: dict[
 def test_options_name_auto_only_where_the_job_chooses(data: int, expected: str) -> None:
     hosts = cluster("algo-9", data=data)
     launched = LaunchOptions(script="train.py", trainer_endpoints="auto")
-    found = run_facts(
-        launched,
-        hosts,
-        placement.plan(launched, hosts, num_gpus=0),
-        [],
-        job_id="job",
-        started_epoch_s=0.0,
-        wall_s=1.0,
-        exit_code=ExitCode.OK,
-    )
+    found = facts_of(launched, hosts, [])
     assert found.options["endpoints per trainer host"] == expected
 
 
@@ -77,16 +77,7 @@ def test_batches_of_data_hosts_are_counted_apart(computed: dict[str, int], expec
         HostStatus(host=host, incarnation="i", version="1", script_digest="d", counters={"batches computed": count})
         for host, count in computed.items()
     ]
-    events = run_facts(
-        launched,
-        hosts,
-        placement.plan(launched, hosts, num_gpus=0),
-        statuses,
-        job_id="job",
-        started_epoch_s=0.0,
-        wall_s=1.0,
-        exit_code=ExitCode.OK,
-    ).events
+    events = facts_of(launched, hosts, statuses).events
     assert events["batches computed"] == sum(computed.values())
     assert events.get(COMPUTED_ON_DATA_HOSTS) == expected
 
@@ -98,15 +89,5 @@ def test_placement_with_auto_is_hybrid_if_trainer_hosts_computed(computed: int, 
     status = HostStatus(
         host="algo-9", incarnation="i", version="1", script_digest="d", counters={"batches computed": computed}
     )
-    facts = run_facts(
-        launched,
-        hosts,
-        placement.plan(launched, hosts, num_gpus=0),
-        [status],
-        job_id="job",
-        started_epoch_s=0.0,
-        wall_s=1.0,
-        exit_code=ExitCode.OK,
-        decisions=["step 30: stays at 0"],
-    )
+    facts = facts_of(launched, hosts, [status], decisions=("step 30: stays at 0",))
     assert (facts.placement, facts.decisions) == (expected, ("step 30: stays at 0",))

@@ -24,8 +24,6 @@ __all__ = ["HostMemory", "MemoryLimit", "limit_of"]
 
 _SHARE = 0.7
 """Share of the free memory that additional endpoints may use. The rest is for growth, of the ranks too."""
-_UNKNOWN_SHARE = 0.25
-"""Share of a host's memory that must be free if the size of an endpoint is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +39,14 @@ def limit_of(running: int, *, endpoint_bytes: int | None, free_bytes: int, total
 
     Args:
         running: Endpoints that the host runs already. The result is not less.
-        endpoint_bytes: Memory of one endpoint, None if it is not known. Then at most one is added.
+        endpoint_bytes: Memory of one endpoint, None if it is not known. Then none is added.
         free_bytes: Free memory of the host.
         total_bytes: Memory of the host.
     """
     if endpoint_bytes is None:
-        more = int(free_bytes >= _UNKNOWN_SHARE * total_bytes)
-        size = "it is not known how much an endpoint uses"
+        more, size = 0, "it is not known how much an endpoint uses"
     else:
-        more = int(_SHARE * free_bytes / max(1, endpoint_bytes))
-        size = f"an endpoint uses {bytes_text(endpoint_bytes)}"
+        more, size = int(_SHARE * free_bytes / max(1, endpoint_bytes)), f"an endpoint uses {bytes_text(endpoint_bytes)}"
     return MemoryLimit(
         endpoints=running + more,
         reason=f"{bytes_text(free_bytes)} of {bytes_text(total_bytes)} of the host's memory are free, and {size}",

@@ -14,12 +14,9 @@ from hetero.launch.auto_endpoints.controller import Controller
 from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision
 from hetero.launch.auto_endpoints.memory import HostMemory, MemoryLimit
 from hetero.launch.auto_endpoints.windows import JoinedSteps
+from hetero.report.model import MAX_EVENTS
 
 __all__ = ["ResizablePool", "TrainerEndpoints"]
-
-_MAX_LISTED = 100
-_MAX_MEASURED = 4
-"""Endpoints whose memory is measured before others are added. They are alike, and a measurement takes milliseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +70,7 @@ class TrainerEndpoints:
         memory: HostMemory,
     ) -> None:
         self.decisions: list[str] = []
-        """The first 100 decisions, on the first trainer host. One line each."""
+        """The first decisions, on the first trainer host, for the report. One line each."""
         self._pool = pool
         self._leader = trainer_hosts[0]
         self._is_leader = host == self._leader
@@ -123,7 +120,7 @@ class TrainerEndpoints:
             self._apply(number)
 
     def _memory_limit(self, data_hosts: Sequence[HostStatus]) -> MemoryLimit:
-        return self._memory.limit(self._number, used_pids=self._pool.used_pids[:_MAX_MEASURED], data_hosts=data_hosts)
+        return self._memory.limit(self._number, used_pids=self._pool.used_pids, data_hosts=data_hosts)
 
     def _lead(
         self,
@@ -151,7 +148,8 @@ class TrainerEndpoints:
             limit = self._memory_limit(data_hosts)
             if decision.endpoints > limit.endpoints:
                 decision = self._controller.limit(decision, limit.endpoints, f"No more are added: {limit.reason}")
-        if len(self.decisions) < _MAX_LISTED:
+        # A new search begins after at least 1,000 steps, and decides at most five times.
+        if len(self.decisions) < MAX_EVENTS:
             self.decisions.append(decision.text)
         logger.info("trainer endpoints: %s", decision.text)
         if decision.endpoints != self._number:

@@ -15,7 +15,6 @@ from hetero.system.cgroups import usable_cpus
 
 __all__ = ["Endpoints", "pool_options"]
 
-_EMULATED_ENDPOINTS = 1
 _MAX_EMULATED_ENDPOINTS = 8
 
 
@@ -34,11 +33,12 @@ class Endpoints(DataService):
         emulated = options.emulate_sample_s is not None
         fixed = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
         if cluster.role is not Role.TRAINER:
-            number = options.endpoints_per_host or (_EMULATED_ENDPOINTS if emulated else usable_cpus())
+            # One emulated endpoint has all vCPUs of its host as slots.
+            number = options.endpoints_per_host or (1 if emulated else usable_cpus())
         elif fixed is None:
             return _changing_number(options.emulate_vcpus or usable_cpus(), emulated=emulated)
         elif emulated and not cluster.data_hosts:
-            number = fixed or _EMULATED_ENDPOINTS
+            number = fixed or 1
         else:
             number = fixed
         # Rounded down, as on a real host: 7 endpoints leave one of 8 vCPUs idle, and a plan expects that.

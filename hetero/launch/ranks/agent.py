@@ -18,18 +18,17 @@ from hetero.system.process import PARENT_VARIABLE, die_with_parent
 from hetero.system.stop_signals import end_signal
 from hetero.system.waits import END_TIMEOUT_S, SHORT_POLL_S
 
-__all__ = ["FAILURES_FILE", "RANKS_FILE", "main"]
+__all__ = ["FAILURES_FILE", "RANKS_FILE", "SETTLE_S", "main"]
 
 RANKS_FILE = "ranks.json"
 """Name of the file with a JSON list: the environment variables to set for each rank, in the order of local ranks."""
 FAILURES_FILE = "failures.json"
 """Name of the file that the agent writes if ranks fail. It has a JSON list of objects with ``rank`` and
 ``exit_status``, in order of time."""
-_SETTLE_S = 0.3
-"""Seconds from the first failure until the agent ends the other ranks. A failing rank may break its connections before
-its process ends, because it closes its GPU in between. Another rank may then end first, but both must be recorded."""
-_TERM_GRACE_S = 3.0
-"""Seconds from the end signal to SIGKILL. The signal ends a rank by default."""
+SETTLE_S = 0.3
+"""Seconds from the first failure until the other ranks end and the failure is reported. A failing rank may break its
+connections before its process ends, because it closes its GPU in between. Another rank may then end first, but both
+must be recorded."""
 
 _Failure = dict[str, int]
 
@@ -49,14 +48,15 @@ def main(arguments: Sequence[str]) -> int:
         failures = _take_ended(running)
     if not failures:
         return 0
-    failures += _wait_for_ends(running, _SETTLE_S)
+    failures += _wait_for_ends(running, SETTLE_S)
     # Record no later failures, because this agent causes them when it ends the remaining ranks.
     Path(folder, FAILURES_FILE).write_text(json.dumps(failures), encoding="utf-8")
     for process in running.values():
         # To the rank alone and not to its group. Python's resource trackers in the group must outlive the rank, because
         # they remove its semaphores.
         process.send_signal(end_signal())
-    _wait_for_ends(running, _TERM_GRACE_S)
+    # The signal ends a rank by default. A rank that handles it gets this time.
+    _wait_for_ends(running, END_TIMEOUT_S)
     for process in running.values():
         process.kill()
     _wait_for_ends(running, END_TIMEOUT_S)

@@ -38,7 +38,7 @@ from typing import Any
 from hetero.errors import PortError
 from hetero.launch.ranks.parent_launcher import ParentLauncher
 from hetero.system.process import PARENT_VARIABLE, adopt_descendants, end_descendants, start_child, wait_gone
-from hetero.system.waits import SHORT_POLL_S
+from hetero.system.waits import END_TIMEOUT_S, SHORT_POLL_S
 
 __all__ = ["Follower", "LocalLeader", "kill_rank", "meeting_name", "rank_command", "start_rank"]
 
@@ -46,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 _LEADER_S = 120.0
 """Seconds that a follower tries to connect. Usually it needs few, because all launchers of a host start together."""
-_LATE_S = 5.0
-"""Seconds that a finished leader waits for a follower to connect, and that a follower waits for its leader to end."""
 _MAX_LINE_BYTES = 2**20
 _CREDENTIALS = struct.Struct("3i")
 
@@ -146,7 +144,7 @@ class LocalLeader:
         """Ask every follower to end with an exit code. First wait up to five seconds until all have connected."""
         # A later request to stop must not signal this process, because its handlers are gone.
         self._was_stopped = True
-        deadline_s = time.monotonic() + _LATE_S
+        deadline_s = time.monotonic() + END_TIMEOUT_S
         while not self.is_complete and time.monotonic() < deadline_s:
             self.poll()
             select.select([self._socket], [], [], SHORT_POLL_S)
@@ -270,12 +268,12 @@ class Follower:
 
     def _let_leader_end(self) -> None:
         """If the leader is a child of this process, wait up to five seconds until it ends, before it is killed."""
-        if self._leader_pid is not None and not wait_gone([self._leader_pid], timeout_s=_LATE_S):
+        if self._leader_pid is not None and not wait_gone([self._leader_pid], timeout_s=END_TIMEOUT_S):
             logger.warning(
                 "the local leader (process %d) has not ended within %.1f s of its last message and is killed now. Its "
                 "last log lines may be missing. Look above for the cause, such as a full disk or a stuck device",
                 self._leader_pid,
-                _LATE_S,
+                END_TIMEOUT_S,
             )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

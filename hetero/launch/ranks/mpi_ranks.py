@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hetero.control.rank.session import RESTART_VARIABLE
 from hetero.control.status import Cause
+from hetero.launch.ranks.agent import SETTLE_S
 from hetero.launch.ranks.leader import LocalLeader
 from hetero.launch.ranks.rank_folder import RankFolder
 from hetero.launch.ranks.starter import RanksOptions, RankStarter
@@ -27,10 +28,6 @@ from hetero.system.waits import END_TIMEOUT_S, SHORT_POLL_S
 __all__ = ["MpiRanks", "MpiStarter"]
 
 logger = logging.getLogger(__name__)
-
-_SETTLE_S = 0.3
-"""Seconds from the first failure until `MpiRanks.poll` reports it. If a rank fails, the connections of other ranks
-break, and the end of such a rank may be noticed first."""
 
 
 class MpiStarter(RankStarter):
@@ -130,7 +127,7 @@ class MpiRanks:
         """Return 0 if every rank of this host ended with 0, 1 if a rank has failed, else None."""
         self._take_ended()
         if self._failures:
-            return 1 if time.monotonic() >= self._failed_s + _SETTLE_S else None
+            return 1 if time.monotonic() >= self._failed_s + SETTLE_S else None
         return 0 if len(self._ended) == len(self._ranks) else None
 
     def cause(self, reported: Mapping[int, Cause]) -> Cause:

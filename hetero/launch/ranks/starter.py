@@ -38,9 +38,9 @@ class RanksOptions:
     """Number of GPUs of this host."""
     environment: Mapping[str, str]
     """Variables that are added to this process's environment."""
-    is_module: bool = False
+    is_module: bool
     """Whether the script is the name of a module."""
-    generation: int = 0
+    generation: int
     """Number of earlier restarts of the trainer group."""
 
 

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 
 from hetero import __version__
 from hetero.cluster import Role
-from hetero.control.status import HostState, HostStatus, RankReport
+from hetero.control.status import HostStatus, RankReport
 from hetero.documents.files import write_text
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode, HeteroError, first_line
-from hetero.launch.reporting.summary import run_facts, simulated_parts
+from hetero.launch.reporting.summary import JobHistory, run_facts, simulated_parts
 from hetero.metrics.profile.assembly import JobFacts, assemble_profile, check_ranks
 from hetero.metrics.profile.parts import PHASES, HostPart, RankPart
 from hetero.metrics.profile.profile import PROFILE_FILE_NAME, write_profile
@@ -40,6 +40,7 @@ from hetero.report.overruns import excess_share, overrun_sentences
 from hetero.sample_costs.options import Channel, CostOptions
 from hetero.system.cgroups import usable_cpus
 from hetero.system.process import start_child
+from hetero.system.waits import LOG_INTERVAL_S
 
 if TYPE_CHECKING:
     from hetero.launch.host import LaunchedHost
@@ -47,15 +48,10 @@ if TYPE_CHECKING:
 __all__ = ["TEXT_FILE_NAME", "JobProfile", "ProgressLines", "progress_text"]
 
 TEXT_FILE_NAME = "profile.md"
-_WORDS_S = 5.0
-"""Seconds between two progress lines of one phase."""
-_WAITING_S = 10.0
-"""Seconds between two progress lines before the first batch."""
+_WAITING = "profiling: waiting for the first batch"
 _SUPPLY_S = 240.0
-"""Time limit of the measurement of the supply, for example if the data set takes long to build."""
-_OTHERS_S = 60.0
-"""Seconds that the first trainer host waits for data hosts after its own measurement."""
-_GRACE_SHARE = 0.9
+"""Time limit of the measurement of the supply, for example if the data set takes long to build. The first trainer host
+waits as long for the measurements of data hosts."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +83,8 @@ class JobProfile:
         now_s = time.monotonic()
         if is_stopping:
             self._stop_s = self._stop_s or now_s
-            return now_s - self._stop_s > _GRACE_SHARE * host.timings.stop_grace_s
-        if not host.is_first_trainer:
+            return now_s - self._stop_s > host.plan.timings.early_grace_s
+        if not host.plan.is_first_trainer:
             return False
         line = self._lines.due(progress_text(reports), now_s)
         if line:
@@ -109,7 +105,7 @@ class JobProfile:
             JobEndsError: If the job fails meanwhile.
         """
         host = self._host
-        if not host.is_first_trainer:
+        if not host.plan.is_first_trainer:
             return
         if host.interrupted_s is not None:
             logger.warning("asked to stop: no profile is written")
@@ -119,7 +115,7 @@ class JobProfile:
         # no profile.
         check_ranks(ranks, facts)
         parts = [self._measure(ranks)]
-        deadline_s = time.monotonic() + _OTHERS_S
+        deadline_s = time.monotonic() + _SUPPLY_S
         while self._others() and time.monotonic() < deadline_s and host.interrupted_s is None:
             host.tick(lambda _: f"the measurements of {', '.join(self._others())}")
         with host.hub.membership() as membership:
@@ -129,10 +125,10 @@ class JobProfile:
     def serve(self) -> None:
         """Measure the supply of this data host and send it to the first trainer host, if it is one of a new type."""
         host = self._host
-        groups = host.cluster.groups
+        groups = host.plan.cluster.groups
         types = {group.instance_type for group in groups if group.role is Role.TRAINER}
-        of_type = [group for group in groups if group.instance_type == host.cluster.current_group.instance_type]
-        if host.cluster.current_group.instance_type in types or host.name != of_type[0].hosts[0]:
+        of_type = [group for group in groups if group.instance_type == host.plan.cluster.current_group.instance_type]
+        if host.plan.cluster.current_group.instance_type in types or host.plan.name != of_type[0].hosts[0]:
             return
         part = self._measure(self._ranks())
         if part is not None:
@@ -140,54 +136,54 @@ class JobProfile:
 
     def _others(self) -> list[str]:
         with self._host.hub.membership() as membership:
-            return [name for name, _ in membership.missing(Role.DATA, at_least=HostState.DONE)]
+            return membership.at_work(Role.DATA)
 
     def _ranks(self) -> dict[int, RankPart]:
         with self._host.hub.membership() as membership:
             return _parts([report for status in membership.statuses(Role.TRAINER) for report in status.ranks])
 
     def _facts(self) -> JobFacts:
-        host, options = self._host, self._host.options
-        trainers = [group for group in host.cluster.groups if group.role is Role.TRAINER]
+        host, options = self._host, self._host.plan.options
+        trainers = [group for group in host.plan.cluster.groups if group.role is Role.TRAINER]
         is_emulated = options.emulate_sample_s is not None
-        servers = host.placement.servers
+        servers = host.plan.placement.servers
         return JobFacts(
             command=shlex.join(options.command),
             measured_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
             instance_type=trainers[0].instance_type,
             vcpus=self._vcpus(),
-            num_hosts=len(host.trainer_hosts),
-            ranks_per_host=max(1, host.placement.num_ranks),
+            num_hosts=len(host.plan.trainer_hosts),
+            ranks_per_host=max(1, host.plan.placement.num_ranks),
             num_endpoints=servers.number * servers.num_slots,
-            has_data_hosts=any(group.role is Role.DATA for group in host.cluster.groups),
+            has_data_hosts=any(group.role is Role.DATA for group in host.plan.cluster.groups),
             warmup_steps=options.warmup_steps,
             is_sample_emulated=is_emulated,
             is_step_emulated=options.emulate_step_s is not None,
-            simulated=tuple(simulated_parts(options, host.cluster, host.placement)),
+            simulated=tuple(simulated_parts(options, host.plan.cluster, host.plan.placement)),
             versions={"hetero": __version__, "python": platform.python_version()},
         )
 
     def _vcpus(self) -> int:
-        options = self._host.options
+        options = self._host.plan.options
         is_emulated = options.emulate_sample_s is not None
         return (options.emulate_vcpus if is_emulated else None) or usable_cpus()
 
     def _measure(self, ranks: dict[int, RankPart]) -> HostPart | None:
         """Run the process that measures, and return what it measured. None if there is nothing to measure."""
-        host, options = self._host, self._host.options
+        host, options = self._host, self._host.plan.options
         first = ranks.get(min(ranks, default=0))
         if first is None:
             return None
         is_emulated = options.emulate_sample_s is not None
-        is_trainer = host.placement.num_ranks > 0
-        if host.placement.usage_scope == "tree" and not is_emulated and not is_trainer:
+        is_trainer = host.plan.placement.num_ranks > 0
+        if host.plan.placement.usage_scope == "tree" and not is_emulated and not is_trainer:
             return HostPart(
-                notes=(f"Samples were not measured on {host.name}, because simulated hosts share a machine.",)
+                notes=(f"Samples were not measured on {host.plan.name}, because simulated hosts share a machine.",)
             )
         leaves = () if first.contents is None else first.contents.leaves
         request = CostOptions(
-            host=host.name,
-            instance_type=host.cluster.current_group.instance_type,
+            host=host.plan.name,
+            instance_type=host.plan.cluster.current_group.instance_type,
             script=options.script,
             is_module=options.module,
             script_args=options.script_args,
@@ -199,7 +195,7 @@ class JobProfile:
             parent_pid=os.getpid(),
             receives=is_trainer,
         )
-        logger.info("progress: profiling: the samples, on %s", host.name)
+        logger.info("progress: profiling: the samples, on %s", host.plan.name)
         channel, theirs = Channel.pair("the process that measures samples")
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         host.relay.add("profile", read_end)
@@ -219,8 +215,8 @@ class JobProfile:
             channel.send(request.to_json())
             return self._wait_for(channel)
         except HeteroError as error:
-            logger.warning("the samples were not measured on %s: %s", host.name, error)
-            return HostPart(notes=(f"Samples were not measured on {host.name}: {first_line(error)}",))
+            logger.warning("the samples were not measured on %s: %s", host.plan.name, error)
+            return HostPart(notes=(f"Samples were not measured on {host.plan.name}: {first_line(error)}",))
         finally:
             channel.close()
             process.kill()
@@ -229,7 +225,7 @@ class JobProfile:
     def _environment(self) -> dict[str, str]:
         """Return the environment of endpoints, because the samples must cost the same as in them."""
         host = self._host
-        endpoint = EndpointOptions(host=host.name, address=host.address, num_endpoints=1, job_id=host.job_id)
+        endpoint = EndpointOptions(host=host.plan.name, address=host.address, num_endpoints=1, job_id=host.plan.job_id)
         return child_environment(PoolOptions(endpoint=endpoint, environment=host.child_environment))
 
     def _wait_for(self, channel: Channel) -> HostPart | None:
@@ -267,25 +263,17 @@ class JobProfile:
         host = self._host
         with host.hub.membership() as membership:
             statuses = membership.statuses()
-        facts = run_facts(
-            host.options,
-            host.cluster,
-            host.placement,
-            statuses,
-            job_id=host.job_id,
-            started_epoch_s=0.0,
-            wall_s=0.0,  # neither of them is written
-            exit_code=ExitCode.OK,
-        )
+        facts = run_facts(host.plan, statuses, JobHistory(), exit_code=ExitCode.OK)
         return build_report(facts, Catalogue.load())
 
 
 class ProgressLines:
-    """Decides when a progress line is due: at once for a new phase, later for the same one."""
+    """Decides when a progress line is due: at once for a new phase, after a while for the same one."""
 
     def __init__(self) -> None:
+        self._phase = _WAITING
         self._began_s: float | None = None
-        self._shown: tuple[str, float] = "", 0.0
+        self._shown_s = 0.0
 
     def due(self, text: str, now_s: float) -> str:
         """Return the line to log now, or an empty text.
@@ -295,17 +283,12 @@ class ProgressLines:
             now_s: Monotonic seconds. The wait begins with the first call.
         """
         if self._began_s is None:
-            self._began_s = now_s
-            self._shown = "", now_s
-        phase, shown_s = self._shown
-        if not text:
-            if now_s - shown_s < _WAITING_S:
-                return ""
-            self._shown = "", now_s
-            return f"profiling: waiting for the first batch, {now_s - self._began_s:.0f} s"
-        if text.partition(",")[0] == phase and now_s - shown_s < _WORDS_S:
+            self._began_s = self._shown_s = now_s
+        text = text or f"{_WAITING}, {now_s - self._began_s:.0f} s"
+        phase = text.partition(",")[0]
+        if phase == self._phase and now_s - self._shown_s < LOG_INTERVAL_S:
             return ""
-        self._shown = text.partition(",")[0], now_s
+        self._phase, self._shown_s = phase, now_s
         return text
 
 

@@ -8,7 +8,9 @@ import json
 import logging
 import platform
 import shlex
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,11 @@ from hetero.documents.files import write_text
 from hetero.documents.text import code_span
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.data_services import find_service
-from hetero.launch.placement import Placement
+from hetero.launch.placement import HostPlan, Placement
 from hetero.launch.reporting.metric_lines import log_metrics, result_metrics
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric, thinned
 from hetero.metrics.steps import StepSummary
-from hetero.pricing import Catalogue
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS, NOT_DELIVERED, build_report, idle_data_hosts
 from hetero.report.markdown import render_report
 from hetero.report.model import (
@@ -40,7 +41,15 @@ from hetero.report.model import (
     TimedEvent,
 )
 
-__all__ = ["METRICS_FILE_NAME", "output_folder", "run_facts", "simulated_parts", "write_metrics", "write_report"]
+__all__ = [
+    "METRICS_FILE_NAME",
+    "JobHistory",
+    "output_folder",
+    "run_facts",
+    "simulated_parts",
+    "write_metrics",
+    "write_report",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -52,42 +61,23 @@ def output_folder(options: LaunchOptions, folders: Folders, host: str) -> Path:
     return options.output_dir if options.output_dir is not None else folders.output / host
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHistory:
+    """What happened while a job ran, as the first trainer host knows it."""
+
+    decisions: tuple[str, ...] = ()
+    """Decisions about endpoints on trainer hosts."""
+    joined_hosts: tuple[JoinedFacts, ...] = ()
+    timeline: tuple[TimedEvent, ...] = ()
+
+
 def write_report(
-    options: LaunchOptions,
-    cluster: ClusterSpec,
-    placement: Placement,
-    statuses: Sequence[HostStatus],
-    *,
-    job_id: str,
-    started_epoch_s: float,
-    wall_s: float,
-    cause: Cause | None,
-    folder: Path,
-    decisions: Sequence[str] = (),
-    joined_hosts: Sequence[JoinedFacts] = (),
-    timeline: Sequence[TimedEvent] = (),
+    plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistory, *, cause: Cause | None, folder: Path
 ) -> None:
     """Write the job's report and log its metrics. An error is logged and does not change the job's exit code."""
     try:
-        facts = run_facts(
-            options,
-            cluster,
-            placement,
-            statuses,
-            job_id=job_id,
-            started_epoch_s=started_epoch_s,
-            wall_s=wall_s,
-            exit_code=ExitCode.OK if cause is None else cause.exit_code,
-            decisions=decisions,
-            joined_hosts=joined_hosts,
-            timeline=timeline,
-        )
-        catalogue = Catalogue.load(
-            profile=options.price_profile,
-            region=options.region,
-            price_file=options.price_file,
-            overrides=options.prices,
-        )
+        facts = run_facts(plan, statuses, history, exit_code=ExitCode.OK if cause is None else cause.exit_code)
+        catalogue = plan.options.catalogue()
         report = build_report(facts, catalogue)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / REPORT_FILE_NAME, json.dumps(report.to_json(), indent=2) + "\n")
@@ -131,35 +121,19 @@ def write_metrics(folder: Path, cluster: ClusterSpec, own: HostStatus) -> None:
         logger.error("the metrics of this host could not be written to %s: %s", folder, error)
 
 
-def run_facts(
-    options: LaunchOptions,
-    cluster: ClusterSpec,
-    placement: Placement,
-    statuses: Sequence[HostStatus],
-    *,
-    job_id: str,
-    started_epoch_s: float,
-    wall_s: float,
-    exit_code: ExitCode,
-    decisions: Sequence[str] = (),
-    joined_hosts: Sequence[JoinedFacts] = (),
-    timeline: Sequence[TimedEvent] = (),
-) -> RunFacts:
-    """Return the facts of a run, from the last status of each host.
-
-    ``started_epoch_s`` is the wall-clock time at the start of this launcher. It is not used to compute durations.
-    ``wall_s`` is the monotonic time since this start, in seconds.
-    """
+def run_facts(plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistory, *, exit_code: ExitCode) -> RunFacts:
+    """Return the facts of a run, from the last status of each host."""
+    options, cluster, placement = plan.options, plan.cluster, plan.placement
     ranks = tuple(_rank_facts(statuses))
     return RunFacts(
-        run_id=job_id,
+        run_id=plan.job_id,
         command=shlex.join(options.command),
-        started_at=dt.datetime.fromtimestamp(started_epoch_s, dt.timezone.utc).isoformat(timespec="seconds"),
-        wall_s=wall_s,
+        started_at=dt.datetime.fromtimestamp(plan.started_epoch_s, dt.timezone.utc).isoformat(timespec="seconds"),
+        wall_s=time.monotonic() - plan.started_s,
         exit_code=int(exit_code),
         placement=_placement_name(options, cluster, statuses),
-        decisions=tuple(decisions),
-        timeline=tuple(timeline),
+        decisions=history.decisions,
+        timeline=history.timeline,
         groups=tuple(
             GroupFacts(
                 name=group.name,
@@ -170,7 +144,7 @@ def run_facts(
             )
             for group in cluster.groups
         ),
-        joined_hosts=tuple(joined_hosts),
+        joined_hosts=history.joined_hosts,
         ranks=ranks,
         hosts=tuple(_usages(statuses)),
         events=_events(statuses, [host.name for host in cluster.data_hosts], ranks),

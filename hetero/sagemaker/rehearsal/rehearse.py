@@ -23,8 +23,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hetero.config import stated_flags
+from hetero.control.status import MAX_SUMMARY_CHARS
 from hetero.errors import ConfigError
-from hetero.launch.failure import MAX_FAILURE_CHARS
 from hetero.report import Report, load_report
 from hetero.sagemaker.checks.check import unprepared
 from hetero.sagemaker.recording import MAX_CODE_BYTES, Recording, record
@@ -221,7 +221,7 @@ def _failure_files(output_dir: Path) -> list[Path]:
 def _failure(output_dir: Path) -> str:
     """Return the failure text of the job. All hosts that ran hetero wrote the same text."""
     files = _failure_files(output_dir)
-    texts = [path.read_text(encoding="utf-8", errors="replace")[:MAX_FAILURE_CHARS] for path in files]
+    texts = [path.read_text(encoding="utf-8", errors="replace")[:MAX_SUMMARY_CHARS] for path in files]
     return next((text for text in texts if text.startswith("HET-")), texts[0] if texts else "")
 
 

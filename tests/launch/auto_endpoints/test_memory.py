@@ -21,8 +21,7 @@ GB = 10**9
         (0, 2.0, 20.0, 7),  # 70 % of the free memory
         (3, 2.0, 20.0, 10),
         (3, 2.0, 2.5, 3),  # never less than what runs
-        (0, None, 25.0, 1),  # a quarter of the memory is free
-        (0, None, 24.9, 0),
+        (2, None, 25.0, 2),  # none is added while their size is not known
         (0, 0.0, 20.0, 14 * GB),
     ],
 )

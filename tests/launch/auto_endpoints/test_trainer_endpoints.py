@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from typing import Any
 
@@ -15,6 +16,7 @@ from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostStatus, RankReport, StepTimes
 from hetero.launch.auto_endpoints.memory import HostMemory
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
+from hetero.metrics.hosts import HostReading, HostSampler
 
 HOSTS = ("algo-2", "algo-3")
 REMOTE = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:1", incarnation="i", num_slots=4)
@@ -62,6 +64,7 @@ class Host:
             memory=HostMemory(free_and_total_bytes=lambda: (self.free_bytes, 100), private_bytes=lambda pid: 10),
         )
         self.num_steps = 0
+        self.membership.observe(status("algo-1", endpoints=(REMOTE,)))
 
     def step(self, *, wait_s: float, generation: int = 0, loader: str = "train") -> None:
         """Report one more step and let the host act."""
@@ -75,18 +78,21 @@ class Host:
 
 
 def status(host: str, **changes: Any) -> HostStatus:
-    return HostStatus(host=host, incarnation="i", version="1", script_digest="d", **changes)
+    # A data host uses 40 bytes for one endpoint, so 70 % of 100 free bytes hold one.
+    sampler = HostSampler(host, read=lambda: HostReading(cpu_total_s=0.0, memory_bytes=40))
+    sampler.sample()
+    usage = json.dumps(sampler.usage().to_json()).encode()
+    return HostStatus(host=host, incarnation="i", version="1", script_digest="d", usage_json=usage, **changes)
 
 
 def test_first_host_adds_endpoints_and_publishes_their_number(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     host = Host("algo-2")
-    host.membership.observe(status("algo-1", endpoints=(REMOTE,)))
     while not host.published and host.num_steps < 100:
         host.step(wait_s=0.1)
     assert (host.published, host.pool.sizes) == ([1], [1])
     (text,) = host.trainer_endpoints.decisions
-    # The wait calls for more, but no data host has reported how much memory an endpoint uses.
+    # The wait calls for more, but the memory holds one.
     assert "from 0 to 1, because a step of 200 ms waits 100 ms for data. No more are added: " in text
     assert f"trainer endpoints: {text}" in caplog.messages
 
@@ -141,7 +147,6 @@ def test_host_without_memory_adds_nothing(caplog: pytest.LogCaptureFixture) -> N
 
 def test_host_stops_when_the_next_endpoints_do_not_fit() -> None:
     host = Host("algo-2")
-    host.membership.observe(status("algo-1", endpoints=(REMOTE,)))
     while host.pool.sizes != [1] and host.num_steps < 200:
         host.step(wait_s=0.1)
     host.free_bytes = 20  # one more of 10 bytes

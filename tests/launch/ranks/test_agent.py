@@ -20,7 +20,7 @@ from hetero.system.process import PARENT_VARIABLE
 RUN = """
 import sys
 from hetero.launch.ranks import agent
-agent._SETTLE_S, agent._TERM_GRACE_S = (float(text) for text in sys.argv[1:3])
+agent.SETTLE_S, agent.END_TIMEOUT_S = (float(text) for text in sys.argv[1:3])
 status = agent.main(sys.argv[3:])
 heavy = {"tensorflow", "torch"} & {name.partition(".")[0] for name in sys.modules}
 sys.exit(f"it imported {heavy}" if heavy else status)

@@ -27,6 +27,8 @@ OPTIONS = RanksOptions(
     num_cpus=2,
     num_gpus=0,
     environment={},
+    is_module=False,
+    generation=0,
 )
 PLACE = {
     "RANK": "3",

@@ -105,7 +105,7 @@ def test_leader_that_does_not_end_is_killed_with_the_reason_in_the_log(name: str
         "import logging, subprocess\n"
         "from hetero.launch.ranks import leader\n"
         "logging.basicConfig(format='%(message)s')\n"
-        "leader._LATE_S = 0.2\n"
+        "leader.END_TIMEOUT_S = 0.2\n"
         "child = subprocess.Popen(['sleep', '600'])\n"
         + FOLLOW.replace("variables={", "leader_pid=child.pid, variables={")
     )

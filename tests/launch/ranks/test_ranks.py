@@ -124,6 +124,8 @@ OPTIONS = RanksOptions(
     num_cpus=6,
     num_gpus=0,
     environment={"HETERO_JOB_ID": "j"},
+    is_module=False,
+    generation=0,
 )
 
 
