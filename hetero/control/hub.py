@@ -28,7 +28,7 @@ import grpc  # isort: skip
 
 from hetero.control import security
 from hetero.control.members.joined import JoinedHost
-from hetero.control.members.joining import Reception, request_from_proto
+from hetero.control.members.joining import Admitter, request_from_proto
 from hetero.control.members.membership import Membership
 from hetero.control.members.roster import LEAVING
 from hetero.control.peer_connection import ConnectionOptions, PeerConnection
@@ -84,7 +84,7 @@ class Hub:
         num_ranks: Ranks of this host. If there are none, the hub has no port for them.
         started_s: Monotonic time of this launcher's start. Times of logged values count from it. None: now.
         tls: TLS settings of this host. None for a job in plaintext.
-        reception: Answers hosts that want to join the job. Only the first trainer host has one.
+        admitter: Answers hosts that want to join the job. Only the first trainer host has one.
 
     Raises:
         PortError: If the port cannot be bound.
@@ -106,10 +106,10 @@ class Hub:
         num_ranks: int = 0,
         started_s: float | None = None,
         tls: Tls | None = None,
-        reception: Reception | None = None,
+        admitter: Admitter | None = None,
     ) -> None:
         self._membership = membership
-        self._reception = reception
+        self._admitter = admitter
         self._resolve_name = resolve
         self._started_s = time.monotonic() if started_s is None else started_s
         self._changed = threading.Condition(threading.RLock())
@@ -140,7 +140,7 @@ class Hub:
             fault=faults_at("heartbeat"),
         )
         self._peers = {host: PeerConnection(host, self._connection_options) for host in peers}
-        self._newcomers: dict[str, PeerConnection] = {}
+        self._joined_peers: dict[str, PeerConnection] = {}
         """Connections to hosts that have joined the running job."""
 
     def start(self) -> None:
@@ -161,7 +161,7 @@ class Hub:
         self._server.stop(grace_s).wait(grace_s + 1.0)
         deadline_s = time.monotonic() + self._heartbeat_s
         # The thread of a connection may be waiting for a silent host.
-        for peer in (*self._peers.values(), *self._newcomers.values()):
+        for peer in (*self._peers.values(), *self._joined_peers.values()):
             peer.join(max(0.0, deadline_s - time.monotonic()))
 
     def __enter__(self) -> Hub:
@@ -194,7 +194,7 @@ class Hub:
         with self._changed:
             yield self._membership
             self._membership.tick()
-            self._follow_newcomers()
+            self._follow_joined()
             news, local_news = self._membership.news, self._membership.local_news
             if news != self._known[0]:
                 self._version += 1
@@ -218,20 +218,20 @@ class Hub:
         num_rejected = 0 if self._ranks is None else self._ranks.greeter.num_rejected
         return self._interceptor.auth_failures + num_rejected
 
-    def _follow_newcomers(self) -> None:
+    def _follow_joined(self) -> None:
         """Connect to hosts that have joined, and disconnect from those that have left. Does not block."""
-        present = self._membership.newcomers.present
-        if present.keys() == self._newcomers.keys() or self._stopping.is_set():
+        present = self._membership.joined_hosts.present
+        if present.keys() == self._joined_peers.keys() or self._stopping.is_set():
             return
-        for host in present.keys() - self._newcomers.keys():
-            self._newcomers[host] = PeerConnection(host, self._connection_options)
-            self._newcomers[host].start()
-        for host in self._newcomers.keys() - present.keys():
-            self._newcomers.pop(host).stop()
+        for host in present.keys() - self._joined_peers.keys():
+            self._joined_peers[host] = PeerConnection(host, self._connection_options)
+            self._joined_peers[host].start()
+        for host in self._joined_peers.keys() - present.keys():
+            self._joined_peers.pop(host).stop()
 
     def _resolve(self, host: str) -> str:
         """Return ``address:port`` of a host's launcher. May block and may raise `HeteroError`."""
-        joined = self._membership.newcomers.present.get(host)
+        joined = self._membership.joined_hosts.present.get(host)
         return joined.address if joined is not None and joined.address else self._resolve_name(host)
 
     def _is_at(self, host: JoinedHost) -> bool:
@@ -267,20 +267,20 @@ class Hub:
             return pb.HostStatus(protocol=CONTROL_PROTOCOL, host=self._membership.own.host)
         status = self._parsed(context, status_from_proto, request)
         with self.membership() as membership:
-            is_stranger = not membership.has(status.host)
-            if not is_stranger:
+            is_unknown = not membership.has(status.host)
+            if not is_unknown:
                 membership.observe(status)
         # The description of the cluster may have been extended.
-        may_join = self._reception is not None and is_stranger and status.state not in LEAVING
-        joined = self._reception.described(status.host) if self._reception is not None and may_join else None
+        may_join = self._admitter is not None and is_unknown and status.state not in LEAVING
+        joined = self._admitter.described(status.host) if self._admitter is not None and may_join else None
         if joined is not None:
             with self.membership() as membership:
-                is_stranger = membership.obstacle_to(joined) is not None
-                if not is_stranger:
+                is_unknown = membership.obstacle_to(joined) is not None
+                if not is_unknown:
                     membership.admit(joined)
                     membership.observe(status)
         # It may have joined through another trainer host a moment ago, or it was lost and removed.
-        if is_stranger:
+        if is_unknown:
             why = f"{status.host!r:.100} is not a host of this job"
             self._log_refusal(why)
             context.abort(grpc.StatusCode.NOT_FOUND, why)
@@ -290,15 +290,15 @@ class Hub:
     def _on_join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
         """Admit a data host to the running job. Return when all living trainer hosts know it."""
         asked = self._parsed(context, request_from_proto, request)
-        if self._reception is None:
+        if self._admitter is None:
             admitter = self._membership.reporter
             return pb.JoinReply(admitter=admitter, admitter_address=self._resolve(admitter))
         # A host that lost the registrar's answer asks again, and by then the launcher has the port.
-        if self._reception.has_described(asked.host) and self._is_at(asked.host):
-            return self._reception.reply(asked.host)
-        joined = self._reception.placed(asked.host)
+        if self._admitter.has_described(asked.host) and self._is_at(asked.host):
+            return self._admitter.reply(asked.host)
+        joined = self._admitter.placed(asked.host)
         with self.membership() as membership:
-            obstacle = self._reception.refusal(asked, membership.own) or membership.obstacle_to(joined)
+            obstacle = self._admitter.refusal(asked, membership.own) or membership.obstacle_to(joined)
             if obstacle is None:
                 membership.admit(joined)
         if obstacle is not None:
@@ -306,9 +306,9 @@ class Hub:
             return pb.JoinReply(refusal=obstacle.text, exit_code=int(obstacle.exit_code), may_pass=obstacle.may_pass)
         deadline_s = time.monotonic() + _FORWARD_S
         with self._changed:
-            while not self._membership.knows_newcomer(joined) and time.monotonic() < deadline_s:
+            while not self._membership.knows_joined(joined) and time.monotonic() < deadline_s:
                 self._changed.wait(SHORT_POLL_S)
-        return self._reception.reply(joined)
+        return self._admitter.reply(joined)
 
     # The ranks of this host
 

@@ -248,7 +248,7 @@ class Policy(enum.Enum):
 
     TOKEN = "token"
     """Callers that have the job's token and name the job's id."""
-    NEWCOMER = "newcomer"
+    JOINING = "joining"
     """Callers that have the job's token. They do not know the job's id yet."""
 
 
@@ -256,7 +256,7 @@ CONTROL_SERVICE = "hetero.v1.Control"
 """Name of the service of launchers, and of the registrar, which has the port before the launcher of its host."""
 CONTROL_POLICIES: Mapping[str, Policy] = {
     f"/{CONTROL_SERVICE}/Heartbeat": Policy.TOKEN,
-    f"/{CONTROL_SERVICE}/Join": Policy.NEWCOMER,
+    f"/{CONTROL_SERVICE}/Join": Policy.JOINING,
 }
 """The policies of that service."""
 
@@ -315,7 +315,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if policy is None or not self._is_authentic(_values(metadata, _AUTHORIZATION)):
             self._count_failure()
             return self._unauthenticated
-        if policy is Policy.NEWCOMER:
+        if policy is Policy.JOINING:
             return continuation(handler_call_details)
         jobs = _values(metadata, _JOB)
         if len(jobs) != 1 or not hmac.compare_digest(jobs[0], self._job_id):

@@ -13,7 +13,7 @@ from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.control import security
 from hetero.control.hub import Hub
-from hetero.control.members.joining import Reception
+from hetero.control.members.joining import Admitter
 from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostStatus, SessionOptions
 from hetero.errors import ConfigError
@@ -62,7 +62,7 @@ def make_hub(
         profile=options.profile,
     )
     read_cluster = functools.partial(plan.platform.read_cluster, host=plan.name, roles=options.roles)
-    reception = Reception(
+    admitter = Admitter(
         cluster,
         plan.job_id,
         obstacle=_obstacle(options, placement),
@@ -90,7 +90,7 @@ def make_hub(
         num_ranks=placement.num_ranks,
         started_s=plan.started_s,
         tls=tls,
-        reception=reception if plan.is_first_trainer else None,
+        admitter=admitter if plan.is_first_trainer else None,
     )
 
 

@@ -418,7 +418,7 @@ class LaunchedHost:
         A profile run has no report, because its steps are not those of the job.
         """
         with self.hub.membership() as membership:
-            departed = membership.newcomers.departed
+            departed = membership.joined_hosts.left
             past = [host.status for host in departed if host.status is not None]
             statuses, own = membership.statuses() + past, membership.own
         if self.plan.options.output_dir is not None or self.plan.platform.folders.root.is_dir():
@@ -435,9 +435,9 @@ class LaunchedHost:
     def _joined_hosts(self) -> list[JoinedFacts]:
         """Return the data hosts that have joined the running job, with those that have left again."""
         with self.hub.membership() as membership:
-            newcomers, now_s = membership.newcomers, time.monotonic()
-            times = [(host.joined, host.present_s) for host in newcomers.departed]
-            times += [(joined, newcomers.present_s(host, now_s)) for host, joined in newcomers.present.items()]
+            hosts, now_s = membership.joined_hosts, time.monotonic()
+            times = [(host.joined, host.present_s) for host in hosts.left]
+            times += [(joined, hosts.present_s(host, now_s)) for host, joined in hosts.present.items()]
         return [
             JoinedFacts(host=joined.host, group=joined.group, instance_type=joined.instance_type, present_s=present_s)
             for joined, present_s in times

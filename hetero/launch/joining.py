@@ -47,8 +47,8 @@ def join_job(
     peer, _, port = options.join.rpartition(":")
     name = options.host or socket.gethostname()
     group, _, instance_type = (options.join_group or "").partition("=")
-    newcomer = _Newcomer(options, environ, name=name, group=group, instance_type=instance_type)
-    admission = newcomer.ask(peer.strip("[]"), int(port))
+    joining = _JoiningHost(options, environ, name=name, group=group, instance_type=instance_type)
+    admission = joining.ask(peer.strip("[]"), int(port))
     if admission is None:
         return None
     joined = Joined(
@@ -57,7 +57,7 @@ def join_job(
         source=f"the launcher at {options.join}",
         roles=admission.roles,
         job=admission.job_id,
-        own_address=newcomer.address,
+        own_address=joining.address,
     )
     return joined, joined.read_cluster()
 
@@ -78,12 +78,12 @@ def register(
     main = registration.main_address
     own = own_address(options.host or "", main or _ANY_ADDRESS, options.port, environ)
     name = options.host or own
-    newcomer = _Newcomer(
+    joining = _JoiningHost(
         options, environ, name=name, group=registration.group, instance_type=registration.instance_type
     )
-    newcomer.address = own
+    joining.address = own
     if main:
-        admission = newcomer.ask(main, options.port)
+        admission = joining.ask(main, options.port)
         if admission is None:
             raise ClusterError(f"the job of the main host {main} is about to end")
         document = admission.document
@@ -97,11 +97,11 @@ def register(
             ),
             num_hosts=registration.num_hosts,
             groups=registration.groups,
-            token=newcomer.token,
-            tls=newcomer.tls,
+            token=joining.token,
+            tls=joining.tls,
             job_id=platform.job_name(),
         )
-        document = registrar.collect(own, options.port, newcomer.timings.start_timeout_s, newcomer.log.show)
+        document = registrar.collect(own, options.port, joining.timings.start_timeout_s, joining.log.show)
         # The registrar's description is the same for all hosts, so it has no current host.
         document |= {"current_host": name}
     return Joined(
@@ -114,7 +114,7 @@ def register(
     )
 
 
-class _Newcomer:
+class _JoiningHost:
     """This host, which asks another one for the description of its job.
 
     Args:

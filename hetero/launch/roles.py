@@ -431,7 +431,7 @@ class _ShownProgress:
             trainers = membership.statuses(Role.TRAINER)
             endpoints = membership.endpoints()
             others = membership.statuses(Role.DATA)
-            others += [gone.status for gone in membership.newcomers.departed if gone.status is not None]
+            others += [gone.status for gone in membership.joined_hosts.left if gone.status is not None]
         found = progress.measure(trainers)
         if found is not None:
             logger.info("progress: %s", progress.describe(found))

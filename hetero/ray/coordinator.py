@@ -33,7 +33,7 @@ from hetero.cluster import ClusterSpec, Role
 from hetero.cluster.spec import InstanceGroup
 from hetero.config import LaunchOptions, Timings
 from hetero.control.hub import Hub
-from hetero.control.members.joining import Reception
+from hetero.control.members.joining import Admitter
 from hetero.control.members.membership import Member, Membership
 from hetero.control.security import token_from_environment
 from hetero.control.status import HostState, HostStatus, RankReport, SessionOptions
@@ -123,7 +123,7 @@ class _Coordinator:
             ),
             heartbeat_s=timings.heartbeat_s,
             num_ranks=MAX_RANKS,
-            reception=Reception(ClusterSpec(current_host=address, groups=(group,), source="Ray"), job_id),
+            admitter=Admitter(ClusterSpec(current_host=address, groups=(group,), source="Ray"), job_id),
         )
 
     def run(self) -> None:
@@ -150,7 +150,7 @@ class _Coordinator:
                 membership.update(ranks=ranks)
             own, endpoints = membership.own, membership.endpoints()
             others = membership.statuses(Role.DATA)
-            others += [gone.status for gone in membership.newcomers.departed if gone.status is not None]
+            others += [gone.status for gone in membership.joined_hosts.left if gone.status is not None]
         hosts = sorted({record.host for record in endpoints})
         if hosts != self._hosts:
             self._hosts = hosts

@@ -17,7 +17,7 @@ import grpc  # isort: skip
 
 from hetero.cluster import ClusterSpec, parse_cluster
 from hetero.control.members.joined import JoinedHost
-from hetero.control.members.joining import JoinRequest, Reception, ask_to_join, request_from_proto
+from hetero.control.members.joining import Admitter, JoinRequest, ask_to_join, request_from_proto
 from hetero.control.members.registrar import Registrar
 from hetero.control.status import CONTROL_PROTOCOL
 from hetero.errors import ClusterError, ConfigError, DisagreementError, ProtocolError
@@ -176,13 +176,13 @@ def test_hosts_that_are_added_to_the_description_together_are_found_with_one_rea
         num_readings += 1
         return cluster("data-0", *names[1:])
 
-    reception = Reception(cluster("data-0"), "job", read_again=read_again, clock=clock)
-    found = [reception.described(name) for name in names]
+    admitter = Admitter(cluster("data-0"), "job", read_again=read_again, clock=clock)
+    found = [admitter.described(name) for name in names]
     assert [joined.host for joined in found if joined is not None] == names[1:]  # the first was there at the start
-    assert reception.described("stranger") is None
+    assert admitter.described("stranger") is None
     assert num_readings == 1
-    clock.now_s += Reception.READ_INTERVAL_S
-    assert reception.described("stranger") is None
+    clock.now_s += Admitter.READ_INTERVAL_S
+    assert admitter.described("stranger") is None
     assert num_readings == 2
 
 
@@ -194,21 +194,21 @@ def test_only_one_thread_waits_for_a_description_that_cannot_be_read(clock: Cloc
         may_end.wait(30.0)
         raise ClusterError("stale file handle")
 
-    reception = Reception(cluster("data-0"), "job", read_again=read_again, clock=clock)
-    reader = threading.Thread(target=reception.described, args=("new",))
+    admitter = Admitter(cluster("data-0"), "job", read_again=read_again, clock=clock)
+    reader = threading.Thread(target=admitter.described, args=("new",))
     reader.start()
     assert is_reading.wait(30.0)
-    assert reception.described("new") is None  # it does not wait
+    assert admitter.described("new") is None  # it does not wait
     may_end.set()
     reader.join(30.0)
 
 
 def test_host_of_the_description_is_known_by_its_name_and_group() -> None:
-    reception = Reception(cluster("data-0"), "job")
+    admitter = Admitter(cluster("data-0"), "job")
     for host, group, expected in (("data-0", "data", True), ("first", "trainer", True), ("data-0", "trainer", False)):
         joined = JoinedHost(host=host, address="10.0.0.1:1", group=group, instance_type="")
-        assert reception.has_described(joined) is expected
-    assert not reception.has_described(NEW)
+        assert admitter.has_described(joined) is expected
+    assert not admitter.has_described(NEW)
 
 
 def test_registrar_rejects_a_group_that_the_main_host_does_not_have() -> None:

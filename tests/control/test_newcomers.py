@@ -12,7 +12,7 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.members.joined import MAX_JOINED, JoinedHost
 from hetero.control.members.membership import Member, Membership
-from hetero.control.members.newcomers import Newcomers, Obstacle
+from hetero.control.members.newcomers import JoinedHosts, Obstacle
 from hetero.control.status import HostState
 from hetero.errors import ExitCode
 
@@ -27,7 +27,7 @@ def serving(host: str = "new", **changes: object) -> object:
     return status(host, HostState.SERVING, endpoints=(endpoint(host),), **changes)
 
 
-def test_newcomer_serves_as_soon_as_it_is_heard(clock: Clock) -> None:
+def test_joined_host_serves_as_soon_as_it_is_heard(clock: Clock) -> None:
     membership = view("algo-3", clock)
     assert membership.obstacle_to(NEW) is None
     before = membership.news
@@ -58,13 +58,13 @@ def test_list_of_another_trainer_is_not_followed(clock: Clock) -> None:
     assert hosts(membership) == ["algo-1", "algo-2"]
 
 
-def test_reply_waits_until_every_living_trainer_knows_the_newcomer(clock: Clock) -> None:
+def test_reply_waits_until_every_living_trainer_knows_the_joined_host(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.observe(status("algo-4"))
     membership.admit(NEW)
-    assert not membership.knows_newcomer(NEW)
+    assert not membership.knows_joined(NEW)
     membership.delivered("algo-4", membership.own)
-    assert membership.knows_newcomer(NEW)
+    assert membership.knows_joined(NEW)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_lost_host_may_come_back_from_another_address(clock: Clock) -> None:
     again = dataclasses.replace(NEW, address="10.0.0.8:17170")
     assert membership.obstacle_to(again) is None
     membership.admit(again)
-    assert membership.newcomers.present["new"] == again
+    assert membership.joined_hosts.present["new"] == again
     assert membership.own.joined == (again,)
 
 
@@ -147,7 +147,7 @@ def test_job_that_is_about_to_end_admits_nobody(clock: Clock, why: str) -> None:
     assert membership.is_ending
 
 
-def test_number_of_newcomers_is_limited(clock: Clock) -> None:
+def test_number_of_joined_hosts_is_limited(clock: Clock) -> None:
     membership = view("algo-3", clock)
     for number in range(MAX_JOINED):
         membership.admit(dataclasses.replace(NEW, host=f"new-{number}"))
@@ -158,7 +158,7 @@ def test_number_of_newcomers_is_limited(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("state", [HostState.DONE, HostState.FAILED])
-def test_newcomer_that_ends_leaves_the_job_and_stays_in_its_report(clock: Clock, state: HostState) -> None:
+def test_joined_host_that_ends_leaves_the_job_and_stays_in_its_report(clock: Clock, state: HostState) -> None:
     membership = view("algo-3", clock)
     membership.admit(NEW)
     clock.now_s += 10
@@ -166,13 +166,13 @@ def test_newcomer_that_ends_leaves_the_job_and_stays_in_its_report(clock: Clock,
     membership.observe(last)
     membership.tick()
     assert hosts(membership) == ["algo-1", "algo-2"]
-    (gone,) = membership.newcomers.departed
+    (gone,) = membership.joined_hosts.left
     assert (gone.joined, gone.status, gone.present_s) == (NEW, last, 10.0)
     assert membership.own.failure is None
 
 
 @pytest.mark.fault("F40")
-def test_newcomer_that_is_lost_leaves_long_after_its_lease(clock: Clock) -> None:
+def test_joined_host_that_is_lost_leaves_long_after_its_lease(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.admit(NEW)
     membership.observe(serving())  # type: ignore[arg-type]
@@ -185,17 +185,17 @@ def test_newcomer_that_is_lost_leaves_long_after_its_lease(clock: Clock) -> None
     assert "new" not in hosts(membership)
 
 
-def test_newcomer_that_never_comes_is_forgotten(clock: Clock) -> None:
+def test_joined_host_that_never_comes_is_forgotten(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.admit(NEW)
     clock.now_s += Timings().start_timeout_s + 1
     membership.tick()
     assert "new" not in hosts(membership)
-    assert membership.newcomers.departed[0].status is None
+    assert membership.joined_hosts.left[0].status is None
 
 
 @pytest.mark.parametrize("changes", [{"script_digest": "other"}, {"failure": cause("new")}])
-def test_unusable_newcomer_does_not_fail_the_job(clock: Clock, changes: dict[str, object]) -> None:
+def test_unusable_joined_host_does_not_fail_the_job(clock: Clock, changes: dict[str, object]) -> None:
     membership = view("algo-3", clock)
     membership.admit(NEW)
     membership.observe(status("new", **changes))
@@ -204,7 +204,7 @@ def test_unusable_newcomer_does_not_fail_the_job(clock: Clock, changes: dict[str
     assert (membership.own.failure, membership.own.decided) == (None, None)
 
 
-def test_start_waits_for_no_newcomer(clock: Clock) -> None:
+def test_start_waits_for_no_joined_host(clock: Clock) -> None:
     membership = view("algo-3", clock)
     for host in ("algo-1", "algo-2"):
         membership.observe(status(host, HostState.SERVING))
@@ -231,13 +231,13 @@ def test_host_of_the_description_is_never_removed(clock: Clock) -> None:
 
 
 def test_number_of_departed_hosts_in_the_report_is_limited() -> None:
-    newcomers = Newcomers()
+    joined_hosts = JoinedHosts()
     for number in range(MAX_JOINED + 5):
         joined = dataclasses.replace(NEW, host=f"new-{number}")
-        newcomers.add(joined, 1.0)
-        newcomers.remove(joined.host, None, 3.0)
-    assert len(newcomers.departed) == MAX_JOINED
-    assert newcomers.departed[0].present_s == 2.0
+        joined_hosts.add(joined, 1.0)
+        joined_hosts.remove(joined.host, None, 3.0)
+    assert len(joined_hosts.left) == MAX_JOINED
+    assert joined_hosts.left[0].present_s == 2.0
 
 
 def test_member_is_needed_unless_it_says_otherwise() -> None:
@@ -249,7 +249,7 @@ def spot_view(clock: Clock, *, needs_data_hosts: bool = True) -> Membership:
     return Membership(members, status("algo-3"), timings=Timings(), clock=clock, needs_data_hosts=needs_data_hosts)
 
 
-def test_dead_newcomer_holds_up_no_job_without_data_hosts(clock: Clock) -> None:
+def test_dead_joined_host_holds_up_no_job_without_data_hosts(clock: Clock) -> None:
     trainers = [member for member in MEMBERS if member.role is Role.TRAINER]
     membership = Membership(trainers, status("algo-3"), timings=Timings(), clock=clock)
     membership.admit(NEW)

@@ -38,7 +38,7 @@ from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.records import fields_of, printable, record_of
 from hetero.wire.tls import Tls, diagnose
 
-__all__ = ["Admission", "JoinRequest", "Reception", "ask_to_join", "request_from_proto"]
+__all__ = ["Admission", "Admitter", "JoinRequest", "ask_to_join", "request_from_proto"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Admission:
     """``GROUP=ROLE`` for each group."""
 
 
-class Reception:
+class Admitter:
     """What the first trainer host needs to answer hosts that want to join.
 
     Args:

@@ -19,7 +19,7 @@ from hetero.config import Timings
 from hetero.control.causes import is_restartable, root_of
 from hetero.control.members.joined import JoinedHost
 from hetero.control.members.past_ranks import PastRanks
-from hetero.control.members.roster import ENDED, LEAVING, Roster
+from hetero.control.members.roster import ENDED, LEAVING, HostTable
 from hetero.control.peers import Member, Peer, differences
 from hetero.control.status import Cause, HostState, HostStatus, RankReport
 from hetero.control.stop_points import stop_point
@@ -30,7 +30,7 @@ __all__ = ["Member", "Membership"]
 logger = logging.getLogger(__name__)
 
 
-class Membership(Roster):
+class Membership(HostTable):
     """What one host knows about every host of its job.
 
     Args:
@@ -196,7 +196,7 @@ class Membership(Roster):
         if now >= self._check_s or (self._failures and self.own.decided is None):
             self._check_s = now + self.CHECK_S
             self._check_leases(now)
-        self._dismiss_newcomers(now)
+        self._remove_left(now)
         if self.own.decided is None:
             self._decide_cause(now)
         if self.own.stop_at is None:
@@ -204,8 +204,8 @@ class Membership(Roster):
 
     # Rules
 
-    def _dismiss_newcomers(self, now: float) -> None:
-        """Remove newcomers that this host has admitted and that have ended or are lost."""
+    def _remove_left(self, now: float) -> None:
+        """Remove joined hosts that this host has admitted and that have ended or are lost."""
         for joined in self.own.joined:
             peer = self._peers[joined.host]
             limit_s = self._timings.start_timeout_s if peer.status is None else 2 * self._timings.orphan_s
@@ -224,10 +224,10 @@ class Membership(Roster):
         # this, because a host that fails has no endpoints left. If a host never served, its failure ends the job.
         if peer.member.role is Role.TRAINER or not (peer.has_served or peer.member.is_optional):
             return True
-        if not self._needs_data_hosts or peer.member.host in self.newcomers.present or self.endpoints():
+        if not self._needs_data_hosts or peer.member.host in self.joined_hosts.present or self.endpoints():
             return False
         # If all hosts that the job could do without fail before any has served, nobody is left to compute its batches.
-        spare = [host for host in self.hosts(Role.DATA) if host not in self.newcomers.present]
+        spare = [host for host in self.hosts(Role.DATA) if host not in self.joined_hosts.present]
         return all(
             host in self._peers
             and self._members[host].is_optional
@@ -366,5 +366,5 @@ class Membership(Roster):
 
 
 def _visible(status: HostStatus) -> tuple[object, ...]:
-    """Return the part of another host's status on which `Roster.local_news` depends."""
+    """Return the part of another host's status on which `HostTable.local_news` depends."""
     return status.state, status.endpoints, status.generation, status.stop_requested, status.incarnation

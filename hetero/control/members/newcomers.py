@@ -1,7 +1,7 @@
 """The data hosts that have joined a running job, as one host knows them. Pure.
 
-The first trainer host admits newcomers and lists them in its status. The other trainer hosts adopt that list. Only the
-first one decides that a newcomer has gone. The others follow when it is no longer listed.
+The first trainer host admits hosts and lists them in its status. The other trainer hosts adopt that list. Only the
+first one decides that a joined host has left. The others follow when it is no longer listed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from hetero.control.members.joined import MAX_JOINED, JoinedHost
 from hetero.control.status import HostStatus
 from hetero.errors import ExitCode
 
-__all__ = ["DepartedHost", "Newcomers", "Obstacle"]
+__all__ = ["JoinedHosts", "LeftHost", "Obstacle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DepartedHost:
-    """A newcomer that has left the job, or was lost."""
+class LeftHost:
+    """A joined host that has left the job, or was lost."""
 
     joined: JoinedHost
     status: HostStatus | None
@@ -38,13 +38,13 @@ class Obstacle:
     """Whether the same request may succeed later. The host then asks again."""
 
 
-class Newcomers:
+class JoinedHosts:
     """The hosts that have joined, and those that have left again."""
 
     def __init__(self) -> None:
         self.present: dict[str, JoinedHost] = {}
         """The hosts that have joined and not left, by name."""
-        self.departed: list[DepartedHost] = []
+        self.left: list[LeftHost] = []
         """The first of those that have left, for the report of the job."""
         self._admitted_s: dict[str, float] = {}
 
@@ -57,9 +57,9 @@ class Newcomers:
         """Record that a host has left."""
         joined = self.present.pop(host)
         admitted_s = self._admitted_s.pop(host)
-        if len(self.departed) < MAX_JOINED:
+        if len(self.left) < MAX_JOINED:
             present_s = max(0.0, last_heard_s - admitted_s)
-            self.departed.append(DepartedHost(joined=joined, status=status, present_s=present_s))
+            self.left.append(LeftHost(joined=joined, status=status, present_s=present_s))
 
     def present_s(self, host: str, now_s: float) -> float:
         """Return the seconds since a host has joined."""

@@ -14,12 +14,12 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.members.joined import MAX_JOINED, JoinedHost
-from hetero.control.members.newcomers import Newcomers, Obstacle
+from hetero.control.members.newcomers import JoinedHosts, Obstacle
 from hetero.control.peers import Member, Peer
 from hetero.control.status import HostState, HostStatus
 from hetero.errors import ExitCode
 
-__all__ = ["ENDED", "LEAVING", "Roster"]
+__all__ = ["ENDED", "LEAVING", "HostTable"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _QUIET = frozenset(("ranks", "usage_json", "counters", "ticks", "profile_json"))
 """Fields of the own status whose changes wake no thread of this host."""
 
 
-class Roster:
+class HostTable:
     """What one host knows about every host of its job.
 
     Args:
@@ -47,7 +47,7 @@ class Roster:
         self._peers = {host: Peer(member) for host, member in self._members.items() if host != own.host}
         self._timings = timings
         self._clock = clock
-        self.newcomers = Newcomers()
+        self.joined_hosts = JoinedHosts()
         self._hosts_of: dict[Role, list[str]] = {role: [] for role in Role}
         for member in members:
             self._hosts_of[member.role].append(member.host)
@@ -130,7 +130,7 @@ class Roster:
 
     @property
     def reporter(self) -> str:
-        """The first trainer host, which writes the job's report and admits newcomers."""
+        """The first trainer host, which writes the job's report and admits hosts that join."""
         return next(iter(self._hosts_of[Role.TRAINER]), "")
 
     def was_asked_to_stop(self, host: str) -> bool:
@@ -153,7 +153,7 @@ class Roster:
         Hosts that the job can do without do not count, unless all hosts of the role are such hosts, and none of them or
         of those that have joined serves. Hosts that have joined are never missing.
         """
-        others = [host for host in self.hosts(role) if host != self.own.host and host not in self.newcomers.present]
+        others = [host for host in self.hosts(role) if host != self.own.host and host not in self.joined_hosts.present]
         missing = [host for host in others if self._state(host).value < at_least.value]
         if not all(self._members[host].is_optional for host in others):
             missing = [host for host in missing if not self._members[host].is_optional]
@@ -192,12 +192,12 @@ class Roster:
         """Return why a host cannot join now. None if it can."""
         if self.is_ending:
             return Obstacle(text="the job is about to end", exit_code=ExitCode.OK)
-        known = self.newcomers.present.get(joined.host)
+        known = self.joined_hosts.present.get(joined.host)
         if known is None:
             if self.has(joined.host):
                 text = f"the job already has a host {joined.host!r}; give this host another name with --host"
                 return Obstacle(text=text)
-            is_full = self.newcomers.is_full
+            is_full = self.joined_hosts.is_full
             return Obstacle(text=f"{MAX_JOINED} hosts have joined, which is the limit") if is_full else None
         # A host that comes back may have another address. It gets its place once the old address was silent for a lease
         # (F40).
@@ -207,8 +207,8 @@ class Roster:
         text = f"{joined.host!r} has joined from {known.address}"
         return Obstacle(text=f"{text}; give this host another name with --host if that one lives", may_pass=True)
 
-    def knows_newcomer(self, joined: JoinedHost) -> bool:
-        """Return whether every living trainer host has received a status of this host that lists a newcomer."""
+    def knows_joined(self, joined: JoinedHost) -> bool:
+        """Return whether every living trainer host has received a status of this host that lists a joined host."""
         return all(
             peer.delivered is not None and joined in peer.delivered.joined
             for host, peer in self._peers.items()
@@ -223,11 +223,11 @@ class Roster:
         return any(self._lives(host) and at_least <= self._state(host) < HostState.DRAINING for host in others)
 
     def _add(self, joined: JoinedHost) -> None:
-        if joined.host in self._members and joined.host not in self.newcomers.present:
+        if joined.host in self._members and joined.host not in self.joined_hosts.present:
             # The description of the cluster has it.
             return
         now_s = self._clock()
-        self.newcomers.add(joined, now_s)
+        self.joined_hosts.add(joined, now_s)
         is_new = joined.host not in self._members
         member = Member(host=joined.host, role=Role.DATA, is_optional=True)
         self._members[joined.host] = member
@@ -240,7 +240,7 @@ class Roster:
 
     def _follow_list(self, status: HostStatus) -> None:
         if status.host == self.reporter and self._members[self.own.host].role is Role.TRAINER:
-            new, gone = self.newcomers.changes(status.joined)
+            new, gone = self.joined_hosts.changes(status.joined)
             for joined in new:
                 self._add(joined)
             for host in gone:
@@ -250,7 +250,7 @@ class Roster:
         peer, _ = self._peers.pop(host), self._members.pop(host)
         self._hosts_of[Role.DATA].remove(host)
         self._local_news = None
-        self.newcomers.remove(host, peer.status, peer.last_heard_s)
+        self.joined_hosts.remove(host, peer.status, peer.last_heard_s)
         logger.info("data host %s has left the job (%s)", host, peer.last_state)
 
     def _state(self, host: str) -> HostState:
