@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from hetero.cluster.document import MAX_FILE_BYTES
 from hetero.control.security import TOKEN_FILE_VARIABLE, Token, token_from_environment
 from hetero.errors import AuthenticationError
 
@@ -24,8 +25,6 @@ LAUNCHER_NAME = "hetero-launcher.py"
 STAGED_FOLDER = "hetero-job"
 """Name of the folder at the top of the code for all other files."""
 TOKEN_NAME = "token"
-
-_MAX_BYTES = 1024
 
 
 def job_token(environ: Mapping[str, str], code_dir: Path, *, is_required: bool) -> Token | None:
@@ -52,7 +51,7 @@ def staged_token(code_dir: Path) -> Token | None:
     path = code_dir / STAGED_FOLDER / TOKEN_NAME
     try:
         with path.open("rb") as file:
-            return Token(file.read(_MAX_BYTES).decode("ascii").strip())
+            return Token(file.read(MAX_FILE_BYTES).decode("ascii").strip())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

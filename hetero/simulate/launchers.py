@@ -27,7 +27,7 @@ from hetero.launch.reporting.progress import PROGRESS_MARK, StatusLine
 from hetero.metrics.lines import METRIC_MARK
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay
-from hetero.system.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted, start_child
+from hetero.system.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted
 from hetero.system.waits import END_TIMEOUT_S, POLL_S
 
 __all__ = ["HostCommand", "Launchers", "SimulatedHost"]
@@ -109,9 +109,7 @@ class Launchers:
 
     def start(self, host: SimulatedHost, command: HostCommand) -> None:
         """Start the launcher of one host."""
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
         self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
-        self._relay.add(host.name, read_end)
         # Do not pass on variables that set options. This process has read them, and launchers get options as flags.
         read = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
         inherited = {
@@ -120,17 +118,9 @@ class Launchers:
             if name not in read and not name.startswith(TOKEN_FILE_VARIABLE) and not describes_a_job(name)
         }
         self._commands[host.name] = command
-        self._processes[host.name] = start_child(
-            command.arguments,
-            cwd=command.directory,
-            env={**inherited, **command.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            # Ctrl-C then reaches only this process, which stops the launchers.
-            start_new_session=True,
+        self._processes[host.name] = self._relay.start(
+            host.name, command.arguments, cwd=command.directory, env={**inherited, **command.environment}
         )
-        os.close(write_end)
 
     def wait(self) -> int:
         """Wait until every launcher has ended, and return the job's exit code."""

@@ -7,9 +7,12 @@ import contextlib
 import logging
 import os
 import selectors
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from hetero.system.process import start_child
 from hetero.system.waits import END_TIMEOUT_S
 
 __all__ = ["LineRelay", "LineSource"]
@@ -101,6 +104,30 @@ class LineRelay:
             self._tails.setdefault(name, collections.deque(maxlen=self._tail_lines))
             self._selector.register(descriptor, selectors.EVENT_READ, source)
         self._poke()
+
+    def start(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own and relay what it writes. Its standard input is empty.
+
+        A signal to the group of this process, such as Ctrl-C, does not reach it. See `start_child`.
+
+        Args:
+            name: Name of the process.
+            command: The program and its arguments.
+            options: Further arguments of Popen.
+        """
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        self.add(name, read_end)
+        try:
+            return start_child(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                start_new_session=True,
+                **options,
+            )
+        finally:
+            os.close(write_end)
 
     def discard(self, descriptor: int) -> None:
         """Relay what ``descriptor`` holds now, then close it. Needed if it never reaches its end. Does not wait."""

@@ -8,7 +8,6 @@ under ``mpirun`` every rank has the variables of the first host.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,6 @@ __all__ = [
     "script_variables",
     "unquoted",
 ]
-
-logger = logging.getLogger(__name__)
 
 BASE_DIR = "/opt/ml"
 """Base folder of a job's files on every host. `BASE_DIR_VARIABLE` can name another folder."""
@@ -76,18 +73,6 @@ class SageMaker(Platform):
             "  on one machine: use hetero simulate\n"
             "  on any other cluster: give --cluster-file FILE --host NAME"
         )
-
-    def read_cluster(self, *, host: str | None = None, roles: Sequence[str] = ()) -> ClusterSpec:
-        """Return the cluster. If the file and the environment disagree, use the file and log a warning."""
-        cluster = super().read_cluster(host=host, roles=roles)
-        if self._has_file():
-            facts = self.own_variables(cluster).items()
-            stated = {name: (self.environ[name], fact) for name, fact in facts if name in self.environ}
-            # mpirun gives the variables of the first host to all others.
-            odd = [f"{name} is {value!r}, not {fact!r}" for name, (value, fact) in stated.items() if value != fact]
-            if odd:
-                logger.warning("the environment disagrees with %s, which is used: %s", cluster.source, "; ".join(odd))
-        return cluster
 
     def job_name(self) -> str:
         """Return the name of the training job.

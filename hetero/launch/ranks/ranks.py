@@ -26,7 +26,7 @@ from hetero.launch.ranks.rank import LOG_VARIABLE
 from hetero.launch.ranks.rank_folder import RankFolder
 from hetero.launch.ranks.starter import RanksOptions, RankStarter
 from hetero.system.line_relay import LineRelay
-from hetero.system.process import PARENT_VARIABLE, is_resource_tracker, kill_all, start_child
+from hetero.system.process import PARENT_VARIABLE, is_resource_tracker, kill_all
 from hetero.system.scripts import script_words
 from hetero.system.waits import END_TIMEOUT_S
 
@@ -101,20 +101,9 @@ class RankProcesses:
         variables = [framework.variables(options, local_rank, environ) for local_rank in range(options.num_ranks)]
         # Not in the arguments, because one argument may have 128 KiB and TF_CONFIG lists all ranks of the job.
         (self._folder.path / RANKS_FILE).write_text(json.dumps(variables), encoding="utf-8")
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        relay.add(_AGENT, read_end)
         script = script_words(options.script, is_module=options.is_module)
         command = [sys.executable, "-m", "hetero.launch.ranks.agent", str(self._folder.path)]
-        self._process = start_child(
-            [*command, *script, *options.script_args],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            # Ctrl-C then reaches only the launcher, which stops the ranks in an orderly way.
-            start_new_session=True,
-        )
-        os.close(write_end)
+        self._process = relay.start(_AGENT, [*command, *script, *options.script_args], env=environ)
 
     @property
     def pid(self) -> int:

@@ -15,7 +15,6 @@ import os
 import platform
 import select
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -39,7 +38,6 @@ from hetero.report.model import Report
 from hetero.report.overruns import excess_share, overrun_sentences
 from hetero.sample_costs.options import Channel, CostOptions
 from hetero.system.cgroups import usable_cpus
-from hetero.system.process import start_child
 from hetero.system.waits import LOG_INTERVAL_S
 
 if TYPE_CHECKING:
@@ -197,20 +195,9 @@ class JobProfile:
         )
         logger.info("progress: profiling: the samples, on %s", host.plan.name)
         channel, theirs = Channel.pair("the process that measures samples")
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        host.relay.add("profile", read_end)
         with theirs:
-            process = start_child(
-                [sys.executable, "-m", "hetero.sample_costs.measuring", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                pass_fds=(theirs.fileno(),),
-                env=self._environment(),
-                # Ctrl-C then reaches only the launcher, which stops this process.
-                start_new_session=True,
-            )
-        os.close(write_end)
+            command = [sys.executable, "-m", "hetero.sample_costs.measuring", str(theirs.fileno())]
+            process = host.relay.start("profile", command, pass_fds=(theirs.fileno(),), env=self._environment())
         try:
             channel.send(request.to_json())
             return self._wait_for(channel)

@@ -134,7 +134,7 @@ def start(
 ) -> RankProcesses:
     """Return ranks whose agent is another command, or the real one."""
     monkeypatch.setattr(
-        "hetero.launch.ranks.ranks.start_child", lambda own, **options: subprocess.Popen(command or own, **options)
+        "hetero.system.line_relay.start_child", lambda own, **options: subprocess.Popen(command or own, **options)
     )
     return RankProcesses(OPTIONS, host="algo-1", relay=relay, run_dir=tmp_path)
 
