@@ -21,7 +21,7 @@ def run_interruptible(what: str, execute: Callable[[], int]) -> int:
 
     Args:
         what: What the function executes, for the message.
-        execute: The function. It gets a `KeyboardInterrupt`, so that runs are stopped and results are written.
+        execute: The function. It gets a `KeyboardInterrupt`, stops its runs and writes results.
     """
     try:
         with _interruptible():

@@ -40,7 +40,7 @@ def resolve_address(
         found = resolver(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ClusterError(f"name resolution (DNS) of host {host!r} failed: {error}") from error
-    # Reversed, so that the first address of each family wins.
+    # Reversed, because the first address of each family must win.
     by_family = {family: str(address[0]) for family, _, _, _, address in reversed(found)}
     for family in (socket.AF_INET, socket.AF_INET6):
         if family in by_family:

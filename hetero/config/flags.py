@@ -255,7 +255,7 @@ def _chosen_command(
 ) -> tuple[int, argparse.ArgumentParser] | None:
     """Return the position and the parser of the command that the arguments name, or None if they name none.
 
-    A command may have commands of its own, such as ``render slurm``.
+    A command may contain commands, such as ``render slurm``.
     """
     commands = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not commands:

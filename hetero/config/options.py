@@ -49,7 +49,7 @@ that fetches more batches ahead needs a larger number.
 """
 FRAMEWORKS = ("torch", "tensorflow")
 RAY = "ray"
-"""Platform on which one command starts all hosts of a job. It describes no host to itself."""
+"""Platform on which one command starts all hosts of a job. Its hosts get no description."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _MAX_USD_PER_HOUR = 1000
@@ -188,7 +188,7 @@ class LaunchOptions(ReportOptions):
         to_do="give trainer_tf_workers instead",
     )
     """Endpoints per trainer host, beside its ranks, 0 to 1024. With auto, a job with data hosts starts with none and
-    adds endpoints while they make steps shorter. A job without data hosts, or with TensorFlow's servers, has none."""
+    adds endpoints while they make steps shorter. A job without data hosts, or with TensorFlow's servers, does not."""
     data_service: str = _option(DEFAULT_DATA_SERVICE, choices=tuple(DATA_SERVICES), shared=True)
     """Service that data hosts run: grpc for hetero's endpoints, tf for tf.data.service."""
     tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N", shared=True, data_service="tf")
@@ -260,7 +260,7 @@ class LaunchOptions(ReportOptions):
         return [*script_words(self.script, is_module=self.module), *self.script_args]
 
     def spot_usd(self, group: str) -> float | None:
-        """Return the price of a spot host of a group in USD per hour. None if the group has no spot hosts."""
+        """Return the price of a spot host of a group in USD per hour. None for a group without spot hosts."""
         found = [text.rpartition("=")[2] for text in self.spot_groups if text.rpartition("=")[0] == group]
         return float(found[-1]) if found else None
 

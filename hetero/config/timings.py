@@ -44,7 +44,7 @@ class Timings:
     start_timeout_s: float = _default("start_timeout_s")
     """Time limit for all hosts to appear. The platform itself waits equally long until the hosts' names resolve."""
     data_timeout_s: float = _default("data_timeout_s")
-    """A rank gives up if it has no endpoint for this time."""
+    """A rank gives up after this time without an endpoint."""
     prepare_timeout_s: float = _default("prepare_timeout_s")
     """Time limit for the construction of a data set."""
     stable_s: float = 60.0

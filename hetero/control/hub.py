@@ -81,7 +81,7 @@ class Hub:
         remote: Whether the job uses endpoints. The hub passes this to the ranks.
         session_options: The other options that the hub passes to the ranks.
         heartbeat_s: Heartbeat interval, seconds.
-        num_ranks: Ranks of this host. If there are none, the hub has no port for them.
+        num_ranks: Ranks of this host. Without ranks, the hub opens no port for them.
         started_s: Monotonic time of this launcher's start. Times of logged values count from it. None: now.
         tls: TLS settings of this host. None for a job in plaintext.
         admitter: Answers hosts that want to join the job. Only the first trainer host has one.
@@ -209,7 +209,7 @@ class Hub:
 
     @property
     def rank_port(self) -> int:
-        """Port for the ranks of this host. 0 if it has none."""
+        """Port for the ranks of this host. 0 without ranks."""
         return 0 if self._ranks is None else self._ranks.port
 
     @property

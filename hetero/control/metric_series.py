@@ -28,7 +28,7 @@ def _write(values: Sequence[LoggedMetric] | None) -> Mapping[str, object]:
     metrics = [
         pb.MetricSeries(
             name=name,
-            # A message's number is never absent, so 0 stands for no step.
+            # A message's number is never absent, so 0 means no step.
             step=[0 if each.step is None else each.step + 1 for each in series],
             value=[each.value for each in series],
             at_s=[each.at_s for each in series],
@@ -40,7 +40,7 @@ def _write(values: Sequence[LoggedMetric] | None) -> Mapping[str, object]:
 
 
 def _read(report: pb.RankReport, _outer: object) -> tuple[LoggedMetric, ...] | None:
-    """Return the values in a report, in the order of their times. None if it has no values.
+    """Return the values in a report, in the order of their times. None without values.
 
     Raises:
         ProtocolError: If a message is malformed or there are too many values.

@@ -144,7 +144,7 @@ class PeerConnection:
             self._unreachable(self._name_error)
             return min(interval_s, 1.0)
         is_heard = self._heartbeat(self._channel, own)
-        # A short pause even after an answer, so that one message carries a burst of changes.
+        # A short pause even after an answer. One message then carries a burst of changes.
         return 0.02 if is_heard else min(interval_s, POLL_S)
 
     def _find(self, patience_s: float) -> None:

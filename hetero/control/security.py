@@ -52,7 +52,7 @@ _AUTHORIZATION = "authorization"
 _JOB = "hetero-job"
 _JOB_DIGEST = "hetero-job-digest"
 """Trailer of every rejection for a missing or wrong token. With it, the caller finds out that another job has the port.
-It is no secret: the id of a job can be guessed from its digest."""
+It is not a secret: the id of a job can be guessed from its digest."""
 _INCARNATION = "hetero-incarnation"
 _MIN_CHARS = 16
 _MAX_CHARS = 512
@@ -223,7 +223,7 @@ def call_metadata(token: Token | None, job_id: str, *, incarnation: str = "") ->
 
 
 def proof_of_rank(token: Token | None, job_id: str) -> bytes:
-    """Return the 32 bytes with which a rank begins its connections to a launcher. They do not show the token.
+    """Return the first 32 bytes of a connection of a rank to a launcher. They do not show the token.
 
     Args:
         token: The job's token. Without one, the bytes prove only that the peer knows the job's id.
@@ -350,14 +350,14 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def control_server(access: ServerInterceptor, handlers: Mapping[str, _Handler], *, num_peers: int) -> grpc.Server:
-    """Return a server of `CONTROL_SERVICE`, which has no port yet.
+    """Return a server of `CONTROL_SERVICE` without a port.
 
     Args:
         access: Rejects calls.
         handlers: The handler of each method.
         num_peers: Number of hosts that call.
     """
-    # A peer may call again before a call of its own that was lost has ended.
+    # A peer may call again before an earlier call that was lost has ended.
     num_threads = 2 * num_peers + _SPARE_THREADS
     server = grpc.server(
         ThreadPoolExecutor(num_threads, thread_name_prefix="control"),

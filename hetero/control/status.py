@@ -82,7 +82,7 @@ class Cause:
     """Why a job ends, as one host saw it."""
 
     host: str
-    # The sender cuts texts so that its message is small enough, and the receiver because it does not trust the sender.
+    # The sender cuts texts to keep its message small, and the receiver because it does not trust the sender.
     summary: Annotated[str, Wire(encode=_SUMMARY, decode=_SUMMARY)]
     """The reason in one line."""
     detail: Annotated[str, Wire(encode=_DETAIL, decode=_DETAIL)] = ""
@@ -210,7 +210,7 @@ class HostStatus:
     """Data hosts that this host has added to the running job."""
 
 
-# A message's number is never absent, so 0 stands for None.
+# A message's number is never absent, so 0 means None.
 _EMULATED = Wire(
     write=lambda seconds: {"emulate_step_s": seconds or 0.0}, read=lambda reply, _outer: reply.emulate_step_s or None
 )
@@ -241,7 +241,7 @@ class SessionOptions:
 def status_to_proto(status: HostStatus, *, has_metrics: bool = True) -> pb.HostStatus:
     """Return the message for ``status``, small enough for a request.
 
-    Details of ranks' failures are left out, because the host sends them with its own failure. Times of single steps
+    Details of ranks' failures are left out, because the failure of the host has them. Times of single steps
     are left out, because only their own host uses them. Measurements of ranks are
     left out and counted if they make the message too large.
 

@@ -59,7 +59,7 @@ def command(arguments: Sequence[str], platform: Platform) -> list[str]:
     parameters = _parameters(platform)
     if parameters is None or parameters.script_arguments is None:
         return ["launch", *arguments]
-    # A platform passes the job's parameters as flags. If the first flag is no parameter, a person has typed the
+    # A platform passes the job's parameters as flags. If the first flag is not a parameter, a person has typed the
     # command.
     given = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
     is_from_platform = list(arguments) == ["train"] or (bool(given) and given[0] in parameters.values)

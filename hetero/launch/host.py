@@ -415,7 +415,7 @@ class LaunchedHost:
     def report(self, cause: Cause | None = None) -> None:
         """Write the metrics of this host. On the first trainer host, write the job's report too.
 
-        A profile run has no report, because its steps are not those of the job.
+        A profile run writes no report, because its steps are not those of the job.
         """
         with self.hub.membership() as membership:
             departed = membership.joined_hosts.left

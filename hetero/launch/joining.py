@@ -102,7 +102,7 @@ def register(
             job_id=platform.job_name(),
         )
         document = registrar.collect(own, options.port, joining.timings.start_timeout_s, joining.log.show)
-        # The registrar's description is the same for all hosts, so it has no current host.
+        # The registrar's description is the same for all hosts, so it lacks the current host.
         document |= {"current_host": name}
     return Joined(
         platform,
@@ -173,7 +173,7 @@ class _JoiningHost:
 
 
 def own_address(name: str, peer: str, port: int, environ: Mapping[str, str] | None = None) -> str:
-    """Return the numeric address at which a peer can reach this host.
+    """Return the numeric address of this host that a peer can reach.
 
     It is the address of the name if the name is an address, or if a file lists the hosts. Otherwise it is the one from
     which this host reaches the peer, because a machine's own name often means its loopback address.
@@ -185,7 +185,7 @@ def own_address(name: str, peer: str, port: int, environ: Mapping[str, str] | No
         environ: Environment of this process, which may name a file that lists the hosts.
 
     Raises:
-        ClusterError: If this host has no route to the peer.
+        ClusterError: If this host lacks a route to the peer.
     """
     is_listed = bool(name and (environ or {}).get("HETERO_HOSTS_FILE"))
     if is_listed or name.replace(".", "").isdigit() or ":" in name:

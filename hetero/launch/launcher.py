@@ -155,7 +155,7 @@ def _lead(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, star
 
 def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, starter: RankStarter) -> int:
     failure_file = platform.folders.failure
-    # A log writer of its own, because a stopped reader of the output once blocked this launcher's threads and its ranks
+    # A separate log writer, because a stopped reader of the output once blocked this launcher's threads and its ranks
     # (F37).
     with logs.write_behind(), reserved_space(failure_file):
         try:
@@ -196,7 +196,7 @@ def _run(host: LaunchedHost, failure_file: Path) -> int:
     except Exception as error:
         logger.exception("an error inside hetero")
         return _abort(host, _agreed(host, _internal(error, host.plan.name)), failure_file)
-    # A profile run stops itself when all is measured, which is no request to stop.
+    # A profile run stops itself when all is measured, without a request to stop.
     ended_itself = host.plan.options.profile and host.interrupted_s is None
     return _stopped(host.plan.options) if host.was_stopped and not ended_itself else int(ExitCode.OK)
 

@@ -119,5 +119,5 @@ def count_gpus(platform: Platform) -> int:
     if stated is not None:
         return stated
     # An import of torch for this would take 1.5 s of CPU time on a quick machine and 3 s on a slow one. Files such as
-    # nvidiactl are no accelerators.
+    # nvidiactl are not accelerators.
     return sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit())

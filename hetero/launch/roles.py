@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 #      when the arbiter has the failure, after 2 s at the latest. Collectives of other ranks break only when the process
 #      ends, so their errors reach the arbiter after their cause.
 #   2. A report counts, except where the process crashed. Without a report, the exit status and the last lines of
-#      output say what happened. There is no third way.
+#      output say what happened. Nothing else does.
 #   3. If one rank of a host fails, the agent ends the others: a signal after 0.3 s, SIGKILL 5 s later.
 #
 # A job ends well.
@@ -127,7 +127,7 @@ def train(host: LaunchedHost) -> None:
     host.farewell()
     if host.pool is not None:
         host.pool.stop(host.plan.timings.abort_grace_s)
-    # A profile run has no report. Without this wait, reports of short jobs lacked the last figures, for example 9
+    # A profile run writes no report. Without this wait, reports of short jobs lacked the last figures, for example 9
     # batches computed of 44 received.
     if host.plan.is_first_trainer and profile is None:
         _await_last_figures(host)
@@ -242,7 +242,7 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
         if not words and has_failure:
             words = "the decision about a failure"
         # Waited for here with heartbeats. When ranks were started first, the host waited for the name without
-        # heartbeats, and the others took it for one that stands still.
+        # heartbeats, and the others took it for a stuck one.
         unresolved = [
             name for name in host.starter.meeting_hosts(host.plan.trainer_hosts) if host.addresses.known(name) is None
         ]

@@ -85,7 +85,7 @@ class WantedHosts:
             self._values.clear()
         if value is not None or self._before is None or has_stopped:
             self._before, self._began_s = now, now_s
-        # Three windows are kept at any age. If windows last longer than a minute, there would be no estimate otherwise.
+        # Three windows are always kept. If windows last longer than a minute, there would be no estimate otherwise.
         while len(self._values) > _MIN_WINDOWS and now_s - self._values[0][0] > _MAX_AGE_S:
             self._values.popleft()
         if len(self._values) < _MIN_WINDOWS:

@@ -98,7 +98,7 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._stopping.wait(_INTERVAL_S):
-            # Standard error may have no descriptor.
+            # Standard error may lack a descriptor.
             with contextlib.suppress(RuntimeError, ValueError, OSError):
                 faulthandler.dump_traceback_later(self._lease_s + 2 * _INTERVAL_S)
             self.check()

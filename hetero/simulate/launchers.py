@@ -140,7 +140,7 @@ class Launchers:
             if time.monotonic() >= kill_s and (running := self._running()):
                 logger.warning("%.0f s after the request to stop: killing %s", self._kill_after_s, ", ".join(running))
                 self._kill()
-        # The relay ends before the cause is logged, so that the cause is the last line.
+        # The relay ends before the cause is logged, because the cause must be the last line.
         self._relay.close()
         self._status.clear()
         return self._exit_code()
@@ -191,7 +191,7 @@ class Launchers:
         The status of a data host does not count, because a job may succeed although it loses a data host.
         """
         ended = ((host, self._processes[host.name].returncode) for host in self._hosts)
-        # A launcher that could not be killed has no status.
+        # A launcher that could not be killed lacks a status.
         statuses = [(host, -signal.SIGKILL if status is None else status) for host, status in ended]
         for host, status in statuses:
             if host.name in self._killed:

@@ -328,7 +328,7 @@ def emulated_vcpus(options: LaunchOptions, group: StatedGroup, vcpus: Mapping[st
     catalogue = options.catalogue()
     known = catalogue.find(group.instance_type)
     if options.emulate_sample_s is None:
-        # Only a warning: without emulation the number of vCPUs has no part in the run, and just its costs are missing.
+        # Only a warning: without emulation, the run does not need the number of vCPUs. Only its costs are missing.
         if known is None:
             logger.warning("group %s: %s", group.name, catalogue.explain(group.instance_type))
         return None

@@ -20,7 +20,7 @@ _CACHED = {
 }
 """Lines of ``memory.stat`` with the cached files, which the kernel gives up if a process needs the memory."""
 _OF_THE_MACHINE = "release_agent"
-"""A file that only the topmost group of version 1 has. In version 2 the topmost group has no memory figures."""
+"""A file that only the topmost group of version 1 has. In version 2 the topmost group lacks memory figures."""
 _UNBOUNDED = 2**60
 """Limits of this many bytes or more count as unlimited. Version 1 reports a number close to 2^63 for no limit."""
 
@@ -31,7 +31,7 @@ class MemoryUse:
 
     peak_bytes: int
     limit_bytes: int | None
-    """Limit in bytes. None if the group has no limit."""
+    """Limit in bytes. None without a limit."""
     is_own: bool
     """Whether this is the process's own group, and not one above it."""
 

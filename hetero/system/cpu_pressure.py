@@ -32,7 +32,7 @@ class CpuReading:
 
 
 def read_cpus(proc: Path = Path("/proc"), *, clock: Callable[[], float] = time.monotonic) -> CpuReading | None:
-    """Return the counters, or None if the kernel has none.
+    """Return the counters, or None if the kernel lacks them.
 
     Args:
         proc: Folder of the kernel's files.

@@ -1,7 +1,7 @@
 """Parts of hetero that other packages may bring too, found by entry point.
 
 A package brings a part by an entry point of its metadata. hetero brings its own parts by the same entry points. A job's
-source folder has no metadata, so a table has their names too, which tests/test_extensions.py compares with
+source folder lacks metadata, so a table has their names too, which tests/test_extensions.py compares with
 pyproject.toml. Nothing below ``hetero.cli`` imports ``hetero.sagemaker`` or ``hetero.ray``.
 """
 
@@ -50,7 +50,7 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Any:
-    """Return a part, None if there is none of this name. The part of another package does not replace an own one."""
+    """Return a part, None for an unknown name. The part of another package does not replace an own one."""
     if name in OWN[kind]:
         module, _, attribute = OWN[kind][name].partition(":")
         return getattr(importlib.import_module(module), attribute)  # allowed: a module of hetero, from the table above

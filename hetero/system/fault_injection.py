@@ -91,7 +91,7 @@ class InjectedFault:
             return False
         is_due = self.at == self._num_passed if self.at is not None else True
         if self.p is not None:
-            # Draws in any case, so that the sequence depends only on how often the site was reached.
+            # Draws in any case, because the sequence must depend only on how often the site was reached.
             is_due = self._random.random() < self.p and is_due
         self._num_struck += is_due
         return is_due
@@ -135,7 +135,7 @@ def parse_faults(text: str) -> tuple[InjectedFault, ...]:
 
 
 def faults_at(site: str) -> Strike | None:
-    """Return the faults of this process at a site, or None if there are none.
+    """Return the faults of this process at a site, or None without faults.
 
     Raises:
         ConfigError: If `HETERO_FAULTS` is malformed.

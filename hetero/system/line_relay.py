@@ -106,7 +106,7 @@ class LineRelay:
         self._poke()
 
     def start(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own and relay what it writes. Its standard input is empty.
+        """Start a process in a new session and relay what it writes. Its standard input is empty.
 
         A signal to the group of this process, such as Ctrl-C, does not reach it. See `start_child`.
 
@@ -174,7 +174,7 @@ class LineRelay:
                 # `add` registers descriptors in other threads.
                 sources = dict(self._selector.get_map())
             stopping = self._stopping.is_set()
-            # While stopping, it goes on until nothing is ready, so that the last lines of a process are not lost.
+            # While stopping, it goes on until nothing is ready. Otherwise the last lines of a process would be lost.
             ready = self._selector.select(0 if stopping else 1.0)
             for key, _ in ready:
                 if key.data is None:

@@ -71,12 +71,12 @@ def no_garbage_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_threshold()[0] == 0:  # what is imported may have a threshold of its own
+        if gc.get_threshold()[0] == 0:  # an import may have set its own threshold
             gc.set_threshold(*before)
 
 
 def prepare_to_fork() -> None:
-    """Arrange the memory of this process so that processes forked from now on keep sharing as much as they can.
+    """Arrange the memory of this process for sharing with processes that are forked from now on.
 
     A page is shared until one of the processes writes to it. Therefore the garbage collector ignores all present
     objects, because it writes to each object that it visits. Malloc no longer uses the gaps between present blocks,
@@ -90,7 +90,7 @@ def prepare_to_fork() -> None:
 
 
 def _fill_gaps() -> None:
-    """Allocate the gaps of malloc's heap and keep them, so that later blocks get new pages. Needs glibc.
+    """Allocate the gaps of malloc's heap and keep them, so later blocks get new pages. Needs glibc.
 
     Blocks outside the heap, for example of another malloc that was loaded instead, are not kept.
     """
@@ -153,7 +153,7 @@ def process_memory(process: Path = Path("/proc/self")) -> ProcessMemory | None:
         sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     except (OSError, ValueError, IndexError):
         return None
-    if "Rss" not in sizes:  # a process that has ended and was not reaped has no pages
+    if "Rss" not in sizes:  # a process that has ended and was not reaped lacks pages
         return None
     private = sum(sizes.get(f"Private_{kind}", 0) for kind in ("Clean", "Dirty", "Hugetlb"))
     return ProcessMemory(private_bytes=private, shared_bytes=max(0, sizes["Rss"] - private))
@@ -175,8 +175,8 @@ def keep_freed_memory() -> bool:
     This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do
     not help threads. Each thread has an arena, made of pieces of 64 MiB. No other thread can use its free memory, and
     an empty piece is returned to the kernel. Therefore this function sets one arena for all threads. Threads that have
-    allocated before keep their arenas, and new threads share those. No empty piece of theirs is returned, because
-    malloc is told to keep as much memory beyond it as a piece has.
+    allocated before keep their arenas, and new threads share those. Their empty pieces are not returned, because
+    malloc keeps memory of the size of a piece beyond the last block.
 
     Native code that allocates in several threads at the same time is slower with one arena. Four threads of a C program
     that only allocate blocks of 1 to 9 KB needed four to seven times as long.

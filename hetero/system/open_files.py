@@ -17,7 +17,7 @@ __all__ = ["has_path", "mapped_files", "names_for_message", "open_files", "opene
 _REMOVED = " (deleted)"
 """What the kernel adds to the name of a file that was removed. The file is still the same."""
 _WORDS = {"socket": "a connection", "pipe": "a pipe"}
-"""Words for what has no path, by the first part of its name."""
+"""Words for descriptors without a path, by the first part of the name."""
 _KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_DIRECT", 0)
 """Flags of a descriptor that is opened again."""
 
@@ -31,9 +31,9 @@ def open_files() -> dict[int, str]:
 
     The result leaves out what forked processes can share without harm. These are files and ends of pipes that are only
     written, terminals, and devices such as ``/dev/null``. A file that is mapped into memory, and can only be read, is
-    left out too. It is read through its map, which has no position.
+    left out too. It is read through its map, without a position.
     """
-    # Sorted, so that of several maps of a file one that is shared comes last, and counts.
+    # Sorted, because a shared map of a file must come after its other maps, and counts.
     mapped = dict(sorted(mapped_files()))
     found = {}
     for descriptor in _descriptors():
@@ -87,7 +87,7 @@ def mapped_files() -> Iterator[tuple[str, bool]]:
 
 
 def reopen_files(own: Mapping[int, str] | None = None) -> None:
-    """Give this process, which was just forked, positions of its own in the files that it reads.
+    """Give this process, which was just forked, separate positions in the files that it reads.
 
     A forked process shares the position in each open file with its parent. So one would read where another has sought
     to. This function opens each regular file again that is open only for reading, with the same descriptor, mode and

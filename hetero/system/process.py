@@ -380,7 +380,7 @@ def _describe_signal(number: int) -> str:
 
 
 def _explain_kill() -> str:
-    """Return why a process was killed, as far as the kernel's counter shows it. Each count explains one killed process.
+    """Return what the kernel's counter shows about the reason why a process was killed. Each count explains one kill.
 
     The counter is that of this process's control group. The killed process may have been in another one.
     """

@@ -127,7 +127,7 @@ def _is_bare(spec: ModuleSpec) -> bool:
 
 def _installed(top: str) -> ModuleSpec | None:
     try:
-        return importlib.util.find_spec(top)  # imports nothing, because the name has no dot
+        return importlib.util.find_spec(top)  # imports nothing, because the name lacks a dot
     except ValueError:  # the module is in sys.modules without a spec
         return None
 

@@ -25,7 +25,7 @@ END_SIGNALS = (signal.SIGTERM, _OTHER_SIGNAL)
 
 
 def end_signal() -> signal.Signals:
-    """Return the signal with which hetero asks its own processes to end."""
+    """Return the signal that asks a process of hetero to end."""
     return _OTHER_SIGNAL if SHIELD_VARIABLE in os.environ else signal.SIGTERM
 
 
@@ -63,6 +63,6 @@ def ignore_platform() -> None:
 
 
 def _restore(*_: object) -> None:
-    """Let SIGTERM end this process from now on, unless the script has set a handler of its own."""
+    """Let SIGTERM end this process from now on, unless the script has set another handler."""
     if signal.getsignal(signal.SIGTERM) is _restore:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Times to wait that nothing in the situation decides. A time that has a reason of its own stands where it is used."""
+"""Times to wait that nothing in the situation decides. A time with a particular reason is where it is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 """Longest wait for news that a wake-up brings sooner. It bounds what a wake-up costs that is lost."""
 SHORT_POLL_S = 0.05
-"""Seconds between two looks at what no wake-up announces, such as the end of a process that another one started."""
+"""Seconds between two polls of an event without a wake-up, such as the end of a process that another one started."""
 LOG_INTERVAL_S = 10.0
 """Seconds until a wait is logged, and between two log lines about the same thing."""
 CALL_TIMEOUT_S = 10.0

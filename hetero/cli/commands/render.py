@@ -143,7 +143,7 @@ def _spot(texts: Sequence[str], groups: Sequence[StatedGroup]) -> tuple[str, ...
 
 
 def _setting(name: str, texts: Sequence[str], groups: Sequence[StatedGroup]) -> dict[str, str]:
-    """Return a setting by group. The empty name stands for all groups."""
+    """Return a setting by group. The empty name means all groups."""
     names = {group.name for group in groups}
     found: dict[str, str] = {}
     for text in texts:

@@ -40,7 +40,7 @@ def find_platform(environ: Mapping[str, str], *, cluster_file: str | None = None
         name: Name of the platform. None: the first that is detected.
 
     Raises:
-        ConfigError: If there is no platform of this name.
+        ConfigError: If the name is unknown.
     """
     name = name or environ.get("HETERO_PLATFORM") or None
     if name is None:

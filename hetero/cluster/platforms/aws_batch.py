@@ -2,7 +2,7 @@
 
 Batch numbers the nodes of a job from 0. ``HETERO_GROUPS`` divides them into groups in the order of their numbers, as
 the job definition does with its node ranges. The main node waits until every node has registered. The names of the
-hosts are their addresses, because nodes have no names that others can resolve. The job ends when the main node ends,
+hosts are their addresses, because others cannot resolve the names of nodes. The job ends when the main node ends,
 so the main node belongs into the group that trains.
 
 Source: https://docs.aws.amazon.com/batch/latest/userguide/multi-node-parallel-jobs.html#mnp-env-vars

@@ -130,7 +130,7 @@ class Platform(ABC):
         """Return the description of the cluster.
 
         Raises:
-            ClusterError: If there is no description, or if it cannot be decoded.
+            ClusterError: If the description is missing, or if it cannot be decoded.
         """
 
     @property
@@ -140,10 +140,10 @@ class Platform(ABC):
 
     @abstractmethod
     def job_name(self) -> str:
-        """Return the platform's name of the job, which is the same on all hosts. Empty if the job has no name."""
+        """Return the platform's name of the job, which is the same on all hosts. Empty for a job without a name."""
 
     def parameters(self) -> JobParameters | None:
-        """Return the parameters of the job, None if the platform has none.
+        """Return the parameters of the job, None for a platform without parameters.
 
         Raises:
             ConfigError: If they cannot be read.
@@ -193,7 +193,7 @@ class Platform(ABC):
             roles: Overrides of the derived roles, each ``GROUP=data`` or ``GROUP=trainer``.
 
         Raises:
-            ClusterError: If there is no description, or if it is malformed or ambiguous.
+            ClusterError: If the description is missing, or if it is malformed or ambiguous.
             ConfigError: If ``roles`` are malformed.
         """
         found = self.describe()
@@ -212,7 +212,7 @@ class Platform(ABC):
         """Return all hosts in natural order. Roles and the name of this host may be unknown.
 
         Raises:
-            ClusterError: If there is no description, or if its groups and hosts are malformed.
+            ClusterError: If the description is missing, or if its groups and hosts are malformed.
         """
         found = self.describe()
         return host_names(found.document, source=found.source)

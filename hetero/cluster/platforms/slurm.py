@@ -80,7 +80,7 @@ class Slurm(Platform):
 
     @property
     def folders(self) -> Folders:
-        """Folders below the one from which the job was submitted, which all nodes share."""
+        """Folders below the folder where the user submitted the job, which all nodes share."""
         submitted = Path(self.environ.get("SLURM_SUBMIT_DIR") or Path.cwd())
         base = submitted / f"hetero-{self.job_name() or 'job'}"
         return Folders(
@@ -110,7 +110,7 @@ class Slurm(Platform):
         )
 
     def num_gpus(self) -> int | None:
-        """Return the GPUs of this node that belong to the job, as far as Slurm states them."""
+        """Return the GPUs of this node that belong to the job. None if Slurm does not state them."""
         stated = self.environ.get("SLURM_GPUS_ON_NODE", "")
         return int(stated) if stated.isascii() and stated.isdigit() else None
 
@@ -262,7 +262,7 @@ class Slurm(Platform):
             "#!/bin/bash",
             f"# hetero render slurm: {len(request.groups)} groups. Submit it with: sbatch FILE",
             "#",
-            "# The folder from which you submit must be on a file system that all nodes share.",
+            "# The folder where you submit must be on a file system that all nodes share.",
             *notes(request),
         ]
         check_data_groups(request)

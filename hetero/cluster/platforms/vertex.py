@@ -125,7 +125,7 @@ class Vertex(Platform):
         """Return the configuration for ``gcloud ai custom-jobs create --config``.
 
         Raises:
-            ConfigError: If there is no image, a type is malformed, or the pools are not enough.
+            ConfigError: If the image is missing, a type is malformed, or the pools are not enough.
         """
         request.check_image()
         trainers, data = request.members(Role.TRAINER), request.members(Role.DATA)
@@ -150,7 +150,7 @@ class Vertex(Platform):
             *_head(request),
             *_scheduling(request),
             "workerPoolSpecs:",
-            # Pool 0 has one replica, so the first trainer host has a pool of its own.
+            # Pool 0 has one replica, so the first trainer host has a separate pool.
             *_pool(request, trainer, 1, token, "pool 0: the first host that trains. Its end is the end of the job"),
         ]
         if trainer.count > 1:
@@ -217,7 +217,7 @@ def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, co
     if kind:
         machine += [f"acceleratorType: {kind}", f"acceleratorCount: {number}"]
     mounted = "/gcs/" + token.removeprefix("gs://")
-    # Cloud Storage has no owners, and a token's file must be its owner's alone.
+    # Files in Cloud Storage lack owners, and a token's file must be its owner's alone.
     script = f"install -m 600 {shlex.quote(mounted)} /tmp/hetero-token && exec {request.shell_command}"
     return [
         f"- machineSpec: {{{', '.join(machine)}}}  # {comment}",

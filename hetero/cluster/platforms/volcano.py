@@ -83,13 +83,13 @@ class Volcano(Pod):
             match = _HOSTS.fullmatch(variable)
             hosts = [host.strip() for host in self.environ[variable].split(",") if host.strip()] if match else []
             if match and hosts:
-                # One more than allowed, so that the description is rejected and not shortened.
+                # One more than allowed, because the description must be rejected and not shortened.
                 found[match[1].lower()] = hosts[: MAX_HOSTS + 1]
         # The variables keep what they were when the pod started. The files follow hosts that are added.
         return {name: self._from_file(name) or hosts for name, hosts in found.items()}
 
     def _from_file(self, task: str) -> list[str]:
-        """Return the hosts in a task's mounted file, which follows changes of the job. Empty if there is none."""
+        """Return the hosts in a task's mounted file, which follows changes of the job. Empty without a file."""
         for path in sorted(self.hosts_folder.glob("*.host")):
             if path.stem.replace("-", "_").lower() == task:
                 try:
@@ -116,7 +116,7 @@ class Volcano(Pod):
         """Return the manifest.
 
         Raises:
-            ConfigError: If there is no image, or a name cannot be that of a pod.
+            ConfigError: If the image is missing, or a name cannot be that of a pod.
         """
         check_pods(request, "a Volcano job or of its tasks")
         queue = request.settings.get("queue", {}).get("", "")

@@ -134,7 +134,7 @@ def pod(
 
 
 def time_limit(request: RenderRequest) -> list[str]:
-    """Return the time limit of a job or pod of Kubernetes. Empty if the request has none."""
+    """Return the time limit of a job or pod of Kubernetes. Empty without a limit."""
     return [] if request.hours is None else [f"activeDeadlineSeconds: {max(1, round(3600 * request.hours))}"]
 
 
@@ -172,7 +172,7 @@ def _resources(group: StatedGroup) -> list[str]:
     gpus = stated.gpus or (machine.num_accelerators if machine is not None else 0)
     if machine is not None and machine.vcpus is not None:
         cpus, gib = machine.vcpus // 2 + 1, int(machine.memory_gib or 2 * _CPU_GIB * machine.vcpus) // 2 + 1
-        comment = f"more than half of {group.instance_type}, so that each pod has a node of its own"
+        comment = f"more than half of {group.instance_type}, so each pod has a separate node"
     elif stated.cpus:
         cpus, gib, comment = stated.cpus, _CPU_GIB * stated.cpus, "state the memory that your data set needs"
     elif gpus:

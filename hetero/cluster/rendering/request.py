@@ -57,7 +57,7 @@ class RenderRequest:
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What only one platform knows, by the name of the setting and of the group: ``{"partition": {"data": "cpu"}}``."""
     separate_steps: bool = False
-    """Whether each component of a Slurm job has an ``srun`` of its own. Sites with ``disable_hetero_steps`` need it."""
+    """Whether each component of a Slurm job has a separate ``srun``. Sites with ``disable_hetero_steps`` need it."""
 
     @property
     def command(self) -> list[str]:
@@ -89,7 +89,7 @@ class RenderRequest:
         return group.name in self.spot
 
     def setting(self, name: str, group: StatedGroup) -> str:
-        """Return a setting of a group, which the empty group name gives to all. Empty if there is none."""
+        """Return a setting of a group, which the empty group name gives to all. Empty if it is not given."""
         found = self.settings.get(name, {})
         return found.get(group.name, found.get("", ""))
 
@@ -114,7 +114,7 @@ class RenderRequest:
                 )
 
     def check_image(self) -> None:
-        """Raise `ConfigError` if there is no image."""
+        """Raise `ConfigError` if the image is missing."""
         if not self.image:
             raise ConfigError("--image IMAGE: missing, expected the container image with hetero and the script")
 
@@ -128,7 +128,7 @@ def make_request(groups: Sequence[StatedGroup], roles: Sequence[str], **values: 
         values: Other values of the request.
 
     Raises:
-        ConfigError: If there is no group, or two have the same name.
+        ConfigError: If groups are missing, or two have the same name.
         ClusterError: If a role is unclear.
     """
     if not groups:

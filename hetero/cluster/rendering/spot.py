@@ -1,6 +1,6 @@
 """Spot capacity, which a platform may take back: what a rendered job says for it. Pure.
 
-Kubernetes has no label of its own for spot nodes. The managed services have one each, and the taint of the same name:
+Kubernetes defines no label for spot nodes. The managed services have one each, and the taint of the same name:
 
 - GKE: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
 - AKS: https://learn.microsoft.com/en-us/azure/aks/spot-node-pool
@@ -36,13 +36,13 @@ def node_label(group: StatedGroup) -> tuple[str, str]:
 
 
 def tolerations() -> list[dict[str, str]]:
-    """Return the tolerations of a pod that may run on spot nodes. A node of another service has no such taint."""
+    """Return the tolerations of a pod that may run on spot nodes. A node of another service lacks this taint."""
     # Both, because a toleration of a taint that no node has does no harm.
     return [{"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in (_GKE, _AKS)]
 
 
 def notes(request: RenderRequest) -> list[str]:
-    """Return a comment about each spot group without a price. Empty if there is none."""
+    """Return a comment about each spot group without a price. May be empty."""
     priced = {flag.removeprefix("--spot=").partition("=")[0] for flag in request.flags if flag.startswith("--spot=")}
     lines: list[str] = []
     for group in request.members(Role.DATA):

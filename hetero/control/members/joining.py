@@ -64,7 +64,7 @@ class Admission:
 
     job_id: str
     document: Mapping[str, object]
-    """Description of the cluster, in which the new host is the current host."""
+    """Description of the cluster. The new host is its current host."""
     roles: tuple[str, ...]
     """``GROUP=ROLE`` for each group."""
 
@@ -213,7 +213,7 @@ def ask_to_join(
 
     Raises:
         AuthenticationError: If the launcher does not accept the token or the certificate.
-        ClusterError: If the launcher cannot be reached, is none, or cannot admit this host yet. Another attempt may
+        ClusterError: If no launcher can be reached there, or it cannot admit this host yet. Another attempt may
             succeed.
         ConfigError: If the job does not admit this host because of its name or group.
         DisagreementError: If this host and the job differ in version, protocol, script or options.

@@ -1,7 +1,7 @@
 """The state machine of a job's hosts: which hosts are present, which are done, and why the job ends.
 
-Pure: it has no threads and no I/O, and the clock is passed in. `hetero.control.hub` puts a lock, the heartbeats and the
-RPCs around it.
+Pure: it uses neither threads nor I/O, and the clock is passed in. `hetero.control.hub` puts a lock, the heartbeats and
+the RPCs around it.
 
 Every host holds one `Membership` and feeds it with the messages that arrive. One host decides everything that must be
 the same everywhere (the root cause, the step where ranks stop). This host is the *arbiter*, the lowest-ranked living
@@ -221,12 +221,12 @@ class Membership(HostTable):
 
     def _is_fatal(self, peer: Peer) -> bool:
         # The job can lose a data host that has served, because the others compute its batches. `has_served` remembers
-        # this, because a host that fails has no endpoints left. If a host never served, its failure ends the job.
+        # this, because a host that fails loses its endpoints. If a host never served, its failure ends the job.
         if peer.member.role is Role.TRAINER or not (peer.has_served or peer.member.is_optional):
             return True
         if not self._needs_data_hosts or peer.member.host in self.joined_hosts.present or self.endpoints():
             return False
-        # If all hosts that the job could do without fail before any has served, nobody is left to compute its batches.
+        # If all hosts that the job could do without fail before any has served, no host is left to compute its batches.
         spare = [host for host in self.hosts(Role.DATA) if host not in self.joined_hosts.present]
         return all(
             host in self._peers
@@ -366,5 +366,5 @@ class Membership(HostTable):
 
 
 def _visible(status: HostStatus) -> tuple[object, ...]:
-    """Return the part of another host's status on which `HostTable.local_news` depends."""
+    """Return the part of another host's status that changes `HostTable.local_news`."""
     return status.state, status.endpoints, status.generation, status.stop_requested, status.incarnation

@@ -1,7 +1,7 @@
 """The data hosts that have joined a running job, as one host knows them. Pure.
 
 The first trainer host admits hosts and lists them in its status. The other trainer hosts adopt that list. Only the
-first one decides that a joined host has left. The others follow when it is no longer listed.
+first one decides that a joined host has left. The others follow when the host leaves this list.
 """
 
 from __future__ import annotations

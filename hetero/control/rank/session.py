@@ -92,8 +92,8 @@ class RankSession:
         job_id: Id of the job, sent with every call.
         tls: TLS settings of this host. None for a job in plaintext.
         stopped: Whether this rank ended its work because the job was asked to stop. Its process then ends with status
-            0, see `hetero.launch.ranks.rank`. If a callback failed, the last report says so. If the launcher does not
-            answer this report, the process ends with status 30.
+            0, see `hetero.launch.ranks.rank`. If a callback failed, the last report has the failure. If the launcher
+            does not answer this report, the process ends with status 30.
         stop_failure: Failure of the first stop callback that failed.
         generation: Restarts of the trainer group before this process.
         metrics: Values that the script has logged on this rank, see `hetero.log_metric`.
@@ -435,7 +435,7 @@ def current() -> RankSession | None:
 
 
 def is_child_of_rank(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a rank of a job with endpoints started this process, which then has no session."""
+    """Return whether a rank of a job with endpoints started this process. It then lacks a session."""
     return _session is None and LAUNCHER_VARIABLE in environ and environ.get(REMOTE_VARIABLE) == "1"
 
 

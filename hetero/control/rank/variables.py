@@ -1,4 +1,4 @@
-"""Environment variables that the launcher sets for its ranks, so that they can connect."""
+"""Environment variables that the launcher sets for its ranks. With them, ranks can connect."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _MARGIN = 3
 than one of a data host, and a supply that just suffices is late at times. With 2, 14 runs of the model are more than
 1 % behind."""
 _TRIAL_STEPS = 80
-"""Measured steps with endpoints after which no other number is tried. With 60, steps of the model are 0.2 % longer,
+"""Measured steps with endpoints until the search tries no other number. With 60, steps of the model are 0.2 % longer,
 because fewer runs try half of a number that did harm. With 100, 4 runs change the number after step 200, and 1 with
 80."""
 _USE_STEPS = 1000
@@ -177,7 +177,7 @@ class Controller:
             if window.wait_share >= _MATTERS:
                 following = self._larger(window)
         elif window.step_s > best.step_s * (1 + _MATTERS):
-            # If steps were as long as before, fewer endpoints would not make them shorter either.
+            # If steps did not change, fewer endpoints would not make them shorter either.
             following = self._if_new((self._best + self.endpoints) // 2)
         return self._settle(reason) if following is None else self._go_to(following, reason)
 
@@ -203,8 +203,8 @@ class Controller:
     # Parts of decisions
 
     def _larger(self, window: Window) -> int | None:
-        """Return the larger number of endpoints to try after the best one, None if there is none."""
-        # In units of what one slot makes. Without the bound, steps of nothing but waits would call for infinite slots.
+        """Return the larger number of endpoints to try after the best one, or None."""
+        # In units of what one slot makes. Without the bound, steps that only wait would call for infinite slots.
         busy = max(1 - window.wait_share, _MATTERS)
         missing = needed_for_headspace(self._now.num_slots / busy, 1.0) - self._now.num_slots
         wanted = self._best + math.ceil(_MARGIN * missing / self._num_hosts / self._slots_per_endpoint)
@@ -235,7 +235,7 @@ class Controller:
 
     @property
     def _length(self) -> int:
-        """Steps that a measurement skips, and steps that it takes: at least as many as batches are in flight."""
+        """Steps that a measurement skips, and steps that it takes: at least the batches in flight."""
         # Slots that began together end together, so batches come in bursts. Two whole bursts are in flight.
         burst_steps = math.ceil(self._now.num_slots / self._world_size)
         return max(_MIN_LENGTH, _BATCHES_PER_SLOT * burst_steps)

@@ -57,7 +57,7 @@ class Phase(enum.Enum):
 
         STARTING   --ranks use the endpoints, and removed ones have ended--> MEASURING
         STARTING   --no rank uses the added endpoints--> SETTLED, removes them
-        STARTING   --this host has no memory for any of the added endpoints--> SETTLED
+        STARTING   --the memory of this host is too small for more endpoints--> SETTLED
         MEASURING  --another number may be better--> STARTING, adds or removes endpoints
         MEASURING  --otherwise--> SETTLED, with the best number
         SETTLED    --conditions have changed--> STARTING, removes all endpoints

@@ -28,10 +28,10 @@ class Servers:
     num_slots: int = 1
     """Number of batches that each process computes at the same time. It is 1 unless vCPUs are emulated."""
     dispatcher_host: str = ""
-    """Host of the dispatcher, a server that the whole job needs. Empty if the service has no dispatcher. The host ends
+    """Host of the dispatcher, a server that the whole job needs. Empty for a service without one. The host ends
     its servers last. The job stops if the host is asked to stop."""
     workers: Mapping[str, int] = field(default_factory=dict)
-    """Planned number of servers by host, without the dispatcher. Empty if the service has no dispatcher."""
+    """Planned number of servers by host, without the dispatcher. Empty for a service without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class HostFacts:
     is_trainer: bool
     """Whether this host has ranks too."""
     token_path: str | None
-    """File with the job's token. None if the job has no token."""
+    """File with the job's token. None for a job without a token."""
     job_id: str
     environment: Mapping[str, str]
     """Variables to add to the environment of the servers."""

@@ -34,7 +34,7 @@ class TfData(DataService):
     computes_batches = False
 
     def plan(self, options: LaunchOptions, cluster: ClusterSpec) -> Servers:
-        """Return which servers run on the current host of a cluster. A job without data hosts has none."""
+        """Return which servers run on the current host of a cluster. Empty without data hosts."""
         if not cluster.data_hosts:
             return Servers(number=0)
         dispatcher_host = cluster.data_hosts[0].name
@@ -52,7 +52,7 @@ class TfData(DataService):
     ) -> EndpointPool:
         """Return the pool of the servers of a host. Log once per job that the token does not protect the servers."""
         # Imported here because it imports NumPy. Without it, the import of the launcher takes 0.34 s of CPU time
-        # instead of 0.47, and most jobs have no tf.data.service.
+        # instead of 0.47, and most jobs do not use tf.data.service.
         from hetero.pool.tf_pool import ServicePool
 
         if facts.token_path is not None and facts.name == facts.servers.dispatcher_host:
@@ -171,7 +171,7 @@ class TfDataWatch:
         Ranks read from the workers that are present. Only the end of a pass needs every worker, because each must have
         finished its part.
         """
-        # A missing worker alone is no reason to end the job. In a pass without end, the other workers feed the ranks.
+        # A missing worker alone does not end the job. In a pass without end, the other workers feed the ranks.
         present = Counter(record.host for record in records if record.kind == TF_WORKER)
         missing = [host for host, number in self._servers.workers.items() if present[host] < number]
         now_s = self._clock()

@@ -319,7 +319,7 @@ class _Lines:
         self._connection = connection
         self._connection.setblocking(False)
         self._rest = b""
-        # An abstract socket has no file mode. The kernel knows the user of the peer.
+        # An abstract socket lacks a file mode. The kernel knows the user of the peer.
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.is_closed = _CREDENTIALS.unpack(credentials)[1] != os.geteuid()
 

@@ -65,7 +65,7 @@ class Pace:
     samples_per_s: float
     """Samples per second of all ranks together."""
     data_wait: float
-    """Share of the ranks' time in which they wait for data, in [0, 1]."""
+    """Share of the ranks' time that is data wait, in [0, 1]."""
     left_s: float | None
     """Seconds until the end of the pass. None if its length is not known."""
 
@@ -153,7 +153,7 @@ def bar_line(text: str, columns: int) -> str:
 
 
 def _pace(loader: str, reports: Iterable[RankReport], steps_left: int | None) -> Pace | None:
-    """Return the average pace of the ranks that use a loader, after the warm-up. None if one of them has none yet."""
+    """Return the average pace of the ranks that use a loader, after the warm-up. None while one of them lacks it."""
     samples_per_s = total_s = wait_s = step_s = 0.0
     for report in reports:
         found = named_summaries(report.summaries_json)

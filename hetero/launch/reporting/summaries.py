@@ -19,7 +19,7 @@ def longest_summary(summaries_json: Iterable[bytes]) -> StepSummary | None:
 
 
 def named_summaries(summaries_json: Iterable[bytes]) -> dict[str, StepSummary]:
-    """Return the summary of each loader by the name that `RankReport.loader` has, in which namesakes are numbered."""
+    """Return the summary of each loader by its name in `RankReport.loader`. Namesakes are numbered."""
     found: dict[str, StepSummary] = {}
     counts: collections.Counter[str] = collections.Counter()
     for summary in _summaries(summaries_json):

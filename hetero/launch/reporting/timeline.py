@@ -33,7 +33,7 @@ class Timeline:
             membership: What this host knows of all hosts.
             at_s: Seconds since the start of the run.
         """
-        # Every data host leaves now, so this is no event.
+        # Every data host leaves now, so this is not an event.
         if membership.is_ending:
             return
         serving = {record.host for record in membership.endpoints()}
