@@ -34,29 +34,29 @@ class Way(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """What befalls one direction; offsets count per connection, from when the faults were set."""
+    """The faults of one direction. Offsets count per connection, from the time when the faults were set."""
 
     blackhole: bool = False
-    """Nothing passes; what was sent meanwhile passes once this ends, as TCP would send it again."""
+    """Nothing passes. The bytes that were sent meanwhile pass when this ends, because TCP would send them again."""
     delay_s: float = 0.0
     """Before every chunk of at most 64 KiB."""
     bytes_per_s: float = math.inf
     corrupt_at: int | None = None
-    """Offset of a byte of which one bit is flipped."""
+    """Offset of a byte. One bit of it is flipped."""
     corrupt_p: float = 0.0
     """Probability that a bit of a chunk is flipped."""
     seed: int = 0
     """Of that."""
     reset_after: int | None = None
-    """Bytes after which both sides get a reset."""
+    """Bytes until both sides get a reset."""
     truncate_after: int | None = None
-    """Bytes after which both sides see an orderly end."""
+    """Bytes until both sides see an orderly end."""
     half_close_after: int | None = None
-    """Bytes after which the receiver sees an orderly end; the other direction goes on."""
+    """Bytes until the receiver sees an orderly end. The other direction goes on."""
     duplicate_chunk: int | None = None
     """Number of a chunk that is sent twice."""
     times: int | None = None
-    """How often corrupt, reset, truncate, half_close and duplicate strike, over all connections; None: always."""
+    """Most strikes of corrupt, reset, truncate, half_close and duplicate, over all connections. None: any."""
 
 
 class _Laid:
@@ -82,7 +82,7 @@ class _ResetError(ConnectionResetError):
 
 
 class ChaosProxy:
-    """One listening port and where it leads; made by `Chaos.proxy`. Its methods are called by the test's threads."""
+    """One listening port and where it leads, made by `Chaos.proxy`. Its methods are called by the test's threads."""
 
     def __init__(self, chaos: Chaos, target: tuple[str, int], address: str, port: int) -> None:
         self._chaos = chaos
@@ -96,16 +96,16 @@ class ChaosProxy:
     # For tests
 
     def lay(self, faults: Faults, *ways: Way) -> None:
-        """Have faults befall these directions, by default both, instead of those before; in force on return."""
+        """Replace the faults of these directions, by default of both. They are in force on return."""
         self._chaos.call(self._lay(faults, ways or tuple(Way)))
 
     def heal(self) -> None:
-        """Let everything pass again, and accept connections; those that were cut stay cut."""
+        """Let everything pass again, and accept connections. Connections that were cut stay cut."""
         self._chaos.call(self._lay(Faults(), tuple(Way)))
         self._chaos.call(self._listen())
 
     def blackhole(self, *ways: Way) -> None:
-        """Let nothing pass."""
+        """Stop all bytes."""
         self.lay(Faults(blackhole=True), *ways)
 
     def refuse(self) -> None:
@@ -126,7 +126,7 @@ class ChaosProxy:
     async def _lay(self, faults: Faults, ways: tuple[Way, ...]) -> None:
         for way in ways:
             before, self._laid[way] = self._laid[way], _Laid(faults)
-            before.passes.set()  # whoever waits there looks again
+            before.passes.set()  # a thread that waits there looks again
 
     async def _listen(self) -> None:
         if self._listener is not None:
@@ -239,7 +239,7 @@ class _Flow:
         self.is_cut = False
 
     def through(self, laid: _Laid, chunk: bytes) -> Iterator[bytes]:
-        """Yield what becomes of a chunk; the marks stand for ends."""
+        """Yield the bytes that a chunk becomes, and marks for ends."""
         if self.is_cut:
             return
         faults, begin = laid.faults, self.offset
@@ -274,7 +274,7 @@ def _end(side: socket.socket, how: int) -> None:
 
 
 class Chaos:
-    """The thread that runs proxies; a context manager that closes them all."""
+    """The thread that runs proxies, as a context manager that closes all of them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -293,7 +293,7 @@ class Chaos:
         self._loop.close()
 
     def proxy(self, target: tuple[str, int], *, address: str = "127.0.0.1", port: int = 0) -> ChaosProxy:
-        """Return a proxy that listens; port 0 is any."""
+        """Return a proxy that listens. Port 0 is any port."""
         proxy = ChaosProxy(self, target, address, port)
         self.call(proxy._listen())
         self._proxies.append(proxy)

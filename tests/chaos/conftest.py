@@ -17,7 +17,7 @@ _ALL_NETWORKS = "HETERO_TEST_ALL_NETWORKS" in os.environ
 
 @pytest.fixture
 def chaos() -> Iterator[Chaos]:
-    """Proxies; all of them are closed afterwards."""
+    """Proxies, which are all closed afterwards."""
     with Chaos() as chaos:
         yield chaos
 
@@ -26,7 +26,7 @@ def chaos() -> Iterator[Chaos]:
 def make_hosts(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _repetition: int
 ) -> Iterator[Callable[..., Hosts]]:
-    """Return a function that makes the hosts of a job, on either kind of network; afterwards nothing may be left.
+    """Return a function that makes the hosts of a job, on either kind of network. Afterwards nothing may be left.
 
     The tests of a module share what they make. Where there are namespaces, the short soak alone uses the proxies.
     """
@@ -34,7 +34,7 @@ def make_hosts(
     if request.param == "namespaces" and why_not:
         pytest.skip(why_not)
     if request.param == "proxies" and not why_not and not _ALL_NETWORKS:
-        pytest.skip("namespaces show the same; set HETERO_TEST_ALL_NETWORKS=1")
+        pytest.skip("namespaces show the same. Set HETERO_TEST_ALL_NETWORKS=1")
     shared_before = set(Path("/dev/shm").iterdir())
     opened: list[Network | Hosts] = []
 

@@ -32,11 +32,11 @@ def host_names(num_data: int) -> list[str]:
 
 
 class Hosts:
-    """Every host of one job; a context manager that kills what is left.
+    """Every host of one job, as a context manager that kills what is left.
 
     Args:
         network: Theirs.
-        folder: Receives logs, results and trees; new for every job.
+        folder: Receives logs, results and trees. New for every job.
         args: Of the script.
         flags: Of every launcher.
     """
@@ -77,7 +77,7 @@ class Hosts:
     # Launchers
 
     def start(self, *hosts: str) -> None:
-        """Start the launchers of hosts, by default of all; in the main thread, with whose end they end."""
+        """Start the launchers of hosts, by default of all. Call it on the main thread, because they end with it."""
         for host in hosts or self.network.hosts:
             flags = ["--cluster-file", str(self._cluster_file), "--host", host, "--port", str(PORT)]
             flags += ["--allow-faults", *self._flags]  # one kind of network needs a fault to find the others
@@ -109,7 +109,7 @@ class Hosts:
         return self._processes[host]
 
     def kill(self, host: str) -> None:
-        """SIGKILL a host's launcher; its processes die with it."""
+        """SIGKILL a host's launcher. Its processes die with it."""
         self._processes[host].kill()
         self._processes[host].wait()
 
@@ -129,7 +129,7 @@ class Hosts:
         return {int(file.stem.partition("-")[2]): json.loads(file.read_text()) for file in files}
 
     def checkpoint(self, rank: int = 0) -> dict[str, Any]:
-        """Return what a rank has saved after its last step; empty before the first one."""
+        """Return what a rank has saved after its last step. Empty before the first one."""
         with contextlib.suppress(FileNotFoundError):
             found: dict[str, Any] = json.loads((self.folder / "out" / f"checkpoint-{rank}.json").read_text())
             return found
@@ -237,7 +237,7 @@ def _is_endpoint(process: psutil.Process) -> bool:
 
 
 def signal_safely(process: psutil.Process, number: signal.Signals) -> bool:
-    """Send a signal to a process that may have ended meanwhile; True if it had not."""
+    """Send a signal to a process that may have ended meanwhile. Return True if it had not."""
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)
         return True

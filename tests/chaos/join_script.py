@@ -1,6 +1,6 @@
 """Trains on nothing until a file appears, and says what it was fed: a SHA-256 chain over every batch, in order.
 
-Data hosts import it without torch, so that they are there soon.
+Data hosts import it without torch, which is quicker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Noise:
         return 1_000_000
 
     def __getitem__(self, index: int) -> np.ndarray:
-        if LOG:  # whoever computes a sample writes it down
+        if LOG:  # the process that computes a sample writes it down
             with Path(f"{LOG}-{os.getpid()}").open("a") as file:
                 file.write(f"{index}\n")
         time.sleep(0.001)

@@ -228,7 +228,7 @@ def wrong_ends(stayed: Sequence[Launcher], gone: Sequence[Launcher]) -> list[str
 def computed_twice(folder: Path) -> int:
     """Return the number of batches that two processes have computed. No sample occurs twice in the job.
 
-    Samples on which each process checks itself at its start, by computing them twice, do not count.
+    Samples that each process computes twice at its start, to check itself, do not count.
     """
     lists = [[line.split()[0] for line in path.read_text().splitlines()] for path in folder.glob("computed-*")]
     checks = {index for listed in lists for index, number in collections.Counter(listed).items() if number > 1}

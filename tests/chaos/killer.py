@@ -77,7 +77,7 @@ class Killer:
         }
 
     def turn(self) -> None:
-        """Do what is due; to be called often."""
+        """Do what is due. Call it often."""
         now_s = time.monotonic()
         for due in [due for due in self._due if due[0] <= now_s]:
             self._due.remove(due)

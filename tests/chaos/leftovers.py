@@ -21,14 +21,14 @@ def shared_memory() -> set[Path]:
 
 
 def new_shared_memory(before: set[Path]) -> list[str]:
-    """Return those that were not there before, but for what programs have mapped: those of a job have ended."""
+    """Return the new files, except those that programs have mapped, because the programs of a job have ended."""
     new = sorted(shared_memory() - before)
     in_use = _shared_memory_in_use() if new else set()
     return [str(path) for path in new if path not in in_use and path.exists()]
 
 
 def listening() -> dict[Port, int | None]:
-    """Return where somebody listens, with whose process it is if that is known."""
+    """Return where processes listen, and the process of each if it is known."""
     found = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
     return {(each.laddr.ip, each.laddr.port): each.pid for each in found}
 
@@ -39,7 +39,7 @@ def ports_of(pids: Container[int]) -> set[Port]:
 
 
 def files(folder: Path) -> list[str]:
-    """Return the names of what a folder holds; none if it is not there."""
+    """Return the names in a folder. Empty if it does not exist."""
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 
 class Listener:
-    """Serves every connection to `place` in a thread of its own, until `stop`.
+    """Serves every connection to `place` in a separate thread, until `stop`.
 
     Args:
-        serve: Given a connection, which is closed after it; may end by `OSError`.
+        serve: Called with a connection, which is closed afterwards. It may end by `OSError`.
     """
 
     def __init__(self, serve: Callable[[socket.socket], None]) -> None:
@@ -33,14 +33,14 @@ class Listener:
             self._serve(connection)
 
     def stop(self) -> None:
-        """Accept no more; connections that there are stay."""
+        """Accept no more connections. Present ones stay."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
 @contextlib.contextmanager
 def full_listener() -> Iterator[tuple[str, int]]:
-    """Give a place where connections stay pending: nobody accepts, and there is no room to wait."""
+    """Yield an address where connections stay pending, because its queue is full and not read."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         place = listener.getsockname()

@@ -27,7 +27,7 @@ _LOST_MAC = "02:00:00:00:00:99"
 
 
 class Network(ABC):
-    """The hosts' network; a context manager.
+    """The hosts' network, as a context manager.
 
     Attributes:
         hosts: Their names.
@@ -52,7 +52,7 @@ class Network(ABC):
 
     @abstractmethod
     def environment(self, host: str, folder: Path) -> dict[str, str]:
-        """Return what a host's processes need; files go into the folder."""
+        """Return the variables that a host's processes need. Files go into the folder."""
 
     @abstractmethod
     def cut(self, host: str) -> None:
@@ -72,7 +72,7 @@ class Network(ABC):
 
     @abstractmethod
     def heal(self, host: str) -> None:
-        """End what was done to a host's link; idempotent."""
+        """End the faults of a host's link. Idempotent."""
 
     @abstractmethod
     def listening(self) -> set[str]:
@@ -84,7 +84,7 @@ class Network(ABC):
 
 
 class ProxiedNetwork(Network):
-    """Host number n has 127.S.0.n; host number m sees it at 127.S.(100 + m).n, where a proxy listens for the pair."""
+    """Host number n has 127.S.0.n. Host number m sees it at 127.S.(100 + m).n, which is a proxy for the pair."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         super().__init__(hosts)
@@ -159,7 +159,7 @@ class ProxiedNetwork(Network):
         return [proxy for (source, target, _), proxy in self._proxies.items() if host in (source, target)]
 
     def _lay(self, host: str, inward: Faults, outward: Faults) -> None:
-        """Lay faults on all links of a host: on what goes to it, and on what comes from it."""
+        """Set faults on all links of a host, in both directions."""
         with self._lock:
             for other in self.hosts:
                 if other != host:
@@ -182,7 +182,7 @@ class ProxiedNetwork(Network):
             proxy.refuse()
 
     def _watch(self) -> None:
-        """Have a proxy for every port on which endpoints listen."""
+        """Make a proxy for every port of an endpoint."""
         names = {self.address(host): host for host in self.hosts}
         while not self._closing.wait(_WATCH_S):
             found = {(names[ip], port) for ip, port in _listening("self") if ip in names and port != PORT}
@@ -199,7 +199,7 @@ class ProxiedNetwork(Network):
 
 
 class NamespaceNetwork(Network):
-    """Host number n has 10.77.0.n in a namespace of its own."""
+    """Host number n has 10.77.0.n in a separate namespace."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         super().__init__(hosts)
@@ -213,7 +213,7 @@ class NamespaceNetwork(Network):
 
     @staticmethod
     def why_not() -> str:
-        """Return why namespaces cannot be used here; empty if they can."""
+        """Return why namespaces cannot be used here. Empty if they can."""
         if os.geteuid() != 0:
             return "needs root"
         missing = [tool for tool in ("ip", "tc", "unshare", "nsenter") if shutil.which(tool) is None]
@@ -276,7 +276,7 @@ class NamespaceNetwork(Network):
 
     def _build(self) -> None:
         for name in ("", *self.hosts):  # the first one is the switch
-            # Ends with this process, whatever ends it: nobody writes to its input.
+            # Ends with this process, whatever ends it, because its input is not written to.
             command = ["unshare", "-n", "bash", "-c", "echo ready; exec cat >/dev/null"]
             holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self._holders[name] = holder
@@ -296,7 +296,7 @@ class NamespaceNetwork(Network):
 
 
 def _lock_block() -> tuple[int, socket.socket]:
-    """Reserve 127.S.0.0/16; the lock goes with the process. Simulations lock from 31 on."""
+    """Reserve 127.S.0.0/16. The lock ends with the process. Simulations lock from 31 on."""
     for second in range(200, 255):
         lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         with contextlib.suppress(OSError):

@@ -103,7 +103,7 @@ def run_one(cluster: SlurmCluster, folder: Path, form: str, fate: str) -> tuple[
     )
     args = [*args, "--fail-at", "5"] if fate == "script fails" else args
     text = script_of(folder, form, args)
-    if fate == "time limit":  # a minute is the shortest; the signal comes 50 s before it
+    if fate == "time limit":  # a minute is the shortest, and the signal comes 50 s before it
         text = text.replace("--signal=TERM@120", "--time=1\n#SBATCH --signal=TERM@50")
     job = cluster.submit(text, folder)
     output = folder / "job.out"

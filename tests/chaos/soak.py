@@ -5,7 +5,8 @@
 Kills, stops, slows, cuts off and restarts endpoints, data hosts and ranks, about one event in 1.2 s. After every job
 the ranks must have been fed what a process alone computes, in the same order and to the byte, and nothing of the job
 may be left: no process, port, shared memory or file. Prints every event with its seed, writes a summary in JSON, and
-exits with 1 if anything was violated. Which event comes next depends on the seed alone; what it meets does not.
+exits with 1 if anything was violated. The next event depends on the seed alone. The state of the job at that time does
+not.
 Whatever ends the soak ends its launchers, and so everything else.
 """
 
@@ -101,7 +102,7 @@ class Soak:
                 self._say(hosts.tails(60))
 
     def _wait_for_hosts(self, hosts: Hosts) -> None:
-        """See every data host gone; those that came too late to meet the trainer host are told to go."""
+        """Wait until every data host is gone. Stop those that came too late to meet the trainer host."""
         deadline_s = time.monotonic() + _END_S
         for host in hosts.data_hosts:
             process = hosts.launcher(host)
@@ -117,7 +118,7 @@ class Soak:
                 process.wait()
 
     def _check(self, name: str, hosts: Hosts) -> None:
-        """Compare what the ranks were fed with what they should have been; look for leftovers."""
+        """Compare the batches of the ranks with the expected ones, and look for leftovers."""
         found = hosts.results()
         for rank, expected in self._expected.items():
             if rank not in found:
@@ -159,7 +160,7 @@ def _has_ended(hosts: Hosts) -> bool:
 
 
 def compare(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Say how what a rank was fed differs from what it should have been; empty if it does not."""
+    """Return how the batches of a rank differ from the expected ones. Empty if they do not."""
     if found == expected:
         return []
     wanted, got = [tuple(batch) for batch in expected["indices"]], [tuple(batch) for batch in found["indices"]]
@@ -191,9 +192,9 @@ def _end(*_: object) -> NoReturn:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(description="random kills of a simulated job, its batches compared to the byte")
-    parser.add_argument("--duration-s", type=float, default=600.0, help="no job begins later; default: %(default)s")
+    parser.add_argument("--duration-s", type=float, default=600.0, help="no job begins later. Default: %(default)s")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--events", type=int, default=10**9, help="how many at most")
     parser.add_argument("--network", choices=("auto", "namespaces", "proxies"), default="auto")

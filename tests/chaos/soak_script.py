@@ -1,6 +1,6 @@
 """Trains on nothing, goes on from its last checkpoint, and says exactly what it was fed: a digest chain per rank.
 
-Data hosts need NumPy only, so that one that was killed is back within a second or two.
+Data hosts need NumPy only, so a killed one is back within two seconds.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def noisy(num_samples: int, sample_s: float = 0.0, width: int = 64) -> Noisy:
 
 
 def write(path: Path, value: object) -> None:
-    """Write JSON so that a reader sees all of it or nothing."""
+    """Write JSON. A reader sees all of it or nothing."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value))
     part.replace(path)
 
 
 def main() -> None:
-    """Take the steps that are left, or until the output has a file `enough`; write what was fed in all of them."""
+    """Do the remaining steps, or stop when the output has a file `enough`. Write the batches of all steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)

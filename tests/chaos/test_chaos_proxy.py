@@ -1,4 +1,4 @@
-"""The proxy that hurts connections does what it says, so that tests behind it mean something."""
+"""The proxy makes the faults that other tests rely on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def dial(proxy: ChaosProxy) -> Iterator[Callable[[], socket.socket]]:
 
 
 def echoed(connection: socket.socket, text: bytes = TEXT) -> bytes:
-    """Send the text; return what comes back, as much as was sent or until the end."""
+    """Send the text. Return what comes back: as many bytes, or those until the end."""
     connection.sendall(text)
     return received(connection, len(text))
 
@@ -116,7 +116,7 @@ def test_half_close_ends_one_direction(proxy: ChaosProxy, dial: Callable[[], soc
     proxy.lay(Faults(half_close_after=3), Way.TO_CLIENT)
     connection = dial()
     assert echoed(connection, b"abcdef") == b"abc"
-    connection.sendall(b"more")  # which nobody refuses
+    connection.sendall(b"more")  # which is not refused
 
 
 def test_corrupt_flips_one_bit_at_the_offset(proxy: ChaosProxy, dial: Callable[[], socket.socket]) -> None:

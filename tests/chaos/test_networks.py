@@ -29,7 +29,7 @@ SERVING = "serving with 1 endpoint"
 
 @pytest.fixture(scope="module")
 def jobs(make_hosts: MakeHosts) -> Iterator[list[Hosts]]:
-    """The job that trains, if it is well; it must end well after the last test."""
+    """The job that trains. It must end well after the last test."""
     jobs = [start(make_hosts)]
     yield jobs
     for hosts in jobs:
@@ -42,7 +42,7 @@ def jobs(make_hosts: MakeHosts) -> Iterator[list[Hosts]]:
 
 @pytest.fixture
 def hosts(jobs: list[Hosts], make_hosts: MakeHosts) -> Iterator[Hosts]:
-    """A job of two data hosts and a rank that trains; their logs begin with the test."""
+    """A job of two data hosts and a rank that trains. Their logs begin with the test."""
     hosts = jobs.pop() if jobs else start(make_hosts)
     for host in hosts.network.hosts:
         hosts.log_file(host).write_text("")
@@ -57,7 +57,7 @@ def hosts(jobs: list[Hosts], make_hosts: MakeHosts) -> Iterator[Hosts]:
 
 
 def start(make_hosts: MakeHosts) -> Hosts:
-    """Start a job that goes on until it has had enough; return once it trains."""
+    """Start a job that runs until the test ends it. Return when it trains."""
     args = ["--steps", "1000000", "--step-s", "0.05", "--width", str(WIDTH)]
     # Endpoints on the trainer host, which a slow link may start, would go on while data hosts are cut off.
     flags = ["--endpoints-per-host", "1", "--trainer-endpoints", "0"]
@@ -69,7 +69,7 @@ def start(make_hosts: MakeHosts) -> Hosts:
 
 
 def mend(hosts: Hosts) -> None:
-    """End what was done to a job: heal its links and start again the hosts that were killed; return once it trains."""
+    """Heal the links of a job and restart its killed hosts. Return when it trains."""
     for host in hosts.network.hosts:
         hosts.network.heal(host)
     for host in set(hosts.network.hosts) - alive(hosts):
@@ -161,8 +161,8 @@ def test_one_way_partition_changes_nothing(hosts: Hosts, cut: str) -> None:
     both = [("algo-1", TRAINER), (TRAINER, "algo-1")]
     if cut == TRAINER:
         both.reverse()
-    # Without acknowledgements TCP carries nothing the other way either, so that both sides notice. A proxy acknowledges
-    # for the host that is cut off: that one is heard on, and only it hears nobody.
+    # Without acknowledgements TCP carries nothing the other way either, so both sides notice. A proxy acknowledges
+    # for the host that is cut off: the others still hear it, and only it hears nothing.
     said = both if isinstance(hosts.network, NamespaceNetwork) else both[:1]
     hosts.network.cut_one_way(cut)
     wait_silent(hosts, *said)

@@ -48,7 +48,7 @@ sys.exit(3 if kind == "code" else 0)
 
 
 class Standing(tf_jobs.Job):
-    """A job of one small process, which leaves what it is told to."""
+    """A job of one small process, which leaves the files of the test."""
 
     def __init__(self, folder: Path, kind: str, shared: Path) -> None:
         super().__init__(PLAN, folder / "job", folder / "journals")

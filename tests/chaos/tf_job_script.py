@@ -1,6 +1,6 @@
 """Trains on nothing with TensorFlow, fed by tf.data.service or by our endpoints, and says what came.
 
-What a step takes is left running at the end, with what TensorFlow has asked for ahead: a job has to end beside that.
+The iterator is left running at the end, with batches that TensorFlow has requested ahead. A job must end beside it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def tf_job_numbers(num_samples: int) -> Numbers:
 
 
 def batches_of_service(num_elements: int, batch_size: int, *, is_repeated: bool) -> Iterator[Any]:
-    """Yield the batches that tf.data workers make of a range; of a repeated one for ever."""
+    """Yield the batches that tf.data workers make of a range, without end if it is repeated."""
     import tensorflow as tf
 
     numbers = tf.data.Dataset.range(num_elements).map(lambda number: number * 1)
-    # At the end of a pass each worker has a batch that is not full: with no end, there are to be none.
+    # At the end of a pass each worker has a batch that is not full. A repeated range has no such batch.
     numbers = numbers.batch(batch_size, drop_remainder=is_repeated)
     if not is_repeated:
         yield from hetero.tf.distribute(numbers)
@@ -52,7 +52,7 @@ def batches_of_service(num_elements: int, batch_size: int, *, is_repeated: bool)
 
 
 def batches_of_endpoints(num_elements: int, batch_size: int, *, is_repeated: bool) -> Iterator[Any]:
-    """Yield the batches that endpoints make; of a repeated data set for ever."""
+    """Yield the batches that endpoints make, without end if the data set is repeated."""
     data = hetero.tf.from_dataset(tf_job_numbers(num_elements), batch_size=batch_size, shuffle=True, seed=17)
     if not is_repeated:
         yield from data
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--num-elements", type=int, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--repeated", action="store_true")
-    parser.add_argument("--steps", type=int, help="of each rank; default: until there are no more")
+    parser.add_argument("--steps", type=int, help="of each rank. Default: to the end of the data")
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--fail-rank", type=int, default=-1)
     parser.add_argument("--fail-step", type=int, default=0)

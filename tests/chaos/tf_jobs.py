@@ -5,7 +5,7 @@
 Two ranks, fed by tf.data.service or by our endpoints, a finite dataset and a repeated one in turn; `tf_plans` says
 which jobs, and by the seed alone what befalls them. Each has to end with the exit code that is documented, with the
 elements that are promised, and to leave nothing: no process, port, shared memory or file. Prints a line per job and a
-summary in JSON, and exits with 1 if anything was violated. How long each took from its end, or from what ended it,
+summary in JSON, and exits with 1 if anything was violated. The time that each took from its end, or from its fault,
 until everything was gone is measured against what is promised: on a machine that does other work too it may be late,
 and only three times as long is a violation.
 """
@@ -40,7 +40,7 @@ from hetero.system.process import adopt_descendants, kill_all, reap_adopted, sta
 
 SCRIPT = Path(__file__).with_name("tf_job_script.py")
 _BEGIN_S, _JOB_S = 180.0, 300.0
-"""For a job to be where it is to be harmed; and to end."""
+"""Longest time until a job reaches the step of its fault, and until it ends."""
 _POLL_S, _PUMP_S = 0.05, 10.0
 _HOPELESS = 3
 """So many times the promised bound no other work on the machine explains."""
@@ -53,10 +53,10 @@ class Outcome:
     """How a job ended."""
 
     code: int | None = None
-    """Exit code, as a shell reports it; None: it had to be killed."""
+    """Exit code, as a shell reports it. None: the job was killed."""
     run_s: float = 0.0
     gone_s: float | None = None
-    """From its end, or from what ended it, until everything was gone."""
+    """Seconds from its end, or from its fault, until everything was gone."""
     num_source_files: int = 0
     """Of those that TensorFlow makes for its functions, and a process that fails or is killed leaves."""
     violations: list[str] = field(default_factory=list)
@@ -67,11 +67,11 @@ class JobError(Exception):
 
 
 class Job:
-    """One simulated job; a context manager that kills what is left.
+    """One simulated job, as a context manager that kills what is left.
 
     Args:
         plan: What it is.
-        folder: For its files; new.
+        folder: New folder for its files.
         work_dir: For dispatchers' journals, of all jobs.
     """
 
@@ -214,7 +214,7 @@ class Job:
     # The end
 
     def end(self) -> Outcome:
-        """Wait until it has ended and everything is gone; say how that was, and what is left."""
+        """Wait until it has ended and everything is gone. Return how it ended, and what is left."""
         outcome, deadline_s = Outcome(), time.time() + _JOB_S
         while self._process.poll() is None and time.time() < deadline_s:
             time.sleep(_POLL_S)
@@ -231,7 +231,7 @@ class Job:
         outcome.violations += [f"port {ip}:{port}" for ip, port in sorted(self._ports & set(leftovers.listening()))]
         outcome.violations += [f"shared memory {each}" for each in leftovers.new_shared_memory(self._shared_before)]
         names = leftovers.files(self._temporary)
-        # TensorFlow's own are told apart; a killed process cannot remove what Python's multiprocessing made for it.
+        # TensorFlow's files do not count. A killed process cannot remove those of Python's multiprocessing.
         sources = [name for name in names if name.startswith("__autograph_generated_file")]
         outcome.num_source_files = len(sources)
         outcome.violations += [f"file {name}" for name in names if name not in sources and "pymp-" not in name]
@@ -286,7 +286,7 @@ class Job:
 
 
 def check_elements(plan: Plan, results: dict[int, list[int]]) -> list[str]:
-    """Say what is wrong with what the ranks of a job that ended well were given, by rank."""
+    """Return what is wrong with the batches of a job that ended well, by rank."""
     if sorted(results) != list(range(NUM_RANKS)):
         return [f"results of ranks {sorted(results)}"]
     if plan.is_repeated:
@@ -321,7 +321,7 @@ def _described(process: psutil.Process) -> str:
 
 
 def run(plan: Plan, folder: Path, work_dir: Path) -> Outcome:
-    """Run one job; return how it ended."""
+    """Run one job and return how it ended."""
     with Job(plan, folder, work_dir) as job:
         try:
             job.harm()
@@ -331,7 +331,7 @@ def run(plan: Plan, folder: Path, work_dir: Path) -> Outcome:
 
 
 def summarize(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return what came of all jobs, by what befell them."""
+    """Return the outcomes of all jobs, by fault."""
     kinds: dict[str, list[tuple[Plan, Outcome]]] = {}
     for plan, outcome in zip(plans, outcomes, strict=True):
         kinds.setdefault("no fault" if plan.fault is None else plan.fault.value, []).append((plan, outcome))
@@ -370,12 +370,12 @@ def is_late(plan: Plan, outcome: Outcome) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(description="simulated TensorFlow jobs in a row, a third of them harmed")
     parser.add_argument("--jobs", type=int, default=50, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--fault", choices=[fault.name.lower() for fault in Fault], help="of all jobs; default: various"
+        "--fault", choices=[fault.name.lower() for fault in Fault], help="of all jobs. Default: various"
     )
     parser.add_argument("--summary", type=Path, help="where the summary goes, besides the output")
     args = parser.parse_args(argv)

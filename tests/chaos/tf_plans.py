@@ -13,13 +13,13 @@ NUM_RANKS = 2
 BATCH_SIZE = 4
 DATA_TIMEOUT_S, SHORT_DATA_TIMEOUT_S = 120.0, 8.0
 LEASE_S = 15.0
-"""After which a host that is silent counts as lost."""
+"""Seconds until a silent host counts as lost."""
 _END_S = 10.0
-"""Promised: from the end, or from what ended the job, until every host is gone."""
+"""Promised seconds from the end, or from the fault that ended the job, until every host is gone."""
 _SILENT_S = 60.0
 """Promised: the same from when a host has fallen silent, and from SIGTERM."""
 _MAX_STEP = 15
-"""The last step at which a job is harmed."""
+"""The last step of a fault."""
 
 
 class Fault(enum.Enum):
@@ -50,20 +50,20 @@ class Plan:
     """One job."""
 
     service: str
-    """Who makes the batches: tf, tf.data.service by `hetero.tf.distribute`; grpc, endpoints by `from_dataset`."""
+    """What makes the batches: tf.data.service by `hetero.tf.distribute` (tf), or endpoints by `from_dataset` (grpc)."""
     num_data: int
     """Data hosts, 1 or 2, each with one worker or endpoint."""
     num_trainers: int
     """Trainer hosts, 1 or 2, that share the two ranks."""
     is_repeated: bool = False
-    """Whether the dataset has no end; the script leaves it then after some steps."""
+    """Whether the dataset is repeated without end. The script then leaves it after some steps."""
     has_work_dir: bool = False
     """Whether the dispatcher keeps a journal."""
     fault: Fault | None = None
     victim: int = 0
     """Which rank, trainer host or data host it befalls."""
     at_step: int = 0
-    """When; 0: before the first step, ``after_s`` after the victim's process is there."""
+    """Step of the fault. 0: before the first step, ``after_s`` after the start of the victim's process."""
     after_s: float = 0.0
 
     @property
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def leaves_journal(self) -> bool:
-        """Whether nobody is there to remove the dispatcher's journal: the next job that has one does it."""
+        """Whether the dispatcher's journal is left. The next job with a journal removes it."""
         return self.has_work_dir and self.fault is Fault.KILL_DATA and self.victim == 0
 
     @property
@@ -113,7 +113,7 @@ class Plan:
     @property
     def bound_s(self) -> float:
         """Promised from the end of the ranks, or from the fault if that is the end, until everything is gone."""
-        # Whoever called a dispatcher in vain calls again after pauses that grow with the time that it has been away.
+        # The clients of a lost dispatcher call again after pauses that grow with the time.
         if self.fault in (Fault.TERM_JOB, Fault.TERM_TRAINER, Fault.KILL_TRAINER, Fault.KILL_DISPATCHER):
             return _SILENT_S
         noticed_s = LEASE_S if self.fault is Fault.KILL_DATA else 0.0  # until then it is waited for at the end, too
@@ -153,7 +153,7 @@ def draw(num_jobs: int, seed: int, faults: tuple[Fault, ...] = tuple(Fault)) -> 
     Args:
         num_jobs: How many.
         seed: Of all that is drawn.
-        faults: The kinds; if given, all jobs have one.
+        faults: The kinds. If given, all jobs have one.
     """
     chance = random.Random(seed)
     num_faults = round(num_jobs / 3) if faults == tuple(Fault) else num_jobs
@@ -178,7 +178,7 @@ def draw(num_jobs: int, seed: int, faults: tuple[Fault, ...] = tuple(Fault)) -> 
 
 
 def _harmed(plan: Plan, fault: Fault, chance: random.Random, num_before: int) -> Plan:
-    """Return a plan with a fault in it, of which there were some before."""
+    """Return a plan with a fault of a kind that other plans have too."""
     if fault is Fault.KILL_DISPATCHER:  # by turns
         plan = replace(plan, service="tf", has_work_dir=num_before % 2 == 1)
     if fault is Fault.KILL_TRAINER:

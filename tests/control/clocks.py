@@ -1,10 +1,10 @@
-"""A clock of the test's, for what takes one."""
+"""A clock that a test sets."""
 
 from __future__ import annotations
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """Seconds that pass only when the test sets them."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

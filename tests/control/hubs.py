@@ -61,7 +61,7 @@ def make_hub(
     num_ranks: int = 1,
     tls: Tls | None = None,
 ) -> Hub:
-    """Return the hub of one of two hosts; ``ports`` collects where they listen."""
+    """Return the hub of one of two hosts. ``ports`` collects where they listen."""
     own = HostStatus(host=host, incarnation=f"{host}-{life}", version="1", script_digest="d")
     hub = Hub(
         Membership(MEMBERS, own, timings=Timings(), clock=time.monotonic),

@@ -106,7 +106,7 @@ def test_hub_tells_a_peer_while_the_name_service_does_not_answer() -> None:
                 wait_for(data, lambda membership: len(membership.statuses()) == 2)
                 names.answers.clear()
                 names.asked.clear()
-            wait_for(trainer, lambda _: names.asked.is_set())  # a heartbeat failed; the question stays open
+            wait_for(trainer, lambda _: names.asked.is_set())  # a heartbeat failed, and the lookup stays open
             with make_hub("data", ports, names=silence, port=data.port, life=2) as again:
                 wait_for(again, lambda membership: len(membership.statuses()) == 2)
     finally:
@@ -192,7 +192,7 @@ def test_hub_goes_on_telling_its_peer_after_an_error_that_nobody_expected(
 
 @contextlib.contextmanager
 def of_another_protocol(port: int) -> Iterator[int]:
-    """Yield a port that leads to the launcher at ``port``; at either end the other seems to speak `OTHER_PROTOCOL`."""
+    """Yield a port that leads to the launcher at ``port``. At either end the other seems to speak `OTHER_PROTOCOL`."""
 
     def translated(data: bytes) -> bytes:
         status = pb.HostStatus.FromString(data)

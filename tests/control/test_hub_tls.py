@@ -21,7 +21,7 @@ from hetero.wire.tls import Tls
 
 @contextlib.contextmanager
 def both(trainer_tls: Tls | None, data_tls: Tls | None, *, token: security.Token = TOKEN) -> Iterator[tuple[Hub, Hub]]:
-    """Give the hubs of both hosts; ``token`` is the data host's."""
+    """Yield the hubs of both hosts. ``token`` is the data host's."""
     ports: dict[str, int] = {}
     trainer, data = make_hub("trainer", ports, tls=trainer_tls), make_hub("data", ports, tls=data_tls, token=token)
     with trainer, data:

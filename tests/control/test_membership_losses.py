@@ -22,7 +22,7 @@ ENDPOINT = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """Seconds that pass only when the test sets them."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -81,7 +81,7 @@ def test_host_that_is_silent_for_a_lease_is_in_service_no_more(clock: Clock) -> 
     before = membership.local_news
     clock.now_s += Timings().lease_s + 1
     assert membership.hosts_in_service() == ("algo-2",)
-    assert membership.local_news != before  # ranks are told at once
+    assert membership.local_news != before  # ranks learn it at once
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_broken_connection_is_judged_as_soon_as_the_silent_host_is_heard_again(c
     ("state", "changes"),
     [
         (HostState.DONE, {}),  # it has said its last word
-        (HostState.TRAINING, {"is_echo": False}),  # what has a reason of its own needs no other
+        (HostState.TRAINING, {"is_echo": False}),  # a failure that is not an echo needs no other reason
     ],
 )
 def test_silent_host_is_not_waited_for_if_it_cannot_be_the_cause(

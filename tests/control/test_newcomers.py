@@ -32,7 +32,7 @@ def test_joined_host_serves_as_soon_as_it_is_heard(clock: Clock) -> None:
     assert membership.obstacle_to(NEW) is None
     before = membership.news
     membership.admit(NEW)
-    assert membership.news != before  # the other hosts are told at once
+    assert membership.news != before  # the other hosts learn it at once
     assert hosts(membership) == ["algo-1", "algo-2", "new"]
     membership.observe(serving())  # type: ignore[arg-type]
     assert [record.host for record in membership.endpoints()] == ["new"]

@@ -85,7 +85,7 @@ class Events:
 
     def admitted(self) -> None:
         joined = JoinedHost(host="new", address=f"10.0.0.{self._rng.randrange(3)}:1", group="data", instance_type="")
-        is_first = self._membership.own.host == self._membership.reporter  # the others admit nobody
+        is_first = self._membership.own.host == self._membership.reporter  # the others do not admit hosts
         if is_first and self._membership.obstacle_to(joined) is None:
             self._membership.admit(joined)
 

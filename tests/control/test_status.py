@@ -41,7 +41,7 @@ def logged(values: list[tuple[str, float, int | None]]) -> tuple[LoggedMetric, .
 
 
 def with_its_rank(report: RankReport) -> RankReport:
-    """Return the report with values of its own rank."""
+    """Return the report with the values of its rank."""
     if report.metrics is None:
         return report
     return replace(report, metrics=tuple(replace(value, rank=report.rank) for value in report.metrics))

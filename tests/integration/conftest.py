@@ -2,7 +2,7 @@
 
 Starting a job costs seconds, so several tests share one where they can. A fixture of the module starts it with
 ``start_shared_job`` and waits for its end. Each test then asks one thing of its output, report and files. A test that
-sends signals or counts processes starts a job of its own with ``start_job``. Both use the same code and the same sweep.
+sends signals or counts processes starts a separate job with ``start_job``. Both use the same code and the same sweep.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PORT = 17801
 
 @contextlib.contextmanager
 def starting(folder: Path) -> Iterator[Start]:
-    """Yield a function that starts a command; afterwards nothing of it may be left."""
+    """Yield a function that starts a command. Afterwards none of its processes may be left."""
     jobs: list[Job] = []
     temporary = folder / "tmp"
     temporary.mkdir()
@@ -96,7 +96,7 @@ def starting(folder: Path) -> Iterator[Start]:
         if sum(other.directory == job.directory for other in jobs) == 1:  # else the file may be the other one's
             check_end(job)
     killed = [job for job in jobs if job.process.returncode == -signal.SIGKILL]
-    # A rank that fails or is killed cannot remove what Python's own multiprocessing, or TensorFlow, made for it; torch
+    # A rank that fails or is killed cannot remove what Python's own multiprocessing, or TensorFlow, made for it. Torch
     # keeps a cache, in some runs, and what a process of its mp.spawn has raised. TensorFlow's files are also compiled.
     others = ("pymp-", "torchinductor_", "__autograph_generated_file", "__pycache__", "pytorch-errorfile-")
     left_names = sorted(path.name for path in temporary.iterdir() if not path.name.startswith(others))
@@ -182,7 +182,7 @@ def launcher_starter(start: Start, folder: Path, network_number: int) -> StartLa
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a command; after the test nothing of it may be left."""
+    """Return a function that starts a command. After the test nothing of it may be left."""
     with starting(tmp_path) as start_command:
         yield start_command
 
@@ -195,19 +195,19 @@ def start_job(start: Start, tmp_path: Path) -> StartJob:
 
 @pytest.fixture
 def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
-    """Return a function that starts one host of a cluster file; see `launcher_starter`."""
+    """Return a function that starts one host of a cluster file. See `launcher_starter`."""
     return launcher_starter(start, tmp_path, 7)
 
 
 @pytest.fixture(scope="module")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory, _repetition: int) -> Path:
-    """Return the folder of what the tests of a module share, as `tmp_path` is that of one test."""
+    """Return the folder that the tests of a module share, as `tmp_path` is the folder of one test."""
     return tmp_path_factory.mktemp("shared")
 
 
 @pytest.fixture(scope="module")
 def start_shared(shared_folder: Path, _repetition: int) -> Iterator[Start]:
-    """Return a function that starts a command; after the module's tests nothing of it may be left.
+    """Return a function that starts a command. After the module's tests nothing of it may be left.
 
     ``--repeat`` starts it anew for each repetition of the module's tests.
     """
@@ -223,5 +223,5 @@ def start_shared_job(start_shared: Start, shared_folder: Path) -> StartJob:
 
 @pytest.fixture(scope="module")
 def start_shared_launcher(start_shared: Start, shared_folder: Path) -> StartLauncher:
-    """Return a function that starts one host of a job that several tests ask; see `launcher_starter`."""
+    """Return a function that starts one host of a job that several tests ask. See `launcher_starter`."""
     return launcher_starter(start_shared, shared_folder, 6)

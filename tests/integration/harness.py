@@ -35,9 +35,9 @@ DNN = "dnn_group=ml.p3.2xlarge:1"
 SLOW = ["--num-samples", "100000", "--step-s", "0.05"]
 """Arguments of chain.py: it goes on until it is ended."""
 WITHOUT_TORCH = CHAIN.with_name("without_torch.py")
-"""A script that data hosts can serve too, and that ends at once; it costs a third of chain.py."""
+"""A script that data hosts can serve too. It ends at once, and costs a third of chain.py."""
 _LAST_WORDS_S = 2.0
-"""For what lies in the pipe when the job has ended; all of it passes only where a process outlives the job."""
+"""Time to read the pipe after the end of the job. It passes only if a process outlives the job."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Job:
         self.pump_thread = threading.Thread(target=self._pump, daemon=True)
 
     def _pump(self) -> None:
-        with contextlib.suppress(OSError):  # how a terminal says that nobody has it open any more
+        with contextlib.suppress(OSError):  # a terminal reports so that it is closed
             for line in self.source:
                 with self._news:
                     self.lines.append(line.rstrip("\n"))
@@ -79,7 +79,7 @@ class Job:
         return self.wait_lines(text, 1, timeout_s)[0][1]
 
     def wait_lines(self, text: str, count: int, timeout_s: float = 60.0) -> list[tuple[float, str]]:
-        """Wait for ``count`` lines that contain ``text``; return them, each with when it came."""
+        """Wait for ``count`` lines that contain ``text``. Return each with its time."""
         with self._news:
             found: list[tuple[float, str]] = []
 
@@ -101,7 +101,7 @@ class Job:
             self.process.send_signal(signal.SIGINT)
 
     def wait(self, timeout_s: float = 100.0) -> int:
-        """Wait for the end and what was printed before it; return the exit code."""
+        """Wait for the end and what was printed before it. Return the exit code."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -154,7 +154,7 @@ def chains_alone(*args: str, num_ranks: int = 1, script: Path = CHAIN) -> list[s
 
 
 def audit(one: Path, other: Path) -> tuple[int, str]:
-    """Run ``hetero audit``; return its exit status and what it prints."""
+    """Run ``hetero audit``. Return its exit status and what it prints."""
     command = [sys.executable, "-m", "hetero.cli", "audit", str(one), str(other)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -192,7 +192,7 @@ def processes_of(marker: str) -> list[psutil.Process]:
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> float:
-    """Wait until processes have ended and return how many seconds that took; whether they are reaped is not theirs."""
+    """Wait until processes have ended and return how many seconds that took. They need not be reaped."""
     begin_s = time.monotonic()
     left = list(processes)
     while left := [process for process in left if _lives(process)]:

@@ -1,4 +1,4 @@
-"""A Slurm of this machine: a controller and a daemon per node, each node with its own loopback address.
+"""A Slurm of this machine: a controller and a daemon per node, each node at a separate loopback address.
 
 The daemons run in a mount namespace of their own, whose /etc/hosts has the names of the nodes. It needs root and the
 packages slurm-wlm and munge.
@@ -28,12 +28,12 @@ _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scancel", "sacc
 _START_S = 30.0
 _PORT = 17900
 _ADDRESS = "198.18.0.1/32"
-"""An address of benchmarks, which is no loopback address."""
+"""An address of benchmarks, which is not a loopback address."""
 _DONE = re.compile(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF_MEMORY|DEADLINE|PREEMPTED)")
 
 
 def missing() -> str:
-    """Return why there can be no Slurm here, or an empty text."""
+    """Return why Slurm cannot run here, or an empty text."""
     absent = [name for name in _PROGRAMS if shutil.which(name) is None]
     if absent:
         return f"needs {', '.join(absent)}: apt-get install slurm-wlm munge"
@@ -201,7 +201,7 @@ class SlurmCluster:
 
 
 def _has_address() -> bool:
-    """Return whether this machine has an address that is no loopback address."""
+    """Return whether this machine has an address that is not a loopback address."""
     shown = subprocess.run(
         ["ip", "-oneline", "address", "show", "scope", "global"], capture_output=True, text=True, check=False
     )

@@ -51,7 +51,7 @@ def run_alone(folder: Path) -> Path:
 
 
 def test_job_that_does_not_wait_for_data_adds_nothing(start_job: StartJob) -> None:
-    # Steps are long, so that a busy machine does not make the job wait.
+    # Steps are long, because a busy machine must not make the job wait.
     flags = ("--emulate-sample-seconds", "0.005", "--emulate-step-seconds", "0.2", "--purity-checks", "0")
     job = start_job(
         ["data_group=ml.c5.2xlarge:1", DNN],

@@ -20,6 +20,6 @@ def test_batches_are_those_of_a_job_without_a_cache(start_job: StartJob, tmp_pat
     else:
         assert events["batches computed"] >= events["batches"]  # also those of the last second
         loaded, taken = events["samples loaded for the cache"], events["samples taken from the cache"]
-        assert 100 <= loaded <= 120  # all endpoints share the memory here; two may load a sample at the same time
+        assert 100 <= loaded <= 120  # all endpoints share the memory here, two may load a sample at the same time
         assert taken >= 180
         assert events["gathered"] >= 10  # of 39 batches

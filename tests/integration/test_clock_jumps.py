@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import StartJob, chains, chains_alone
 
-# Python imports it by itself at its start. There is no libfaketime to rely on, so native code sees no jump: gRPC, which
+# Python imports it by itself at its start. libfaketime may be missing, so native code sees no jump: gRPC, which
 # takes the time in Python and has native code make a deadline of it, must see none either.
 JUMPING = """
 import os, random, sys, time
@@ -67,7 +67,7 @@ def test_wall_clock_that_jumps_changes_nothing(start_job: StartJob, tmp_path: Pa
     assert job.wait() == 0, job.output
     elapsed_s = time.monotonic() - begin_s
     assert chains(job.directory, 1) == chains_alone(*samples)
-    # At the least simulate, launchers, agent and rank; endpoints are forked from a process that has seen it.
+    # At the least simulate, launchers, agent and rank. Endpoints are forked from a process that has seen it.
     assert len(list(jumps.iterdir())) >= 5
     found = dict(durations(job.report()))
     assert len(found) > 5

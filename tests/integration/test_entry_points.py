@@ -73,7 +73,7 @@ Groups = Mapping[str, tuple[str, Sequence[str]]]
 
 
 def write_opt_ml(base: Path, host: str, named: Groups, args: Mapping[str, object]) -> None:
-    """Write what the platform tells a host; lists of hosts are as it leaves them, in no order."""
+    """Write what the platform tells a host. Lists of hosts are unordered, as on the platform."""
     config = base / "input" / "config"
     config.mkdir(parents=True, exist_ok=True)
     (base / "output" / "data").mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def test_toolkit_starts_the_entry_point_and_the_file_of_hyperparameters_counts(
     check_result(tmp_path)
     assert (tmp_path / "algo-9" / "ml" / "output" / "data" / "algo-9" / "report.json").is_file()
     for host, role in (("algo-9", "trainer"), ("algo-10", "data")):
-        # Of all hosts one archive is made: each has a folder of its own in it.
+        # Of all hosts one archive is made: each has a separate folder in it.
         (folder,) = (tmp_path / host / "ml" / "output" / "data").iterdir()
         metrics = json.loads((folder / "metrics.json").read_text())
         assert (folder.name, metrics["host"], metrics["role"]) == (host, host, role)
@@ -169,7 +169,7 @@ def test_torchrun_of_a_group_is_asked_to_stop_and_no_copy_tells_a_failure(
 
 
 def torchrun(folder: Path, port: int) -> list[str]:
-    """Return the start of the command with which SDK 2 has a group of one host and two GPUs start."""
+    """Return the start of the command that SDK 2 runs on a group of one host and two GPUs."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "2"]
     return [*command, "--master_addr", "127.0.0.1", "--master_port", str(port), "--log_dir", str(folder / "torchrun")]
 
@@ -271,7 +271,7 @@ def process_of_mpi(rank: int) -> dict[str, str]:
 
 
 def test_ranks_are_where_the_environment_of_open_mpi_says(start_host: StartHost, tmp_path: Path) -> None:
-    """The processes of mpirun by their environment alone; test_mpirun.py has the real one."""
+    """The processes of mpirun by their environment alone. The real one is in test_mpirun.py."""
     trainers, args = ["algo-10", "algo-9"], {"hetero_nproc_per_node": 1}
     jobs = [start_host("algo-1", data="algo-1", trainers=trainers, args=args)]
     for rank in range(4):
@@ -291,7 +291,7 @@ def test_ranks_are_where_the_environment_of_open_mpi_says(start_host: StartHost,
 def test_stop_that_process_1_swallows_ends_by_force_and_leaves_whole_checkpoints(
     start_host: StartHost, tmp_path: Path
 ) -> None:
-    """SageMaker's images have a shell as process 1, which gets no SIGTERM of the kernel; here is one, too.
+    """SageMaker's images have a shell as process 1, which gets no SIGTERM of the kernel. Here is one, too.
 
     The platform kills all of the container two minutes later.
     """
@@ -309,7 +309,7 @@ def test_stop_that_process_1_swallows_ends_by_force_and_leaves_whole_checkpoints
     (process_1,) = psutil.Process(trainer.process.pid).children()
     process_1.terminate()
     step = max(int(line.rpartition(" ")[2]) for line in list(trainer.lines) if ": rank 1 epoch" in line)
-    trainer.wait_line(f" step {step + 8}")  # nobody has noticed
+    trainer.wait_line(f" step {step + 8}")  # no rank has noticed
     process_1.kill()
     trainer.wait()
     wait_gone(trainer.processes(), 5.0)

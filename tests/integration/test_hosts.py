@@ -1,4 +1,4 @@
-"""Hosts in trouble: names that come late, full disks, few files, taken ports, a log that nobody reads."""
+"""Hosts in trouble: names that come late, full disks, few files, taken ports, a log without a reader."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_hosts_with_different_options_end_naming_both_values(
     assert data.wait() == 11, data.output
     first_line = failure(trainer).splitlines()[0]
     assert first_line == failure(data).splitlines()[0]
-    # Whoever noticed it first says it.
+    # The host that noticed it first logs it.
     texts = (
         f"algo-1 has {name} {on_data}, algo-2 has {on_trainer};",
         f"algo-2 has {name} {on_trainer}, algo-1 has {on_data};",
@@ -106,7 +106,7 @@ def test_killed_trainer_launcher_orphans_the_data_host(start_job: StartJob, meas
     wait_gone(of_data_host, 60.0)
     data_host_gone_s = time.monotonic() - begin_s
     measured("data_host_gone_s", data_host_gone_s)
-    # Promised: 60 s from the silence of a host. 45 of them, which scale, are the time to be sure that nobody is there.
+    # Promised: 60 s from the silence of a host. 45 of them, which scale, are the time until all trainers count as lost.
     assert data_host_gone_s < Timings.scaled(scale).orphan_s + 15.0
     assert job.wait(60.0) == 137, job.output
     assert job.failure("algo-1").startswith("HET-32 ")
@@ -133,7 +133,7 @@ def test_trainer_launcher_that_stands_still_ends_the_job_and_itself(start_job: S
     script.write_text(WAITS)
     site = tmp_path / "site"
     site.mkdir()
-    # The product has no switch for this: the interpreter of one launcher gets a signal handler that never returns.
+    # The product lacks a switch for this. The interpreter of one launcher gets a signal handler that never returns.
     (site / "sitecustomize.py").write_text(
         "import os, signal, sys, time\n"
         "if os.environ.get('SM_CURRENT_HOST') == 'algo-2' and 'launch' in getattr(sys, 'orig_argv', []):\n"
@@ -191,7 +191,7 @@ def test_hosts_of_two_jobs_at_one_port_say_whose_the_other_is(start_launcher: St
 
 @pytest.fixture
 def lone_launcher(tmp_path: Path) -> Iterator[Any]:
-    """Return a function that gives the command and environment of a homogeneous job of one host; none may be left."""
+    """Return a function that gives the command and environment of a homogeneous job. No process may be left."""
     marker, temporary = uuid.uuid4().hex, tmp_path / "tmp"
     temporary.mkdir()
     cluster = tmp_path / "cluster.json"

@@ -67,7 +67,7 @@ def placed(start_shared_job: StartJob) -> dict[str, Job]:
 
 @pytest.fixture(scope="module")
 def alone(shared_folder: Path) -> Path:
-    """Return the folder of what both ranks write, ledgers included, without launchers and without data hosts."""
+    """Return the folder with the output of both ranks, ledgers included, without launchers and data hosts."""
     folder = shared_folder / "alone"
     folder.mkdir()
     for rank in ("0", "1"):
@@ -209,7 +209,7 @@ def test_output_folder_of_a_running_simulation_is_refused(start_job: StartJob, t
 
 @pytest.fixture(scope="module")
 def killed(start_shared_job: StartJob) -> tuple[Job, list[psutil.Process]]:
-    """Return an ended homogeneous job of which a rank was killed, and the processes that outlived it."""
+    """Return an ended homogeneous job with a killed rank, and the processes that outlived it."""
     args = ["--gloo", "--kill-at", "3", "--fail-rank", "1", "--num-workers", "1"]
     job = start_shared_job([DNN], "--nproc-per-node", "2", "--audit", script=TORCH_CHAIN, args=args)
     assert job.wait() == 30, job.output
@@ -366,7 +366,7 @@ def test_interrupt_twice_is_gone_at_once(
     job.pump_thread.join(10.0)
     assert "killed on request" in job.output
     if on_terminal:
-        assert "\x1b[K" in job.output, "it drew no line of its own"
+        assert "\x1b[K" in job.output, "it drew no status line"
         after_it = job.output.rpartition("\x1b[K")[2]
         assert re.match(r"\d\d:\d\d ", after_it) is None, "its line is left"
         assert after_it.endswith("the terminal is as it was")

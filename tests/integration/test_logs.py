@@ -38,7 +38,7 @@ def test_every_metric_definition_finds_its_figure_in_the_log_of_one_host(start_j
     job = start_job(
         [data(1), "dnn_group=ml.p3.2xlarge:2"],
         "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--warmup-steps", "2", *PRICES,
-        "--emulate-sample-seconds", "0.001", "--emulate-step-seconds", "0.01",  # without them there are no costs
+        "--emulate-sample-seconds", "0.001", "--emulate-step-seconds", "0.01",  # needed for costs
         environment={"HETERO_PROGRESS_SECONDS": "0.2"},
         script=TORCH_CHAIN, args=["--num-samples", "4000"],  # endpoints say once a second how long they have computed
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Open MPI makes the ranks of two trainer hosts, as SDK 2 has it for one group; the data host's launcher is plain.
+"""Open MPI makes the ranks of two trainer hosts, as SDK 2 has it for one group. The data host's launcher is plain.
 
-The hosts are simulated: name spaces for their names and trees, a link of a network of its own for their addresses, and
+The hosts are simulated: name spaces for their names and trees, a separate link for their addresses, and
 a program in the place of ssh. The command is the toolkit's, in the words of Open MPI 5.
 """
 
@@ -32,7 +32,7 @@ RSH = """#!/bin/bash
 exec unshare --uts bash -c 'hostname "$1"; shift; eval "$*"' - "$@"
 """
 ON_HOST = """#!/bin/bash
-# What a host has of its own: its tree and its folder for temporary files, by its name.
+# A host has its tree and its folder for temporary files, by its name.
 export SAGEMAKER_BASE_DIR={folder}/$(hostname)/ml TMPDIR={folder}/$(hostname)/tmp
 exec "$@"
 """
@@ -149,12 +149,12 @@ def test_ranks_are_those_that_mpirun_made(start_mpi: StartMpi, tmp_path: Path) -
     assert [result["mpi"] for result in results] == [[rank, 4, 0 + 1 + 2 + 3] for rank in range(4)]
     assert [result["ranks"] for result in results] == [[0, 4, 0, 2], [1, 4, 1, 2], [2, 4, 0, 2], [3, 4, 1, 2]]
     assert [result["torch"] for result in results] == [[rank, 4] for rank in range(4)]
-    # mpirun has told every rank that it is on algo-10; the file knows better.
+    # mpirun gives every rank the variables of algo-10. The file knows better.
     assert [result["host"] for result in results] == ["algo-10", "algo-10", "algo-9", "algo-9"]
     arguments = ("--gloo", "1", "--output", str(tmp_path / "with a blank"))
     assert {tuple(result["arguments"]) for result in results} == {arguments}
     every = [number for result in results for number in result["numbers"]]
-    assert len(every) == 2 * 44, "two numbers per epoch stand in for others, so that all ranks have as many steps"
+    assert len(every) == 2 * 44, "two numbers per epoch replace others, because all ranks have equally many steps"
     assert set(every) == set(range(42))
     assert not any("torchrun" in line for line in job.lines)
     report = json.loads((tmp_path / "algo-9" / "ml" / "output" / "data" / "algo-9" / "report.json").read_text())
@@ -177,7 +177,7 @@ def test_launcher_of_mpirun_that_is_killed_takes_its_ranks_along(start_mpi: Star
     leader_of_algo_9(job).kill()
     assert job.wait() in (30, 32), job.output
     assert "mpirun ended with 0" not in job.lines
-    # Where mpirun was not quicker, the others heard that the ranks of this one had gone, or nothing any more.
+    # Where mpirun was not quicker, the others heard that the ranks of this one had ended, or heard nothing.
     assert failures(tmp_path)[1] == "HET-32 algo-9: the launcher of this host was lost"
 
 

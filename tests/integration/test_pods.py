@@ -1,8 +1,8 @@
 """The pods of rendered manifests as processes: each has the environment and the command that its manifest says.
 
-There is no Kubernetes here. `Controller` does what the controllers of JobSet, TrainJob and Volcano promise: it restarts
+This is not Kubernetes. `Controller` does what the controllers of JobSet, TrainJob and Volcano promise: it restarts
 data pods that fail, it ends the job when the trainers have ended, and it then deletes the pods that are left. A pod
-without a node is pending and has no process.
+without a node is pending, without a process.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def groups_of_volcano(spec: dict[str, Any], name: str) -> list[PodGroup]:
 
 
 def groups_of(manifests: list[dict[str, Any]]) -> list[PodGroup]:
-    """Return the groups that the controllers make from what is submitted."""
+    """Return the groups that the controllers make from the manifest."""
     last = manifests[-1]
     name = last["metadata"]["name"]
     if last["kind"] == "TrainJob":

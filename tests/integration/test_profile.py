@@ -93,7 +93,7 @@ def test_profile_measures_the_steps_and_the_samples_of_a_script(start_profile: S
 
 
 def test_profile_of_a_script_that_ends_early_uses_what_was_measured(start_profile: StartProfile) -> None:
-    # The real work of a step takes three times as long as emulated.
+    # The real work of a step takes three times the emulated time.
     work = ["--step-s", "0.06", "--cpu-s", "0", "--max-steps", "40"]
     job = start_profile(*EMULATED, "--emulate-vcpus", "4", args=work)
     assert job.wait(150.0) == 0, job.output

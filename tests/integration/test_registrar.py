@@ -33,7 +33,7 @@ def start_node(start: Start, folder: Path, index: int, number: int, *flags: str,
         "HETERO_TIME_SCALE": "0.2",
         "HETERO_WORKSPACE": str(directory / "ml"),
     } | changes
-    # Nodes of one machine have no addresses of their own by which they reach the others.
+    # Nodes of one machine lack separate addresses.
     command = [sys.executable, "-m", "hetero.cli", "launch", "--host", f"{NETWORK}.{index + 1}", "--port", "17803"]
     command += ["--endpoints-per-host", "1", "--trainer-endpoints", "0", "--nproc-per-node", "1", *flags]
     return start([*command, str(CHAIN), "--", "--output", str(directory), *ARGS], directory, environment)

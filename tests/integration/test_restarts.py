@@ -29,12 +29,12 @@ pytestmark = pytest.mark.timeout(300)  # every generation imports torch
 
 @pytest.fixture
 def train(start_job: StartJob, tmp_path: Path) -> Any:
-    """Return a function that starts a job with a folder of its own for checkpoint and results."""
+    """Return a function that starts a job with a new folder for checkpoint and results."""
     return trainer(start_job, tmp_path)
 
 
 def trainer(start_job: StartJob, folder: Path) -> Any:
-    """Return a function that starts a job with a folder of its own for checkpoint and results."""
+    """Return a function that starts a job with a new folder for checkpoint and results."""
     output = folder / "results"
     output.mkdir()
 
@@ -127,7 +127,7 @@ def test_wrong_option_ends_the_job_without_a_restart(train: Any) -> None:
 
 @pytest.mark.fault("F11")
 def test_lost_trainer_launcher_ends_the_job_without_a_restart(train: Any, measured: Any) -> None:
-    scale = 0.4  # a lease longer than the time after which a broken connection counts as a cause
+    scale = 0.4  # a lease longer than the time until a broken connection counts as a cause
     job = train(
         TWO_HOSTS,
         "--job-restarts",
@@ -141,7 +141,7 @@ def test_lost_trainer_launcher_ends_the_job_without_a_restart(train: Any, measur
     begin_s = time.monotonic()
     job.find("hetero.cli launch", host="algo-3")[0].send_signal(signal.SIGKILL)
     measured("ranks_gone_s", wait_gone(own, 5.0))
-    # Promised: 10 s after the abort, which comes after a lease and the time to collect causes; 60 s of silence in all.
+    # Promised: 10 s after the abort, which comes after a lease and the time to collect causes. 60 s of silence in all.
     wait_gone(others, Timings.scaled(scale).lease_s + Membership.ECHO_SETTLE_S + 10.0)
     measured("other_hosts_gone_s", time.monotonic() - begin_s)
     assert job.wait(60.0) != 0, job.output

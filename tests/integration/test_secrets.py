@@ -46,7 +46,7 @@ def left(job: Job, *folders: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def check(token: bytes, texts: Iterator[tuple[str, bytes]]) -> int:
-    """Check that the token, in no spelling, is in any of the texts; return how many there were."""
+    """Check that the token, in no spelling, is in any of the texts. Return how many there were."""
     spellings = [token, token.hex().encode(), token[::-1], b"Bearer " + token[:8], token[:24]]
     count = 0
     for name, text in texts:
@@ -151,6 +151,6 @@ def test_launchers_and_endpoints_alone_listen_on_their_hosts_addresses(start_job
     assert len(blocks) == 1, own
     assert re.fullmatch(r"127\.\d+\.0", blocks.pop()), own
     assert {ip.rpartition(".")[2] for ip in ips} - {"1"} == {"2", "3"}, own
-    # The store of rank 0 and gloo are torch's: it listens where it likes. SECURITY.md says so.
+    # The store of rank 0 and gloo are torch's, and torch chooses their addresses, see SECURITY.md.
     everywhere = {port for places in others.values() for ip, port in places if ip in ("::", "0.0.0.0")}
     assert len(everywhere) <= 2, others

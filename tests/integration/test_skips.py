@@ -12,7 +12,7 @@ POISON = (3, 17, 18, 40, 99)
 FAULTS = "poison=" + ";".join(map(str, POISON))
 FLAGS = ("--endpoints-per-host", "1", "--nproc-per-node", "2")
 ARGS = ("--num-samples", "100", "--faults", FAULTS, "--on-sample-error", "skip")
-"""100 samples over two ranks: without padding, so that each is asked for once in an epoch."""
+"""100 samples over two ranks: without padding, because each must be requested once in an epoch."""
 
 pytestmark = pytest.mark.timeout(400)  # the first test that asks a shared job also waits for it
 

@@ -57,7 +57,7 @@ class Trial:
         return start_job(groups, "--data-service", "tf", *flags, script=SCRIPT, args=self.args)
 
     def go_on(self, name: str) -> None:
-        """Have the ranks go on in a pass in which they stand still."""
+        """Let the ranks go on in the pass where they pause."""
         (self.output / f"go-{name}").touch()
 
     def passes(self, name: str) -> list[collections.Counter[int]]:
@@ -67,7 +67,7 @@ class Trial:
         return [collections.Counter(itertools.chain(*parts)) for parts in zip(*found, strict=True)]
 
     def stopped(self) -> list[int]:
-        """Return the step after which each rank was stopped."""
+        """Return the last step of each rank."""
         return [int((self.output / f"stopped-{rank}").read_text()) for rank in range(self.num_ranks)]
 
     def copies(self, number: int) -> collections.Counter[int]:
@@ -95,7 +95,7 @@ def wait_until_serving(job: Job, host: str, number: int) -> None:
 
 
 def is_serving(process: psutil.Process) -> bool:
-    """Return whether a process listens; not if it has ended meanwhile."""
+    """Return whether a process still runs and listens."""
     with contextlib.suppress(psutil.Error):
         return any(connection.status == psutil.CONN_LISTEN for connection in process.net_connections())
     return False
@@ -109,7 +109,7 @@ def leave(job: Job, host: str) -> None:
 
 
 def wait_end(job: Job, since: str, count: int = 1) -> tuple[int, float]:
-    """Wait for the end of all processes; return the exit code, and the seconds since the last of some lines came."""
+    """Wait for the end of all processes. Return the exit code, and the seconds since the last of some lines came."""
     lines = job.wait_lines(since, count, WAIT_S)
     processes = job.processes()
     status = job.wait()
@@ -133,12 +133,12 @@ def test_ranks_share_each_element_once_and_every_host_ends(start_job: StartJob, 
     assert [found.total() for found in trial.passes("endless")] == [2 * 30 * 4] * 2
     run = job.report()["run"]
     samples = [{loader["name"]: loader["num_samples"] for loader in rank["loaders"]} for rank in run["ranks"]]
-    # Of what is made of a dataset the steps are counted by `measure` only.
+    # Steps of datasets that are made from others are counted by `measure` only.
     wanted = {"dynamic": 3 * 400 + 2 * 20, "data": 400, "file": 400, "remote": 800, "any": 1200, "endless": 2 * 30 * 4}
     assert {name: samples[0][name] + samples[1][name] for name in wanted} == wanted
     assert min(samples[0]["dynamic"], samples[1]["dynamic"]) > 0
     assert (run["events"]["tf.data worker restarts"], run["events"]["tf.data dispatcher restarts"]) == (0, 0)
-    # Promised; here with iterators open over a dataset without end.
+    # This is promised, here with iterators open over a dataset without end.
     assert shutdown_s < 10.0, "\n".join(f"{at_s:.2f} {line}" for at_s, line in job.wait_lines("", len(job.lines))[-20:])
 
 
@@ -172,7 +172,7 @@ def harmed(start_shared_job: StartJob, shared_folder: Path) -> Ended:
 
 
 def stop(trial: Trial, job: Job, asked: str) -> Ended:
-    """Ask the job, or the launcher of a host, to stop; wait until all has ended."""
+    """Ask the job, or the launcher of a host, to stop. Wait until all has ended."""
     begin_s = time.monotonic()
     processes = job.processes()
     (job.process if asked == "job" else job.find("hetero.cli launch", host=asked)[0]).terminate()
@@ -249,7 +249,7 @@ def test_dispatcher_without_a_journal_and_worker_that_is_lost_for_good_end_what_
 
 @pytest.fixture(scope="module")
 def joined_late(start_shared_launcher: StartLauncher, shared_folder: Path) -> Ended:
-    """A job of two data hosts, one of which has no address at first; in the end one of two ranks raises."""
+    """A job of two data hosts. One of them lacks an address at first. In the end one of two ranks raises."""
     groups = [
         {"instance_group_name": "data_group", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1", "algo-2"]},
         {"instance_group_name": "dnn_group", "instance_type": "ml.p3.2xlarge", "hosts": ["algo-3"]},

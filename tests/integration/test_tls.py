@@ -19,14 +19,14 @@ SAMPLES = ["--epochs", "1", "--num-samples", "400"]
 
 
 def certificates(tmp_path: Path, num_hosts: int = 2) -> Path:
-    folder("job")  # skips where there is no openssl
+    folder("job")  # skips without openssl
     made = tmp_path / "certificates"
     make_certificates(made, [f"algo-{number + 1}" for number in range(num_hosts)])
     return made
 
 
 def test_chain_under_tls_that_the_simulation_makes_is_the_one_without(start_job: StartJob) -> None:
-    folder("job")  # skips where there is no openssl
+    folder("job")  # skips without openssl
     groups = ["data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:2"]
     flags = ["--endpoints-per-host", "1", "--trainer-endpoints", "1", "--nproc-per-node", "2"]
     job = start_job(groups, "--tls", *flags, args=SAMPLES)
@@ -47,7 +47,7 @@ def test_endpoint_killed_under_tls_gives_the_same_chain(start_job: StartJob, tmp
 @pytest.mark.attack("A18")
 def test_host_with_another_authority_ends_the_job_naming_the_check(start_job: StartJob, tmp_path: Path) -> None:
     made, other = certificates(tmp_path), folder("other")
-    for kind in ("pem", "key"):  # a complete set of its own, as after a second run of hetero certs
+    for kind in ("pem", "key"):  # another complete set, as after a second run of hetero certs
         (made / f"algo-1.{kind}").write_bytes((other / f"algo-1.{kind}").read_bytes())
     job = start_job(GROUPS, "--tls-dir", str(made))
     job.wait_line("another authority signed it")
@@ -63,7 +63,7 @@ def test_hosts_of_different_authorities_end_at_the_start_naming_the_check(start_
         start_launcher(host, "--tls-dir", str(folder(kind)), "--start-timeout", "15") for host, kind in kinds.items()
     ]
     codes = [job.wait() for job in jobs]
-    # Whoever comes first may have gone before the other has seen its certificate; that one then waits in vain.
+    # The first host may end before the other has seen its certificate. The other then waits in vain.
     assert set(codes) <= {20, 21, 22}, jobs[0].output + jobs[1].output
     first = jobs[codes.index(22)]
     written = (first.directory / "ml" / "output" / "failure").read_text().splitlines()[0]

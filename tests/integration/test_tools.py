@@ -22,7 +22,7 @@ Found = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def found(start_shared_job: StartJob, shared_folder: Path) -> Found:
-    """Run all tools, one after the other, in a job of a data host and two ranks; return what each rank wrote."""
+    """Run all tools, one after the other, in a job of a data host and two ranks. Return what each rank wrote."""
     pytest.importorskip("transformers")
     job = start_shared_job(
         [data(1), DNN],
@@ -46,7 +46,7 @@ def assert_resumed(ranks: list[dict[str, Any]]) -> None:
 
 
 def of_both_ranks(ranks: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Return the draws of each step's samples; the last step of an epoch is padded."""
+    """Return the draws of each step's samples. The last step of an epoch is padded."""
     steps = [{**first, **second} for first, second in zip(ranks[0]["whole"], ranks[1]["whole"], strict=True)]
     return [step for number, step in enumerate(steps) if number % STEPS != STEPS - 1]
 

@@ -82,7 +82,7 @@ class JobModel:
         self.controller: Controller | None = None
         self.decisions: list[Decision] = []
         self.steps: list[StepTime] = []
-        # A stream for batches and one for steps, so that all placements of a seed see the same batches and steps.
+        # A stream for batches and one for steps. All placements of a seed then see the same batches and steps.
         self._batch_random = random.Random(zlib.crc32(cell.name.encode()) + seed)
         self._step_random = random.Random(zlib.crc32(cell.name.encode()) - 1 - seed)
         self._now_s = 0.0

@@ -18,11 +18,11 @@ from hetero.launch.ranks.ranks import AgentStarter
 
 
 class FailedError(Exception):
-    """Stands for the end of the job."""
+    """The end of the job."""
 
 
 class StubHost:
-    """As much of a host as `hetero.launch.roles` looks at; at every tick, something happens.
+    """The part of a host that `hetero.launch.roles` uses. Something happens at every tick.
 
     Args:
         members: The job's hosts.
@@ -70,7 +70,7 @@ class StubHost:
         self.child_environment: dict[str, str] = {}
         self.interrupted_s: float | None = None
         self.said: list[str] = []
-        """What it waited for, by tick; empty for nothing."""
+        """What it waited for, by tick. Empty for nothing."""
         self._revision = 0
         self._on_tick = on_tick
 

@@ -20,7 +20,7 @@ LAUNCHER = Path(__file__).parents[2] / "launchers" / "launcher.py"
 
 
 def write_hyperparameters(base: Path, **parameters: str) -> dict[str, str]:
-    """Write the platform's file; return the environment that leads to it."""
+    """Write the platform's file and return the environment that names it."""
     path = base / "input" / "config" / "hyperparameters.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(parameters))

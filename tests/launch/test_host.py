@@ -1,4 +1,4 @@
-"""A host: where it finds others, and the order and the time in which it goes down."""
+"""A host: where it finds others, and how it ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ cluster = platform.read_cluster(host="127.0.0.1")
 options = LaunchOptions(script=__file__, port=17807)
 with host.LaunchedHost(options, cluster, platform=platform, environ={}, starter=starter) as this:
     before = this.watchdog._ticked_s
-assert this.watchdog._ticked_s > before, "standing still is no standstill while descendants end"
+assert this.watchdog._ticked_s > before, "the loop counts as stuck while descendants end"
 print("watched" if seen == [True] else seen)
 """
 
@@ -87,7 +87,7 @@ for data_service, environ in (("tf", {"HETERO_TOKEN_FILE": str(folder / "token")
 
 
 def run_host(folder: Path, text: str, *, group: str = "dnn") -> subprocess.CompletedProcess[str]:
-    """Run a program with a host of its own, in this group of a cluster."""
+    """Run a program that makes a host in this group of a cluster."""
     hosts = {"dnn": ["127.0.0.1"]} if group == "dnn" else {"dnn": ["127.0.0.2"], group: ["127.0.0.1", "127.0.0.3"]}
     groups = [
         {"instance_group_name": name, "instance_type": "ml.p3.2xlarge", "hosts": each} for name, each in hosts.items()

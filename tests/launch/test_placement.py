@@ -1,4 +1,4 @@
-"""What runs on which host."""
+"""The endpoints and ranks of each host."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Happens = Callable[[StubHost], None]
 
 
 def serving(*happens: Happens) -> StubHost:
-    """Return a data host that has served to the end of the job; one thing happens at each of its ticks."""
+    """Return a data host that has served to the end of the job. One thing happens at each of its ticks."""
     host = StubHost(MEMBERS, "data", HostState.INIT, lambda host: happens[host.num_ticks - 1](host))
     serve(host)  # type: ignore[arg-type]
     return host
@@ -119,7 +119,7 @@ def test_dispatcher_does_not_wait_for_the_workers_of_a_data_host_that_was_lost()
 
 
 def processes(num_there: int, *, ended: dict[int, int] | None = None) -> Any:
-    """Return two processes of mpirun's, of which some have come."""
+    """Return two processes of mpirun. Some of them have connected."""
     ranks = dict(enumerate(range(num_there)))
     return SimpleNamespace(
         parent=SimpleNamespace(num_local=2, world_size=2, gives_ranks=True),

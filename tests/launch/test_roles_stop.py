@@ -23,7 +23,7 @@ MEMBERS = (Member(host="algo-2", role=Role.TRAINER), Member(host="algo-3", role=
 
 
 def training(on_tick: Callable[[StubHost], None]) -> StubHost:
-    """Return a host that trains; the other one waits for it."""
+    """Return a host that trains. The other one waits for it."""
     host = StubHost(MEMBERS, "algo-2", HostState.TRAINING, on_tick)
     host.hear("algo-3", HostState.WAIT_PEERS)
     return host
@@ -128,7 +128,7 @@ def test_failure_at_the_stop_is_told_before_ranks_of_another_host_overrun_the_gr
     host = training(on_tick)
     with pytest.raises(FailedError, match="HET-30 algo-2: rank 0: no space"):
         roles._run_ranks(host)  # type: ignore[arg-type]
-    # Asked at 8 s, seen to be late at 56 s; the grace is 50 s.
+    # Asked at 8 s and found late at 56 s. The grace is 50 s.
     assert host.num_ticks == 7
 
 

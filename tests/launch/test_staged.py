@@ -34,7 +34,7 @@ with LaunchedHost(options, cluster, platform=platform, environ={}, starter=start
 
 @pytest.fixture
 def code_dir(tmp_path: Path) -> Path:
-    """Return a folder as it is in a container of SDK 3: whoever is there can read the file."""
+    """Return a folder as in a container of SDK 3, where every user can read the file."""
     path = tmp_path / STAGED_FOLDER / TOKEN_NAME
     path.parent.mkdir()
     path.write_text(f"{SECRET}\n")

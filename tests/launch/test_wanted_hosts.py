@@ -35,7 +35,7 @@ def estimate(windows: list[Window]) -> Any:
 
 
 def test_number_follows_from_demand_and_cost_of_a_batch() -> None:
-    # 2 ranks take 10 batches/s each, a batch takes 1 s: 20 slots at 90 % are 22.2, of which a host has 4.
+    # 2 ranks take 10 batches/s each, a batch takes 1 s: 20 slots at 90 % are 22.2, and a host has 4.
     found = estimate([totals(at_s) for at_s in (0, 10, 20, 30, 40)])
     assert (found.hosts, found.low, found.high) == (6, 6, 6)
 

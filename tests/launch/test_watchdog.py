@@ -1,4 +1,4 @@
-"""A main loop that stands still, with a clock of the test's."""
+"""A main loop that is stuck, with a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def document(rows: dict[str, list[dict[str, str]]], tests: list[dict[str, Any]],
 
 
 def _skipped(tests: list[dict[str, Any]]) -> list[str]:
-    """Return the tests of which no variant ran."""
+    """Return the tests without any variant that ran."""
     names = {outcome: {_name(test) for test in tests if test["outcome"] == outcome} for outcome in OUTCOMES}
     return sorted(names["skipped"] - names["passed"] - names["failed"])
 

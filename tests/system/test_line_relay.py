@@ -84,7 +84,7 @@ def test_close_twice_is_harmless(relay: LineRelay) -> None:
 def test_discard_relays_what_is_left_and_closes(relay: LineRelay, sink: Sink, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # has no end of its own
+    descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # it never reaches its end
     relay.add("rank 0", descriptor)
     os.write(descriptor, b"last words")
     relay.discard(descriptor)

@@ -95,7 +95,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def num_said(received: bytes) -> int:
-    """Return how many lines are said to be dropped."""
+    """Return the number of dropped lines in the log."""
     return sum(int(found) for found in re.findall(rb"WARNING (\d+) lines were dropped here", received))
 
 

@@ -145,7 +145,7 @@ def test_forked_process_writes_to_few_pages_of_its_parent(parent: str) -> None:
 
 
 def test_process_memory_counts_what_the_process_has_allocated() -> None:
-    # A process of its own: no thread of another test frees memory meanwhile.
+    # A separate process, because threads of other tests might free memory meanwhile.
     grown_bytes = int(subprocess.check_output([sys.executable, "-c", ALLOCATION], text=True))
     assert 49_500_000 < grown_bytes < 55_000_000
 

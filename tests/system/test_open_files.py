@@ -153,7 +153,7 @@ def test_file_that_cannot_be_opened_again_is_named(tmp_path: Path, caplog: pytes
     def is_named() -> bool:
         if not os.geteuid():  # the superuser may open all files
             os.seteuid(65_534)
-            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, so that /proc/self stays readable
+            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE keeps /proc/self readable
         reopen_files()
         return f"cannot open {path} again (Permission denied)" in caplog.text
 

@@ -265,6 +265,6 @@ def test_process_that_is_forked_while_signals_are_waited_for_has_the_default_act
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
-        assert waiter.wait(0.0) == set()  # it was none of this process
+        assert waiter.wait(0.0) == set()  # the signal was for another process
         os.kill(os.getpid(), signal.SIGTERM)
         assert waiter.wait(5.0) == {signal.SIGTERM}

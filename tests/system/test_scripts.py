@@ -13,7 +13,7 @@ from hetero.system.scripts import find_script, script_label, script_words
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder; importing anything of it fails."""
+    """Return the current folder. An import from it fails."""
     for name in ("package/__init__", "package/train", "package/__main__", "bare/inner/train", "alone", "folder/fit"):
         path = tmp_path / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ class Photos(torch.utils.data.Dataset[Any]):
 
     def augment(self, sample: Any) -> Any:
         pixels, label = sample
-        time.sleep(0.02)  # so that endpoints report their counts, as they do every second, before the job is over
+        time.sleep(0.02)  # endpoints report their counts every second, and must do so before the end of the job
         begin = random.randrange(8)
         return torch.from_numpy(pixels[begin : begin + 8].copy()), label + torch.rand(1)
 

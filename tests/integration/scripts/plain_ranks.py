@@ -1,4 +1,4 @@
-"""Trains on nothing, without torch and TensorFlow; says what each rank was told and given. The first time it fails."""
+"""Trains on nothing, without a framework. Writes variables and batches of each rank. The first time it fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plain_numbers(num_samples: int) -> Numbers:
 
 
 def main() -> None:
-    """Take one epoch and write what came; then, if the group has not been restarted yet, have the last rank fail."""
+    """Take one epoch and write what came. Then, if the group has not been restarted yet, fail in the last rank."""
     output, num_samples = Path(sys.argv[1]), int(sys.argv[2])
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     restarts = int(os.environ["HETERO_RESTART_COUNT"])

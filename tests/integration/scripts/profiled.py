@@ -15,7 +15,7 @@ from hetero.torch import DataLoader
 
 
 class Images(torch.utils.data.Dataset):
-    """Images of whole numbers as float32, each of which takes some CPU time."""
+    """Images of whole numbers as float32. Each takes some CPU time."""
 
     def __init__(self, num_samples: int, cpu_s: float) -> None:
         self.num_samples = num_samples

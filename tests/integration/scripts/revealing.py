@@ -1,4 +1,4 @@
-"""Trains, logs everything it can, and looks for the token as far as a script without intent would spill it."""
+"""Trains, logs everything it can, and looks for the token where a script might write it by accident."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logging.getLogger().setLevel(logging.DEBUG)
 
 
 class Noisy(torch.utils.data.Dataset):
-    """Fails where it is told to, and says all that its process knows."""
+    """Fails at the given place, and writes all that its process knows."""
 
     def __init__(self, raise_at: int, kill_at: int) -> None:
         self.raise_at, self.kill_at = raise_at, kill_at

@@ -1,4 +1,4 @@
-"""Trains on nothing with what tf.data.service makes, and writes down which elements each pass of each rank had."""
+"""Trains on nothing with batches of tf.data.service, and writes the elements of each pass of each rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_FILES = 8
 BATCH_SIZE = 4
 STEP_S = 0.01
 PAUSE_AT = 20
-"""Batches of a rank after which it stands still, where it does."""
+"""Batches of a rank until it pauses, if it does."""
 WAIT_S = 200.0
 
 
@@ -55,10 +55,10 @@ class Run:
         """Take a pass under a name once all ranks are here, and write down what came.
 
         Args:
-            name: Of the pass; passes may have one in common.
+            name: Name of the pass. Passes may share one.
             batches: What is iterated over.
-            pause: Whether to stand still in its midst until the test says to go on.
-            leave_at: The step after which to leave the loop; 0: at its end.
+            pause: Whether to pause in its middle until the test continues it.
+            leave_at: Last step of the loop. 0: at its end.
         """
         self.meet(f"{name}-{len(self.passes.setdefault(name, []))}")
         found: list[int] = []
@@ -114,7 +114,7 @@ def calm(run: Run) -> None:
 
 
 def faults(run: Run) -> None:
-    """Stand still in the midst of passes under several policies, then train without end until asked to stop."""
+    """Pause in the middle of passes under several policies, then train without end until asked to stop."""
     numbers = {"dynamic": run.numbers(), "file": run.numbers_in_files(), "off": run.numbers()}
     policies = {
         name: iter(hetero.tf.distribute(dataset, sharding=name, name=name)) for name, dataset in numbers.items()
@@ -130,14 +130,14 @@ def faults(run: Run) -> None:
 
 
 def forgotten(run: Run) -> None:
-    """Take a pass, and another in the midst of which to stand still."""
+    """Take a pass, and pause in the middle of another one."""
     data = hetero.tf.distribute(run.numbers())
     run.take(f"whole-{run.generation}", data)
     run.take(f"halted-{run.generation}", data, pause=True)
 
 
 def late(run: Run) -> None:
-    """Take a pass for which the dispatcher has to know all workers, then read in rounds, in one of which a rank fails.
+    """Take a pass that needs all workers, then read in rounds. A rank fails in one of them.
 
     The other ranks wait for a batch when it does.
     """

@@ -1,4 +1,4 @@
-"""Trains on nothing with MultiWorkerMirroredStrategy, each step of which needs every rank, and says what came."""
+"""Trains on nothing with MultiWorkerMirroredStrategy, whose steps need every rank, and writes the batches."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def write_facts(folder: Path, what: str, **facts: object) -> None:
 
 @hetero.dataset(collate_fn=hetero.collate_arrays)
 def numbers(folder: str) -> list[np.ndarray]:
-    """Return the data set; whoever builds it writes what it sees."""
+    """Return the data set. The process that builds it writes its variables."""
     write_facts(Path(folder), "data")
     return [np.array(index) for index in range(32)]
 

@@ -67,7 +67,7 @@ class Model(torch.nn.Module):
 
 
 def by_hand(_folder: Path) -> dict[str, Any]:
-    """Iterate over the loader itself; resume from its state."""
+    """Iterate over the loader itself. Resume from its state."""
     loader = make()
     whole: Seen = []
     for _ in range(2):
@@ -81,7 +81,7 @@ def by_hand(_folder: Path) -> dict[str, Any]:
 
 
 def by_accelerate(_folder: Path) -> dict[str, Any]:
-    """Iterate over a prepared loader; resume with skip_first_batches; count with gather_for_metrics."""
+    """Iterate over a prepared loader. Resume with skip_first_batches. Count with gather_for_metrics."""
     from accelerate import Accelerator, skip_first_batches
 
     accelerator = Accelerator(cpu=True)
@@ -133,7 +133,7 @@ def by_lightning(folder: Path) -> dict[str, Any]:
 
 
 def by_transformers(folder: Path, *, prepare: bool) -> dict[str, Any]:
-    """Train with Hugging Face's Trainer and checkpoints, and again from one in the second epoch; predict."""
+    """Train with Hugging Face's Trainer and checkpoints, and again from one in the second epoch. Then predict."""
     import transformers
 
     class Trainer(transformers.Trainer):

@@ -1,4 +1,4 @@
-"""A script with what used to train another model without a word; writes what it met as JSON."""
+"""A script with what used to train another model without a word. Writes what it met as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetero.torch import DataLoader
 
 
 class Photos(torch.utils.data.Dataset[Any]):
-    """A thousand samples; their index, and an image in channels last."""
+    """A thousand samples: their index, and an image in channels last."""
 
     def __init__(self, broken: tuple[int, ...] = ()) -> None:
         self.broken = broken
@@ -54,7 +54,7 @@ def split_anyhow(split: str) -> Any:
 
 @hetero.dataset(collate_fn=stack)
 def broken() -> Photos:
-    """Samples of which two raise."""
+    """Samples. Two of them raise."""
     return Photos((9, 21))
 
 

@@ -1,4 +1,4 @@
-"""Registers a data set and trains on nothing, without torch: for tests of what launchers do around a script."""
+"""Registers a data set and trains on nothing, without torch. For tests of launchers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ CELLS = [
 SOME_CELLS = [
     cell if number % 5 == 1 else pytest.param(cell, marks=pytest.mark.long) for number, cell in enumerate(CELLS)
 ]
-"""All cells, of which `make test` takes every fifth. They have every pipeline, every host and every data group."""
+"""All cells. `make test` takes every fifth of them. They have every pipeline, every host and every data group."""
 NUM_STEPS = 600
 SETTLED = 200
 """Steps until the number of endpoints must be final."""

@@ -21,7 +21,7 @@ def test_window_counts_long_steps_that_are_no_pauses() -> None:
     waiting = [StepTime(compute_s=0.04 if number == 5 else 0.01, wait_s=0.1) for number in range(24)]
     assert Window.of(waiting).step_s > 0.111, "the long compute is short beside the wait"
     waits = [StepTime(compute_s=0.1, wait_s=0.7 if number % 8 == 0 else 0.0) for number in range(64)]
-    assert Window.of(waits).wait_share > 0.4, "a long wait is no pause"
+    assert Window.of(waits).wait_share > 0.4, "a long wait counts as a pause"
 
 
 def test_window_of_steps_without_any_time_waits_for_nothing() -> None:

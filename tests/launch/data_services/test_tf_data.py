@@ -22,7 +22,7 @@ def server(kind: str, incarnation: str = "1-1") -> EndpointRecord:
 
 
 class Watched:
-    """The ranks of a trainer host in a job with tf.data.service; ``num_workers`` are planned on the data host."""
+    """The ranks of a trainer host in a job with tf.data.service. ``num_workers`` are planned on the data host."""
 
     def __init__(self, *, num_workers: int = 1) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""What the ranks of each framework are told."""
+"""The variables that the ranks of each framework get."""
 
 from __future__ import annotations
 

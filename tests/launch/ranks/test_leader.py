@@ -1,4 +1,4 @@
-"""LocalLeader of a launcher on one host: one leads, the others follow, and none waits for what is gone."""
+"""LocalLeader of a launcher on one host: one leads, the others follow, and each notices the end of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks are told, which of several that ended badly is the cause, and what counts as an echo."""
+"""The variables of ranks, the cause among several failures, and echoes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Additional GRPC error information from remote target coordination_service while 
         ([(0, 30), (1, -9)], {0}, 1),  # rank 0's connection to it broke
         ([(0, 30), (1, 7)], {0}, 1),  # os._exit(7)
         ([(0, -15), (1, 30)], {1}, 1),  # the agent ended rank 0 because of rank 1
-        ([(1, -15), (0, -15)], set(), 1),  # somebody ended rank 1, and the agent then rank 0
+        ([(1, -15), (0, -15)], set(), 1),  # a signal ended rank 1, and the agent then rank 0
         ([(0, -6), (1, 30)], {1}, 1),  # NCCL's watchdog aborted rank 0 because of rank 1
         ([(0, 30), (1, -6)], {0}, 0),
         ([(0, 30), (1, -11)], {0}, 1),  # it crashed
@@ -71,19 +71,19 @@ def test_first_to_fail_is_an_abort_rather_than_the_connection_that_it_broke() ->
 
 
 class DistBackendError(RuntimeError):
-    """Stands for torch's, by name."""
+    """Replaces torch's error, by name."""
 
 
 class DistNetworkError(RuntimeError):
-    """Stands for torch's, by name."""
+    """Replaces torch's error, by name."""
 
 
 class DistStoreError(RuntimeError):
-    """Stands for torch's, by name."""
+    """Replaces torch's error, by name."""
 
 
 class OpError(Exception):
-    """Stands for TensorFlow's, by name."""
+    """Replaces TensorFlow's error, by name."""
 
 
 class UnavailableError(OpError):
@@ -256,7 +256,7 @@ def test_free_ports_in_a_row_are_all_free(monkeypatch: pytest.MonkeyPatch) -> No
         taken.bind(("", 0))
         before_it = taken.getsockname()[1] - 1
         draw = secrets.randbelow
-        draws = iter([before_it - 1024])  # the first of two of which the second is taken
+        draws = iter([before_it - 1024])  # the first of two, and the second is taken
         monkeypatch.setattr(
             "hetero.launch.ranks.ranks.secrets.randbelow", lambda bound: next(draws, None) or draw(bound)
         )

@@ -1,4 +1,4 @@
-"""Sums what a data set of its own package yields, over local processes or data hosts."""
+"""Sums the samples of a data set from the same package, over local processes or data hosts."""
 
 from __future__ import annotations
 
