@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -291,55 +290,12 @@ def test_any_document_is_read_or_refused(content: dict[str, object]) -> None:
     assert spec.current_group.role is spec.role
 
 
-def test_file_beats_environment_with_one_warning(base: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # As under mpirun: the first host's variables on every rank.
-    env = write(base, document(DATA, DNN, current_host="algo-2"))
-    env |= {"SM_CURRENT_HOST": "algo-1", "SM_CURRENT_INSTANCE_GROUP": "data_group", "SM_HOSTS": '["algo-1"]'}
-    with caplog.at_level(logging.WARNING, logger="hetero"):
-        assert read_cluster(env).current_host == "algo-2"
-    assert len(caplog.records) == 1
-    assert "SM_CURRENT_HOST is 'algo-1', not 'algo-2'" in caplog.text
-
-
-def test_file_that_agrees_with_environment_is_silent(base: Path, caplog: pytest.LogCaptureFixture) -> None:
-    read_cluster(
-        write(base, document(DATA, DNN)) | {"SM_CURRENT_HOST": "algo-1", "SM_CURRENT_INSTANCE_TYPE": "ml.c5.xlarge"}
-    )
-    assert caplog.records == []
-
-
-def test_environment_serves_where_there_is_no_file(base: Path) -> None:
-    env = {
-        "SAGEMAKER_BASE_DIR": str(base),
-        "SM_HOSTS": '["algo-1", "algo-2"]',
-        "SM_CURRENT_HOST": "algo-2",
-        "SM_CURRENT_INSTANCE_GROUP": "dnn_group",
-        "SM_INSTANCE_GROUPS_DICT": json.dumps({"data_group": DATA, "dnn_group": DNN}),
-        "SM_NETWORK_INTERFACE_NAME": "eth1",
-    }
-    spec = read_cluster(env)
-    assert (spec.current_host, spec.role, spec.network_interface_name) == ("algo-2", Role.TRAINER, "eth1")
-    assert [g.name for g in spec.groups] == ["data_group", "dnn_group"]
-
-
-def test_environment_without_group_variables_is_read(base: Path) -> None:
-    # The newer SDK exports no group variables, but the whole description, which may be another host's.
-    env = {
-        "SAGEMAKER_BASE_DIR": str(base),
-        "SM_HOSTS": '["algo-1", "algo-2"]',
-        "SM_CURRENT_HOST": "algo-2",
-        "SM_RESOURCE_CONFIG": json.dumps(document(DATA, DNN, current_group_name="data_group")),
-    }
-    assert read_cluster(env).role is Role.TRAINER
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("SM_HOSTS", "algo-1"), ("SM_HOSTS", '"algo-1"'), ("SM_INSTANCE_GROUPS_DICT", "[1]")]
-)
-def test_malformed_environment_is_refused(base: Path, name: str, value: str) -> None:
-    env = {"SAGEMAKER_BASE_DIR": str(base), "SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
-    with pytest.raises(ClusterError, match="description of the cluster"):
-        read_cluster(env | {name: value})
+def test_variables_of_the_toolkit_describe_no_cluster(base: Path) -> None:
+    # As under mpirun: every rank has the first host's variables.
+    env = {"SM_CURRENT_HOST": "algo-1", "SM_CURRENT_INSTANCE_GROUP": "data_group", "SM_HOSTS": '["algo-1"]'}
+    with pytest.raises(ClusterError, match="resourceconfig.json does not exist"):
+        read_cluster({"SAGEMAKER_BASE_DIR": str(base), **env})
+    assert read_cluster(write(base, document(DATA, DNN, current_host="algo-2")) | env).current_host == "algo-2"
 
 
 def test_cluster_file_for_all_hosts_needs_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

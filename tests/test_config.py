@@ -87,14 +87,6 @@ def test_later_sources_beat_earlier_ones(base: Path) -> None:
     assert options.host is None
 
 
-def test_hyperparameters_come_from_the_environment_where_there_is_no_file(base: Path) -> None:
-    env = {"SM_HPS": '{"hetero_port": 5, "hetero_sigterm_ok": true, "hetero_roles": ["a=data"]}'}
-    options = resolve(env=env, base=base)
-    assert (options.port, options.sigterm_ok, options.roles) == (5, True, ("a=data",))
-    hyperparameters(base, {"hetero_port": "6"})
-    assert resolve(env=env, base=base).port == 6
-
-
 def test_script_and_its_arguments_come_from_any_source(base: Path) -> None:
     hyperparameters(base, {"hetero_script": "train.py"})
     options = resolve(env={"HETERO_SCRIPT_ARGS": "--name 'a b'"}, base=base, script="")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -72,17 +71,12 @@ def in_tree(base: Path, name: str, content: object) -> dict[str, str]:
     return {"SAGEMAKER_BASE_DIR": str(base)}
 
 
-@pytest.mark.parametrize("environ", [{"SM_HOSTS": "[]"}, {"SM_RESOURCE_CONFIG": "{}"}])
-def test_sagemaker_is_known_by_its_variables(tmp_path: Path, environ: Mapping[str, str]) -> None:
-    assert SageMaker({"SAGEMAKER_BASE_DIR": str(tmp_path), **environ}).is_here()
-    assert not SageMaker({"SAGEMAKER_BASE_DIR": str(tmp_path)}).is_here()
-
-
 def test_sagemaker_is_known_by_its_file_although_the_file_is_damaged(tmp_path: Path) -> None:
     platform = find_platform(in_tree(tmp_path, "resourceconfig.json", "{"))
     assert platform.is_here()
     with pytest.raises(ClusterError, match="is not JSON"):
         platform.host_names()
+    assert not SageMaker({"SAGEMAKER_BASE_DIR": str(tmp_path / "no")}).is_here()
 
 
 def test_hosts_are_known_although_the_own_place_is_not(tmp_path: Path) -> None:
@@ -96,8 +90,8 @@ def test_hosts_are_known_although_the_own_place_is_not(tmp_path: Path) -> None:
 def test_platform_is_the_first_that_is_detected(tmp_path: Path) -> None:
     nothing = {"SAGEMAKER_BASE_DIR": str(tmp_path)}
     assert find_platform({**nothing, **BATCH}).name == "batch"
-    assert find_platform({**nothing, **BATCH, "SM_HOSTS": "[]"}).name == "sagemaker"
     assert find_platform(nothing).name == "sagemaker"  # whose folders are the default
+    assert find_platform({**BATCH, **in_tree(tmp_path, "resourceconfig.json", "{}")}).name == "sagemaker"
 
 
 @pytest.mark.usefixtures("two_platforms")
@@ -149,14 +143,9 @@ def test_ranks_get_at_most_half_of_the_time_that_the_platform_gives_to_stop() ->
     assert Timings.scaled(1, kill_after_s=SageMaker.kill_after_s) == Timings()
 
 
-def test_parameters_are_those_of_the_file_or_else_of_the_toolkit(tmp_path: Path) -> None:
-    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path), "SM_HPS": '{"hetero_port": 5, "lr": 1}'}
-    found = find_platform(environ).parameters()
-    assert found is not None
-    assert (found.values, found.source) == ({"hetero_port": 5, "lr": 1}, "SM_HPS")
-    assert found.script_arguments is None, "the toolkit leaves out some"
-    in_tree(tmp_path, "hyperparameters.json", {"hetero_script": '"train.py"', "lr": "1", "sagemaker_program": '"x"'})
-    found = find_platform(environ).parameters()
+def test_parameters_are_those_of_the_file(tmp_path: Path) -> None:
+    content = {"hetero_script": '"train.py"', "lr": "1", "sagemaker_program": '"x"'}
+    found = find_platform(in_tree(tmp_path, "hyperparameters.json", content)).parameters()
     assert found is not None
     assert found.values["hetero_script"] == "train.py"
     assert found.script_arguments == ["--lr", "1"]
@@ -165,8 +154,6 @@ def test_parameters_are_those_of_the_file_or_else_of_the_toolkit(tmp_path: Path)
 
 @pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[1]", "holds list; expected an object")])
 def test_damaged_parameters_are_refused_with_their_source(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"SM_HPS {message}"):
-        find_platform({"SAGEMAKER_BASE_DIR": str(tmp_path), "SM_HPS": text}).parameters()
     with pytest.raises(ConfigError, match=f"hyperparameters.json {message}"):
         find_platform(in_tree(tmp_path, "hyperparameters.json", text)).parameters()
 

@@ -186,10 +186,13 @@ def test_ranks_do_not_inherit_what_frameworks_misread() -> None:
     assert not {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"} & set(left)
 
 
-def test_platform_that_is_named_is_used_although_another_is_detected() -> None:
-    assert find_platform({**het(), "SM_HOSTS": "[]"}).name == "sagemaker"
-    assert find_platform({**het(), "SM_HOSTS": "[]"}, name="slurm").name == "slurm"
-    assert find_platform({**het(), "SM_HOSTS": "[]", "HETERO_PLATFORM": "slurm"}).name == "slurm"
+def test_platform_that_is_named_is_used_although_another_is_detected(tmp_path: Path) -> None:
+    (tmp_path / "input/config").mkdir(parents=True)
+    (tmp_path / "input/config/resourceconfig.json").touch()
+    environ = {**het(), "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    assert find_platform(environ).name == "sagemaker"
+    assert find_platform(environ, name="slurm").name == "slurm"
+    assert find_platform({**environ, "HETERO_PLATFORM": "slurm"}).name == "slurm"
     with pytest.raises(ConfigError, match="platform 'pbs': unknown name, expected one of sagemaker, "):
         find_platform(het(), name="pbs")
 

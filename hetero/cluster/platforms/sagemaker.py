@@ -1,8 +1,8 @@
 """SageMaker, which fills ``/opt/ml`` on every host before it starts the container there.
 
 The description of the cluster is ``<base>/input/config/resourceconfig.json``. The base is ``SAGEMAKER_BASE_DIR``, or
-``/opt/ml``. The ``SM_*`` variables of SageMaker's training toolkit are used only if that file does not exist, because
-under ``mpirun`` every rank has the variables of the first host.
+``/opt/ml``. The ``SM_*`` variables of SageMaker's training toolkit are not read for this, because under ``mpirun``
+every rank has the variables of the first host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetero.cluster.document import decode, load
+from hetero.cluster.document import load
 from hetero.cluster.platforms.platform import ClusterDescription, Folders, JobParameters, Platform
 from hetero.cluster.spec import ClusterSpec
 from hetero.documents.files import read_bounded
@@ -58,17 +58,15 @@ class SageMaker(Platform):
         return folders_below(Path(self.environ.get(BASE_DIR_VARIABLE) or BASE_DIR))
 
     def is_here(self) -> bool:
-        """Return whether the file or the environment describes a cluster."""
-        return self._has_file() or "SM_HOSTS" in self.environ or "SM_RESOURCE_CONFIG" in self.environ
+        """Return whether the file exists."""
+        return _exists(self._file)
 
     def describe(self) -> ClusterDescription:
-        """Return the content of the file, or of the variables if the file does not exist."""
-        if self._has_file():
-            return ClusterDescription(document=load(self._file), source=str(self._file))
+        """Return the content of the file."""
         if self.is_here():
-            return ClusterDescription(document=_from_environment(self.environ), source="the SM_* environment")
+            return ClusterDescription(document=load(self._file), source=str(self._file))
         raise ClusterError(
-            f"no description of the cluster: {self._file} does not exist and SM_HOSTS is not set\n"
+            f"no description of the cluster: {self._file} does not exist\n"
             "  on a training platform: start this as the job's entry point\n"
             "  on one machine: use hetero simulate\n"
             "  on any other cluster: give --cluster-file FILE --host NAME"
@@ -88,18 +86,11 @@ class SageMaker(Platform):
         return str(content.get("job_name") or "") if isinstance(content, dict) else ""
 
     def parameters(self) -> JobParameters | None:
-        """Return the hyperparameters from ``hyperparameters.json``, or else from the toolkit's ``SM_HPS``.
-
-        Script arguments are not made from ``SM_HPS``. It lacks some hyperparameters, but SDK 2 gives the entry point
-        arguments for all of them.
-        """
+        """Return the hyperparameters of ``hyperparameters.json``. None if the file does not exist."""
         path = self.folders.root / CONFIG / "hyperparameters.json"
-        if _exists(path):
-            return job_parameters(_decode(read_bounded(path, str(path)), str(path)), str(path))
-        if not self.environ.get("SM_HPS"):
+        if not _exists(path):
             return None
-        found = job_parameters(_decode(self.environ["SM_HPS"], "SM_HPS"), "SM_HPS")
-        return JobParameters(values=found.values, source=found.source)
+        return job_parameters(_decode(read_bounded(path, str(path)), str(path)), str(path))
 
     def num_gpus(self) -> int | None:
         """Return the number of accelerators that the toolkit counted."""
@@ -117,9 +108,6 @@ class SageMaker(Platform):
     @property
     def _file(self) -> Path:
         return self.folders.root / CONFIG / "resourceconfig.json"
-
-    def _has_file(self) -> bool:
-        return _exists(self._file)
 
 
 def folders_below(base: Path) -> Folders:
@@ -219,7 +207,7 @@ def _as_driver(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _decode(content: str | bytes, source: str) -> dict[str, object]:
+def _decode(content: bytes, source: str) -> dict[str, object]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -238,25 +226,3 @@ def _exists(path: Path) -> bool:
     except OSError:
         return True
     return True
-
-
-def _from_environment(env: Mapping[str, str]) -> dict[str, object]:
-    """Return the document that the variables of the toolkit describe."""
-    document = decode(env["SM_RESOURCE_CONFIG"], "SM_RESOURCE_CONFIG") if env.get("SM_RESOURCE_CONFIG") else {}
-    for key, variable in (
-        ("current_host", "SM_CURRENT_HOST"),
-        ("current_group_name", "SM_CURRENT_INSTANCE_GROUP"),
-        ("current_instance_type", "SM_CURRENT_INSTANCE_TYPE"),
-        ("network_interface_name", "SM_NETWORK_INTERFACE_NAME"),
-    ):
-        if env.get(variable):
-            document[key] = env[variable]
-    if env.get("SM_CURRENT_HOST") and not env.get("SM_CURRENT_INSTANCE_GROUP"):
-        # It may be another host's group.
-        document.pop("current_group_name", None)
-    if env.get("SM_HOSTS"):
-        # `decode` takes only objects, and the variable has a list.
-        document["hosts"] = decode('{"hosts": ' + env["SM_HOSTS"] + "}", "SM_HOSTS").get("hosts")
-    if env.get("SM_INSTANCE_GROUPS_DICT"):
-        document["instance_groups"] = list(decode(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT").values())
-    return document
