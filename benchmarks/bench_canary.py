@@ -30,10 +30,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from canary_jobs.execution import canaries, data_of, folder_of, kept_whole, order_of, stamp_of
+from canary_jobs.execution import canaries, data_of, folder_of, kept_whole, stamp_of
 from canary_jobs.jobs import JOBS, PAIRS, Job, Pair
 from canary_jobs.rendering import render
-from canary_jobs.scoring import Outcome, frugal
+from canary_jobs.scoring import Outcome
 from harness import HERE, RESULTS, environment, save, say
 
 from hetero.decide.canary.model import CanaryReport
@@ -94,7 +94,6 @@ def run_job(job: Job, args: argparse.Namespace, work: Path, facts: Mapping[str, 
     outcome = Outcome(
         job=job,
         shown=report.candidates[0],
-        order=order_of(folder / "canary"),
         actual=kept_whole(job, folder / "whole", data=data, scale=args.scale),
         stamp=stamp,
     )
@@ -185,14 +184,12 @@ def run_repeated(args: argparse.Namespace, work: Path, facts: Mapping[str, Any])
 
 def content_of(outcome: Outcome) -> dict[str, Any]:
     """Return what the file says of one job."""
-    cheap, number = frugal(outcome.shown, outcome.order)
     return {
         "job": {field: getattr(outcome.job, field) for field in ("name", "about", "script", "args", "refused_by")},
         "forecast": encode(outcome.shown),
         "stamp": dict(outcome.stamp),
         "actual": encode(outcome.actual),
         "errors": {each.figure: each.error for each in outcome.scores},
-        "frugal": {"runs": number, "canary_s": cheap.canary_s, "figures": encode(cheap.figures)},
     }
 
 

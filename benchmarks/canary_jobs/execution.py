@@ -29,7 +29,7 @@ from hetero.documents.records import decode, encode
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
 
-__all__ = ["canaries", "data_of", "folder_of", "kept_whole", "order_of", "stamp_of"]
+__all__ = ["canaries", "data_of", "folder_of", "kept_whole", "stamp_of"]
 
 _TYPE = "ml.m5.large"
 _ANALYSIS = ("comparison", "forecast", "line", "model", "page", "plots", "refusals", "square", "suggestions", "text")
@@ -155,20 +155,6 @@ def kept_whole(job: Job, folder: Path, *, data: Path | None, scale: float, group
     if not point.failure or job.limit_mib is not None:
         path.write_text(json.dumps(encode(point)), encoding="utf-8")
     return point
-
-
-def order_of(folder: Path) -> tuple[str, ...]:
-    """Return the ids of the runs in the order of their execution."""
-    lines = [json.loads(line) for line in (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines()]
-    return tuple(dict.fromkeys(run_id for line in lines if (run_id := _found_id(line))))
-
-
-def _found_id(line: dict[str, Any]) -> str:
-    """Return the id in a line of the ledger, which may be nested."""
-    for value in (line, *(each for each in line.values() if isinstance(each, dict))):
-        if isinstance(value.get("run_id"), str):
-            return str(value["run_id"])
-    return ""
 
 
 def whole(

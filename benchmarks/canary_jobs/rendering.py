@@ -9,7 +9,7 @@ from typing import Any
 
 from harness import target
 
-from canary_jobs.scoring import ENOUGH, LIMITS, LimitJudgement, Outcome, facts_of, frugal, judged_limits, score, summary
+from canary_jobs.scoring import LIMITS, LimitJudgement, Outcome, judged_limits, summary
 from hetero.decide.canary.comparison import CERTAIN
 from hetero.decide.canary.refusals import ran_out_of_memory
 from hetero.pricing import cost
@@ -113,22 +113,12 @@ def bounds(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def cost_lines(finished: Sequence[Outcome]) -> list[str]:
-    """Return what the canaries of the finished jobs cost, with all runs and with ``--enough``."""
+    """Return what the canaries of the finished jobs cost."""
     shares = [each.shown.canary_s / each.actual.wall_s for each in finished]
-    cheap = [frugal(each.shown, each.order) for each in finished]
-    pairs = [(shown, outcome) for (shown, _), outcome in zip(cheap, finished, strict=True)]
-    found = summary([one for shown, each in pairs for one in score(each.job.name, shown, facts_of(each.actual))])
-    enough = f"--enough {100 * ENOUGH:g}%"
-    cheap_share = statistics.median(shown.canary_s / each.actual.wall_s for shown, each in pairs)
     growing = statistics.median(growing_share(each) for each in finished)
-    num_runs = statistics.median(number for _, number in cheap)
-    median, largest, coverage = (known(found[name]) for name in ("time_median", "time_max", "coverage"))
     return [
         target("cost of the canaries / whole, median", statistics.median(shares), COST, at_most=True),
         f"- the same without start-up, which does not grow: {growing:.3f}",
-        target(f"the same with {enough}, median", cheap_share, COST, at_most=True),
-        f"- with {enough}: median of {num_runs:g} runs, time: median error {median:.3f}, largest {largest:.3f}",
-        f"- with {enough}: coverage {coverage:.3f}",
     ]
 
 

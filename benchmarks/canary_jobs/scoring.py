@@ -8,27 +8,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from canary_jobs.jobs import Job
-from hetero.decide.canary.conducting import FINAL_RULES
 from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.decide.canary.model import CandidateForecast
 from hetero.decide.canary.points import CanaryPoint
 from hetero.decide.canary.refusals import ran_out_of_memory
 
 __all__ = [
-    "ENOUGH",
     "LIMITS",
     "LimitJudgement",
     "Outcome",
     "Score",
     "facts_of",
-    "frugal",
     "judged_limits",
     "score",
     "summary",
 ]
 
-ENOUGH = 0.15
-"""`frugal` begins no more runs from this half-width of the interval on."""
 LIMITS = (0.7, 0.85, 1.15, 1.3)
 """Memory limits that the forecasts are judged by, as shares of the whole's actual peak."""
 
@@ -79,8 +74,6 @@ class Outcome:
 
     job: Job
     shown: CandidateForecast
-    order: tuple[str, ...]
-    """Ids of the canary runs in the order of their execution."""
     actual: CanaryPoint
     """The whole run."""
     stamp: Mapping[str, str]
@@ -123,28 +116,6 @@ def score(job: str, shown: CandidateForecast, actual: Mapping[str, float]) -> li
         for figure in shown.figures
         if actual.get(figure.name)
     ]
-
-
-def frugal(shown: CandidateForecast, order: Sequence[str]) -> tuple[CandidateForecast, int]:
-    """Return the forecast that ``--enough 15%`` would have given, and the number of runs that it needed.
-
-    Args:
-        shown: The forecast from all runs.
-        order: Ids of the runs in the order of their execution.
-    """
-    points = sorted(shown.points, key=lambda point: order.index(point.run_id))
-    was_enough = False
-    for number in range(4, len(points) + 1):
-        candidate = replace(_candidate(shown), points=tuple(points[:number]))
-        found = forecast(candidate, ForecastOptions()).shown
-        time = found.figure("time")
-        if any(refusal.rule in FINAL_RULES for refusal in found.refusals):
-            return found, number
-        is_enough = time is not None and not found.refused("time") and time.half_width <= ENOUGH
-        if is_enough and was_enough:  # one more run confirms it, as in `hetero.decide.canary.conducting.run_canaries`
-            return found, number
-        was_enough = is_enough
-    return shown, len(points)
 
 
 def judged_limits(outcome: Outcome) -> list[LimitJudgement]:

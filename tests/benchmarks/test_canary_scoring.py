@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from canary_points import FRACTIONS, memory, point, work
+from canary_points import FRACTIONS, memory, point
 
 from hetero.decide.canary.forecast import Candidate, forecast
 from hetero.decide.canary.points import CanaryPoint
@@ -43,40 +43,9 @@ def outcome_of(load: Load, own: Sequence[CanaryPoint], actual: CanaryPoint, **jo
     return load("canary_jobs.scoring").Outcome(
         job=job_type(name="some", about="", script="train_gbt.py", **job),
         shown=shown,
-        order=tuple(each.run_id for each in own),
         actual=actual,
         stamp=FACTS,
     )
-
-
-def test_frugal_forecast_of_fewer_than_four_runs_is_the_forecast(load: Load) -> None:
-    outcome = outcome_of(load, points()[:2], whole())
-    assert load("canary_jobs.scoring").frugal(outcome.shown, outcome.order) == (outcome.shown, 2)
-
-
-def test_frugal_forecast_has_the_rules_of_the_forecast(load: Load) -> None:
-    shown = forecast(Candidate(name="1 x a", groups=("trainer=a:1",), points=points(), cache_bytes=60e6)).shown
-    assert [refusal.rule for refusal in shown.refused("time")] == ["cpu-cache"]
-    found, number = load("canary_jobs.scoring").frugal(shown, [each.run_id for each in points()])
-    assert [refusal.rule for refusal in found.refused("time")] == ["cpu-cache"]
-    assert number == 9
-
-
-def test_frugal_forecast_is_confirmed_by_one_more_run(load: Load) -> None:
-    exact = tuple(
-        point(fraction, replicate, 100 * fraction, resources=memory(5e8, 2e9, fraction))
-        for replicate in (1, 2, 3)
-        for fraction in FRACTIONS
-    )
-    shown = forecast(Candidate(name="1 x a", groups=("trainer=a:1",), points=exact)).shown
-    _, number = load("canary_jobs.scoring").frugal(shown, [each.run_id for each in exact])
-    assert number == 5
-
-
-def test_frugal_forecast_ends_at_a_refusal_that_no_run_can_change(load: Load) -> None:
-    own = tuple(replace(each, loaders=(work(each.fraction, passes=1 + at % 2),)) for at, each in enumerate(points()))
-    outcome = outcome_of(load, own, whole())
-    assert load("canary_jobs.scoring").frugal(outcome.shown, outcome.order)[1] == 4
 
 
 def test_refusal_counts_only_by_a_rule_that_knows_why(load: Load) -> None:

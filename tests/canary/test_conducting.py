@@ -103,12 +103,6 @@ def test_failure_ends_only_the_runs_of_its_cluster(data: Path, tmp_path: Path) -
     assert not large.refused("time")
 
 
-def test_failed_cluster_does_not_run_again_while_another_becomes_certain(data: Path, tmp_path: Path) -> None:
-    jobs = Jobs(lambda run: run.groups == SMALL.groups)
-    run(jobs, data, tmp_path / "out", request={"clusters": (SMALL, LARGE)}, enough=0.0001)
-    assert [each.groups for each in jobs.runs].count(SMALL.groups) == 1
-
-
 def test_accepted_failures_do_not_end_the_study(data: Path, tmp_path: Path) -> None:
     jobs = Jobs(lambda run: len(jobs.runs) == 2)
     (shown,) = run(jobs, data, tmp_path / "out", options=ForecastOptions(accept=("failed",))).candidates
@@ -181,12 +175,6 @@ def test_speed_of_a_type_without_hosts_is_rejected(data: Path, tmp_path: Path) -
 
 def test_note_names_the_types_whose_speed_is_not_stated() -> None:
     assert "give --as-fast-as TYPE for a and b." in conducting._note("Costs are not known.", ["a", "b"])
-
-
-def test_narrow_interval_is_confirmed_by_one_more_run(data: Path, tmp_path: Path) -> None:
-    jobs = Jobs()
-    run(jobs, data, tmp_path / "out", enough=0.35)
-    assert len(jobs.runs) == MIN_RUNS + 1  # four exact runs are narrow at once
 
 
 def test_share_of_samples_is_the_real_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_table_of_rules_has_every_rule_and_no_other() -> None:
         f"wider than {100 * MAX_HALF_WIDTH:.0f} % of the value to each side",
         f"Below {100 * CERTAIN:.0f} % it says",
         f"`{FRACTION_VARIABLE}` and `{PART_SEED_VARIABLE}`",
-        f"after {WORDS[MIN_RUNS]} runs",
+        f"each has at least {WORDS[MIN_RUNS]}.",
         f"fewer than {WORDS[MIN_RUNS]} runs finished, or they had fewer than {WORDS[MIN_FRACTIONS]} different",
         f"At least {WORDS[MIN_FRACTIONS]} fractions",
         f"{WORDS[BUDGET_S / 60]} more minutes",

@@ -93,12 +93,6 @@ def add(commands: Subparsers) -> None:
         help="cold: drop the files of a run from the page cache before it, as on a new machine. Default: cold",
     )
     add_list(parser, "--accept", "RULE", "rule that must not refuse a forecast, for example cpu-cache. Repeat for each")
-    parser.add_argument(
-        "--enough",
-        metavar="PERCENT",
-        help="begin no more runs once the interval of the time is this narrow, as a percentage of its value to each "
-        "side, for example 15%%. At most 35%%. Default: execute all runs",
-    )
     parser.add_argument("--budget-hours", metavar="HOURS", help="longest time of all canary runs together")
     parser.add_argument("--part-seed", default="0", metavar="N", help="seed that chooses files or samples. Default: 0")
     parser.add_argument("--fresh", action="store_true", help="forget the runs of an earlier start")
@@ -150,7 +144,6 @@ def _execute(namespace: argparse.Namespace) -> int:
         as_fast_as=frozenset(namespace.as_fast_as),
         seed=whole_number("--part-seed", namespace.part_seed, least=0),
     )
-    enough = None if namespace.enough is None else _enough(namespace.enough)
     budget = Budget(hours=None if namespace.budget_hours is None else _hours(namespace.budget_hours))
     logs.setup_logging(group="canary", host="", role="", level=namespace.log_level or "info")
     logger = logging.getLogger(__name__)
@@ -163,7 +156,6 @@ def _execute(namespace: argparse.Namespace) -> int:
         catalogue=catalogue,
         memory_gib=numbers("--memory", namespace.memory, "GIB", above=0, most=1e6),
         options=ForecastOptions(accept=tuple(namespace.accept)),
-        enough=enough,
         budget=budget,
         is_cold=namespace.cache == "cold",
         fresh=namespace.fresh,
@@ -193,16 +185,6 @@ def _launch_options(namespace: argparse.Namespace) -> dict[str, object]:
     stated = {name: value for name in sorted(names) if (value := getattr(namespace, name, None)) not in (None, [])}
     # Short runs need frequent readings, and few steps of warm-up.
     return {"usage_interval_s": "0.1", "warmup_steps": "3", "purity_checks": "0", **stated}
-
-
-def _enough(text: str) -> float:
-    from hetero.decide.canary.design import parse_fractions
-    from hetero.decide.canary.refusals import MAX_HALF_WIDTH
-
-    (found,) = parse_fractions([text], "--enough")
-    if not 0 < found <= MAX_HALF_WIDTH:
-        raise ConfigError(f"--enough {text}: expected more than 0% and at most {MAX_HALF_WIDTH:.0%}")
-    return found
 
 
 def _hours(text: str) -> float:

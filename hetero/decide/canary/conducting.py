@@ -13,24 +13,17 @@ from pathlib import Path
 from hetero.cluster import Role
 from hetero.cluster.roles import assign_roles
 from hetero.decide.canary.comparison import decide
-from hetero.decide.canary.design import (
-    MIN_RUNS,
-    CanaryRequest,
-    Cluster,
-    PlannedCanary,
-    how_text,
-    plan_canaries,
-)
+from hetero.decide.canary.design import CanaryRequest, Cluster, PlannedCanary, how_text, plan_canaries
 from hetero.decide.canary.files import evict
 from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.decide.canary.identity import identity_of
-from hetero.decide.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport, CandidateForecast
+from hetero.decide.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport
 from hetero.decide.canary.observations import point_of, read_observed
 from hetero.decide.canary.output.page import PAGE_FILE_NAME, canary_page
 from hetero.decide.canary.output.text import canary_text
 from hetero.decide.canary.points import CanaryPoint
 from hetero.decide.studies.conduct import Progress, conduct, read_results
-from hetero.decide.studies.runs import FAILED, STOPPED, Billing, Executor, PlannedRun, RunResult
+from hetero.decide.studies.runs import STOPPED, Billing, Executor, PlannedRun, RunResult
 from hetero.decide.studies.study_file import PRICE_OPTIONS, Budget
 from hetero.documents.files import write_text
 from hetero.errors import BudgetError, ConfigError
@@ -39,7 +32,6 @@ from hetero.pricing import Catalogue
 from hetero.report.verdict import upper_bounds_note
 
 __all__ = [
-    "FINAL_RULES",
     "TEXT_FILE_NAME",
     "execute_canaries",
     "level_2_bytes",
@@ -54,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 TEXT_FILE_NAME = "canary.md"
 _GIB = 2**30
-FINAL_RULES = ("fixed-steps", "passes", "failed")
-"""Rules that refuse whatever further runs of the same fractions show."""
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -124,7 +114,6 @@ def execute_canaries(
     on_progress: Callable[[Progress], object] | None,
     identity: Mapping[str, object],
     accepts_failures: bool,
-    retry_failed: bool = True,
     fresh: bool = False,
 ) -> tuple[list[RunResult], BudgetError | None]:
     """Execute the runs that the ledger in ``folder`` does not have yet.
@@ -139,8 +128,8 @@ def execute_canaries(
         budget: Limits of all runs together.
         on_progress: Called when a run begins and when it ends.
         identity: What the study is.
-        accepts_failures: Whether runs go on after one that failed.
-        retry_failed: Whether runs that failed at an earlier start run again, unless failures are accepted.
+        accepts_failures: Whether runs go on after one that failed. If not, runs that failed at an earlier start run
+            again.
         fresh: Whether to forget the runs of earlier starts.
 
     Returns:
@@ -155,7 +144,7 @@ def execute_canaries(
             budget=budget,
             on_progress=on_progress,
             identity=identity,
-            retry_failed=retry_failed and not accepts_failures,
+            retry_failed=not accepts_failures,
             fresh=fresh,
             skips_failed_groups=not accepts_failures,
         )
@@ -172,7 +161,6 @@ def run_canaries(
     catalogue: Catalogue,
     memory_gib: Mapping[str, float] | None = None,
     options: ForecastOptions | None = None,
-    enough: float | None = None,
     budget: Budget | None = None,
     is_cold: bool = True,
     fresh: bool = False,
@@ -187,8 +175,6 @@ def run_canaries(
         catalogue: Prices and memory of instance types.
         memory_gib: Memory of a host by instance type. It replaces that of the catalogue.
         options: Options of the forecast.
-        enough: Half-width of the interval of the time, as a share of its value, at which no more runs begin. None
-            executes all runs.
         budget: Limits of all runs together. None: no limit.
         is_cold: Whether to drop the files of a run from the page cache before it.
         fresh: Whether to forget the runs of earlier starts.
@@ -201,15 +187,11 @@ def run_canaries(
     """
     options = options or ForecastOptions()
     _check_types(request, memory_gib or {})
-    # Plan the runs. With `enough`, begin with as many as a first forecast needs.
     planned, data_bytes = plan_canaries(request, folder)
-    preparing = _PreparingExecutor(executor, planned, request, folder, is_cold=is_cold)
-    identity = identity_of(request, data_bytes, is_cold=is_cold)
-    num_runs = len(planned) if enough is None else min(len(planned), MIN_RUNS * len(request.clusters))
-    accepts_failures = "failed" in options.accept
+    runs = [each.run for each in planned]
 
-    def forecast_of(results: Sequence[RunResult]) -> CanaryReport:
-        return report_of(
+    def write_forecast(results: Sequence[RunResult]) -> CanaryReport:
+        report = report_of(
             request,
             planned,
             results,
@@ -219,53 +201,27 @@ def run_canaries(
             data_bytes=data_bytes,
             options=options,
         )
+        write_report(report, folder)
+        return report
 
-    results: list[RunResult] = []
-    is_first = True
-    # Runs that agree by chance have a narrow interval, so one more run of each must confirm it. Without it, 77 to 80 %
-    # of the intervals contained the time, at 8 to 12 % noise.
-    was_enough = False
-    while True:
-        # Execute the runs. The ledger has those that ended already.
-        runs = _to_execute(planned[:num_runs], results, accepts_failures=accepts_failures)
-        try:
-            results, over_budget = execute_canaries(
-                runs,
-                preparing,
-                folder,
-                budget=budget or Budget(),
-                on_progress=on_progress,
-                identity=identity,
-                accepts_failures=accepts_failures,
-                retry_failed=is_first,
-                fresh=fresh and is_first,
-            )
-        except KeyboardInterrupt:
-            # Ctrl-C once lost the forecast of the runs that had ended.
-            ended = [result for result in read_results(runs, folder) if result.state != STOPPED]
-            write_report(forecast_of(ended), folder)
-            raise
-        is_first = False
-        report = forecast_of(results)
-        # Forecast, and decide whether one more run of each cluster is needed.
-        is_confirmed = was_enough or all(_is_final(each) for each in report.candidates)
-        was_enough = all(_is_enough(each, enough) for each in report.candidates)
-        if over_budget is not None or num_runs >= len(planned) or (was_enough and is_confirmed):
-            break
-        num_runs = min(len(planned), num_runs + len(request.clusters))
-    write_report(report, folder)
+    try:
+        results, over_budget = execute_canaries(
+            runs,
+            _PreparingExecutor(executor, planned, request, folder, is_cold=is_cold),
+            folder,
+            budget=budget or Budget(),
+            on_progress=on_progress,
+            identity=identity_of(request, data_bytes, is_cold=is_cold),
+            accepts_failures="failed" in options.accept,
+            fresh=fresh,
+        )
+    except KeyboardInterrupt:
+        # Ctrl-C once lost the forecast of the runs that had ended.
+        write_forecast([result for result in read_results(runs, folder) if result.state != STOPPED])
+        raise
+    report = write_forecast(results)
     raise_over_budget(over_budget, folder, "--budget-hours")
     return report
-
-
-def _to_execute(
-    planned: Sequence[PlannedCanary], results: Sequence[RunResult], *, accepts_failures: bool
-) -> list[PlannedRun]:
-    """Return the runs without those of a cluster that failed before they began."""
-    ended = {result.run_id for result in results}
-    failed = {result.run_id for result in results if result.state == FAILED and not accepts_failures}
-    clusters = {each.run.groups for each in planned if each.run.run_id in failed}
-    return [each.run for each in planned if each.run.run_id in ended or each.run.groups not in clusters]
 
 
 def raise_over_budget(error: BudgetError | None, folder: Path, option: str) -> None:
@@ -290,18 +246,6 @@ def _check_types(request: CanaryRequest, memory_gib: Mapping[str, float]) -> Non
 def _types_of(cluster: Cluster) -> list[str]:
     """Return the instance types of a cluster."""
     return list(dict.fromkeys(text.partition("=")[2].rpartition(":")[0] for text in cluster.groups))
-
-
-def _is_enough(candidate: CandidateForecast, enough: float | None) -> bool:
-    """Return whether the interval of a candidate is narrow enough, or no run can change the forecast."""
-    time = candidate.figure("time")
-    is_narrow = enough is not None and time is not None and time.half_width <= enough
-    return _is_final(candidate) or (is_narrow and not candidate.refused("time"))
-
-
-def _is_final(candidate: CandidateForecast) -> bool:
-    """Return whether a rule refuses whatever further runs show."""
-    return any(refusal.rule in FINAL_RULES for refusal in candidate.refusals)
 
 
 def report_of(

@@ -226,7 +226,7 @@ def _check_spread(fractions: Sequence[float], found: str, min_spread: float, to_
         raise ConfigError(f"{found}; expected the largest to be at least {_MIN_SPREAD:g} times the smallest{to_do}")
 
 
-def parse_fractions(texts: Sequence[str], flag: str = "--fractions") -> tuple[float, ...]:
+def parse_fractions(texts: Sequence[str]) -> tuple[float, ...]:
     """Return the fractions in texts such as ``1%`` or ``0.5%``.
 
     Raises:
@@ -236,7 +236,7 @@ def parse_fractions(texts: Sequence[str], flag: str = "--fractions") -> tuple[fl
     for text in texts:
         match = _FRACTION.fullmatch(text)
         if match is None:
-            raise ConfigError(f"{flag} {text!r:.40}: expected a number with a percent sign, for example 2%")
+            raise ConfigError(f"--fractions {text!r:.40}: expected a number with a percent sign, for example 2%")
         found.append(float(match[1]) / 100)
     return tuple(found)
 
@@ -299,8 +299,8 @@ def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCan
 def _ordered(found: Sequence[PlannedCanary], request: CanaryRequest) -> list[PlannedCanary]:
     """Return the runs in the order of their execution.
 
-    The first runs of each cluster have all fractions, and the smallest one again. They suffice for a first forecast,
-    see `hetero.decide.canary.conducting.run_canaries`. The order is random within these and within the rest.
+    The first runs of each cluster have all fractions, and the smallest one again. They suffice for a forecast if the
+    budget or the user ends the study. The order is random within these and within the rest.
     """
     smallest = min(request.fractions)
     draw = random.Random(request.seed)
