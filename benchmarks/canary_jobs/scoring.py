@@ -9,7 +9,7 @@ from typing import Any
 
 from canary_jobs.jobs import Job
 from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
-from hetero.decide.canary.model import CandidateForecast
+from hetero.decide.canary.model import Candidate
 from hetero.decide.canary.points import CanaryPoint
 from hetero.decide.canary.refusals import ran_out_of_memory
 
@@ -73,7 +73,7 @@ class Outcome:
     """What one job showed."""
 
     job: Job
-    shown: CandidateForecast
+    shown: Candidate
     actual: CanaryPoint
     """The whole run."""
     stamp: Mapping[str, str]
@@ -101,7 +101,7 @@ class Outcome:
         return [] if self.actual.failure else score(self.job.name, self.shown, facts_of(self.actual))
 
 
-def score(job: str, shown: CandidateForecast, actual: Mapping[str, float]) -> list[Score]:
+def score(job: str, shown: Candidate, actual: Mapping[str, float]) -> list[Score]:
     """Return the scores of the figures that the whole run has too."""
     return [
         Score(
@@ -123,25 +123,12 @@ def judged_limits(outcome: Outcome) -> list[LimitJudgement]:
     peak = outcome.actual.resources.memory_peak_bytes
     if outcome.actual.failure or peak is None or outcome.shown.refused("memory peak"):
         return []
-    candidates = [replace(_candidate(outcome.shown), memory_limit_bytes=share * peak) for share in LIMITS]
+    candidates = [replace(outcome.shown, memory_limit_bytes=share * peak) for share in LIMITS]
     return [
         LimitJudgement(job=outcome.job.name, share=share, said=said)
         for share, candidate in zip(LIMITS, candidates, strict=True)
         if (said := forecast(candidate, ForecastOptions()).shown.out_of_memory) is not None
     ]
-
-
-def _candidate(shown: CandidateForecast) -> Candidate:
-    """Return what a forecast was made of."""
-    return Candidate(
-        name=shown.name,
-        groups=shown.groups,
-        points=shown.points,
-        hourly_usd=shown.hourly_usd,
-        memory_limit_bytes=shown.memory_limit_bytes,
-        data_bytes=shown.data_bytes,
-        cache_bytes=shown.cache_bytes,
-    )
 
 
 def facts_of(point: CanaryPoint) -> dict[str, Any]:

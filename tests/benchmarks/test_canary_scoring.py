@@ -13,6 +13,7 @@ import pytest
 from canary_points import FRACTIONS, memory, point
 
 from hetero.decide.canary.forecast import Candidate, forecast
+from hetero.decide.canary.model import Candidate
 from hetero.decide.canary.points import CanaryPoint
 
 Load = Callable[[str], ModuleType]

@@ -12,7 +12,7 @@ import pytest
 from canary_points import job, memory, point, work
 
 from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
-from hetero.decide.canary.model import CandidateForecast
+from hetero.decide.canary.model import Candidate
 from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
 
@@ -250,4 +250,4 @@ def test_too_few_runs_cannot_be_accepted() -> None:
 def test_forecast_survives_json() -> None:
     points = job(lambda fraction: 100 * fraction, more=lambda f: {"resources": memory(7e8, 1e9, f)})
     shown = forecast(candidate(points, hourly_usd=1.0)).shown
-    assert decode(CandidateForecast, json.loads(json.dumps(encode(shown)))) == shown
+    assert decode(Candidate, json.loads(json.dumps(encode(shown)))) == shown

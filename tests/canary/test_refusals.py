@@ -15,7 +15,14 @@ from canary_points import job, memory, point, work
 from hetero.decide.canary.conducting import write_report
 from hetero.decide.canary.design import MAX_FRACTION
 from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
-from hetero.decide.canary.model import RULES, SCHEMA_VERSION, CanaryReport, CandidateForecast, Refusal, load_canary
+from hetero.decide.canary.model import (
+    RULES,
+    SCHEMA_VERSION,
+    CanaryReport,
+    Candidate,
+    Refusal,
+    load_canary,
+)
 from hetero.decide.canary.output.text import headline_of
 from hetero.decide.canary.points import CanaryPoint
 from hetero.decide.canary.refusals import check_cache
@@ -25,7 +32,7 @@ def line(fraction: float) -> float:
     return 0.5 + 100 * fraction
 
 
-def shown(points: tuple[CanaryPoint, ...], **more: Any) -> CandidateForecast:
+def shown(points: tuple[CanaryPoint, ...], **more: Any) -> Candidate:
     return forecast(Candidate(name="x", groups=("trainer=x:1",), points=points, **more)).shown
 
 

@@ -8,15 +8,15 @@ import pytest
 from canary_points import job, work
 
 from hetero.decide.canary.forecast import Candidate, forecast
-from hetero.decide.canary.model import CandidateForecast
+from hetero.decide.canary.model import Candidate
 from hetero.decide.canary.points import CanaryPoint
 
 
-def shown(points: tuple[CanaryPoint, ...]) -> CandidateForecast:
+def shown(points: tuple[CanaryPoint, ...]) -> Candidate:
     return forecast(Candidate(name="x", groups=("trainer=x:1",), points=points)).shown
 
 
-def longest_s(found: CandidateForecast) -> float | None:
+def longest_s(found: Candidate) -> float | None:
     matches = (re.search(r"do not exclude ([\d,]+) s", note) for note in found.notes)
     return next((float(match[1].replace(",", "")) for match in matches if match), None)
 

@@ -17,7 +17,7 @@ from hetero.decide.canary.design import CanaryRequest, Cluster, PlannedCanary, h
 from hetero.decide.canary.files import evict
 from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
 from hetero.decide.canary.identity import identity_of
-from hetero.decide.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport
+from hetero.decide.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport, Candidate
 from hetero.decide.canary.observations import point_of, read_observed
 from hetero.decide.canary.output.page import PAGE_FILE_NAME, canary_page
 from hetero.decide.canary.output.text import canary_text

@@ -17,7 +17,7 @@ import math
 import statistics
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from hetero.decide.canary.line import (
     interval,
     num_distinct,
 )
-from hetero.decide.canary.model import CandidateForecast, ForecastFigure, Refusal
+from hetero.decide.canary.model import Candidate, ForecastFigure, Refusal
 from hetero.decide.canary.points import CanaryPoint, LoaderWork, mean_excess
 from hetero.decide.canary.refusals import (
     MIN_GROWTH,
@@ -52,7 +52,7 @@ from hetero.decide.canary.suggestions import suggestion
 from hetero.errors import ConfigError
 from hetero.pricing import cost
 
-__all__ = ["Candidate", "Forecast", "ForecastOptions", "forecast"]
+__all__ = ["Forecast", "ForecastOptions", "forecast"]
 
 Array = npt.NDArray[np.float64]
 
@@ -97,28 +97,11 @@ class ForecastOptions:
             raise ConfigError("--accept too-few: fewer runs give no forecast that could be accepted; leave it out")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A cluster and its canary runs."""
-
-    name: str
-    groups: tuple[str, ...]
-    points: tuple[CanaryPoint, ...]
-    hourly_usd: float | None = None
-    memory_limit_bytes: float | None = None
-    """Memory of one host. None if it is unknown."""
-    data_bytes: float | None = None
-    """Bytes of the whole data. None if they are unknown."""
-    cache_bytes: float | None = None
-    """Level 2 caches of all CPUs of the machine that ran the canaries. None if they are unknown."""
-    notes: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """A forecast with its draws, which comparisons of candidates need."""
 
-    shown: CandidateForecast
+    shown: Candidate
     time_s: Array
     """Draws of the time. Empty if there is no forecast."""
     usd: Array
@@ -129,7 +112,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     """Forecast the whole job on one cluster.
 
     Args:
-        candidate: The cluster and its runs.
+        candidate: The cluster and its runs. A forecast that it has is replaced.
         options: Options. None for the defaults.
 
     Raises:
@@ -141,7 +124,6 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     finished = [point for point in candidate.points if not point.failure]
     # Refuse what no line can forecast, whatever the figures are.
     refusals = [refusal for refusal in check_script(candidate.points) if refusal.rule not in options.accept]
-    canary_s = sum(point.wall_s for point in candidate.points)
     empty = np.empty(0)
     is_too_large = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
     num_fractions = num_distinct([point.fraction for point in finished])
@@ -151,7 +133,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
             f"at least {_MIN_RUNS}, with {_MIN_FRACTIONS}, because two points are always on a line"
         )
         refusals.append(Refusal(rule="too-few", figure="", reason=reason))
-        shown = _shown(candidate, [], refusals, 1.0 if is_too_large else None, canary_s, None, "")
+        shown = replace(candidate, figures=(), refusals=tuple(refusals), out_of_memory=1.0 if is_too_large else None)
         return Forecast(shown, empty, empty)
     model = _Model(candidate, finished, options)
     time_s = model.time()
@@ -200,37 +182,16 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         cache_fraction = cpu_cache_fraction(model.held_bytes, candidate.cache_bytes)
     advice = suggestion(finished, figures[0].half_width, about_time, width_with, cache_fraction=cache_fraction)
     notes = [] if about_time else square_notes(model.longest_s(), figures[0].high, max(model.fractions))
-    shown = _shown(candidate, figures, refusals, out_of_memory, canary_s, time_s, advice, notes)
-    return Forecast(shown, time_s, usd)
-
-
-def _shown(
-    candidate: Candidate,
-    figures: Sequence[ForecastFigure],
-    refusals: Sequence[Refusal],
-    out_of_memory: float | None,
-    canary_s: float,
-    time_s: Array | None,
-    advice: str,
-    notes: Sequence[str] = (),
-) -> CandidateForecast:
-    has_time = time_s is not None and not any(refusal.figure in ("", "time") for refusal in refusals)
-    return CandidateForecast(
-        name=candidate.name,
-        groups=candidate.groups,
-        hourly_usd=candidate.hourly_usd,
-        points=candidate.points,
+    shown = replace(
+        candidate,
         figures=tuple(figures),
         refusals=tuple(dict.fromkeys(refusals)),
         notes=(*candidate.notes, *notes),
-        memory_limit_bytes=candidate.memory_limit_bytes,
-        data_bytes=candidate.data_bytes,
-        cache_bytes=candidate.cache_bytes,
         out_of_memory=out_of_memory,
-        canary_s=canary_s,
-        canary_share=canary_s / float(np.median(time_s)) if has_time and time_s is not None else None,
+        canary_share=None if about_time else candidate.canary_s / figures[0].value,
         more_canaries=advice,
     )
+    return Forecast(shown, time_s, usd)
 
 
 class _Model:

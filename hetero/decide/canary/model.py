@@ -14,14 +14,14 @@ __all__ = [
     "RULES",
     "SCHEMA_VERSION",
     "CanaryReport",
-    "CandidateForecast",
+    "Candidate",
     "Decision",
     "ForecastFigure",
     "Refusal",
     "load_canary",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 CANARY_FILE_NAME = "canary.json"
 RULES = (
     *("failed", "too-few", "curved", "no-growth", "noise", "fixed-steps", "passes", "short-passes", "cache"),
@@ -76,18 +76,18 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateForecast:
-    """The forecast for one cluster."""
+class Candidate:
+    """One cluster with its canary runs, and the forecast from them. `hetero.decide.canary.forecast` adds the forecast."""
 
     name: str
     """For example ``6 x ml.m5.4xlarge``."""
     groups: tuple[str, ...]
     """The instance groups, each ``NAME=TYPE:COUNT``."""
-    hourly_usd: float | None
+    hourly_usd: float | None = None
     points: tuple[CanaryPoint, ...]
     """All canary runs, including failed ones."""
-    figures: tuple[ForecastFigure, ...]
-    refusals: tuple[Refusal, ...]
+    figures: tuple[ForecastFigure, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
     memory_limit_bytes: float | None = None
     """Memory of one host. None if it is unknown."""
@@ -97,12 +97,15 @@ class CandidateForecast:
     """Level 2 caches of all CPUs of the machine that ran the canaries. None if they are unknown."""
     out_of_memory: float | None = field(default=None, metadata=limits(maximum=1.0))
     """Probability that a host needs more memory than it has. None if it has no limit or the memory was refused."""
-    canary_s: float = 0.0
-    """Time of all canary runs together."""
     canary_share: float | None = None
     """`canary_s` as a share of the whole job's forecast time. None if the time was refused."""
     more_canaries: str = ""
     """What more canary runs would tell."""
+
+    @property
+    def canary_s(self) -> float:
+        """Time of all canary runs together."""
+        return sum(point.wall_s for point in self.points)
 
     def figure(self, name: str) -> ForecastFigure | None:
         """Return a figure by its name, or None."""
@@ -134,7 +137,7 @@ class CanaryReport:
     """The training script and its arguments."""
     how: str
     """How the data was reduced, in one sentence."""
-    candidates: tuple[CandidateForecast, ...]
+    candidates: tuple[Candidate, ...]
     decision: Decision | None = None
 
     def to_json(self) -> dict[str, object]:

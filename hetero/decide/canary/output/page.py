@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero.decide.canary.model import CanaryReport, CandidateForecast
+from hetero.decide.canary.model import CanaryReport, Candidate
 from hetero.decide.canary.output.plots import draws_of
 from hetero.decide.canary.output.text import FIGURE_HEADER, SUMMARY_HEADER, figure_rows, headline_of, summary_rows
 from hetero.decide.pages.page import html_page, plots_html, table_html
@@ -29,7 +29,7 @@ def canary_page(report: CanaryReport) -> str:
     return html_page(title, parts)
 
 
-def _candidate(candidate: CandidateForecast) -> str:
+def _candidate(candidate: Candidate) -> str:
     refusals = "".join(
         f"<li><strong>refused ({html_text(each.rule)}):</strong> {html_text(each.reason)}.</li>"
         for each in candidate.refusals

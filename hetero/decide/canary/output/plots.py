@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from hetero.decide.canary.model import CanaryReport, CandidateForecast, ForecastFigure
+from hetero.decide.canary.model import CanaryReport, Candidate, ForecastFigure
 from hetero.decide.pages.drawing import PALETTE, QUIET, Plot, bar_axes, legend, new_axes, svg_of
 
 __all__ = ["comparison_plot", "draws_of", "figure_plot", "runs_plot"]
@@ -29,7 +29,7 @@ def draws_of(report: CanaryReport) -> dict[str, Callable[[], Plot | None]]:
     return draws
 
 
-def figure_plot(candidate: CandidateForecast, figure: ForecastFigure) -> Plot:
+def figure_plot(candidate: Candidate, figure: ForecastFigure) -> Plot:
     """Return the canary runs with the line through them, and the forecast of the whole with its interval.
 
     The left half shows the canaries, the right half the whole, because a few percent and the whole do not fit on one
@@ -65,7 +65,7 @@ def figure_plot(candidate: CandidateForecast, figure: ForecastFigure) -> Plot:
     return Plot(title=f"{candidate.name}: {figure.name}", caption=caption, svg=svg_of(left))
 
 
-def runs_plot(candidate: CandidateForecast) -> Plot:
+def runs_plot(candidate: Candidate) -> Plot:
     """Return the time of the runs of a candidate without a forecast. Crosses are runs that failed."""
     (axes,) = new_axes()
     for failed, mark, label in ((False, "o", "finished"), (True, "x", "failed")):
@@ -82,7 +82,7 @@ def runs_plot(candidate: CandidateForecast) -> Plot:
     return Plot(title=f"{candidate.name}: canary runs", caption=caption, svg=svg_of(axes))
 
 
-def comparison_plot(candidates: Sequence[CandidateForecast], name: str) -> Plot | None:
+def comparison_plot(candidates: Sequence[Candidate], name: str) -> Plot | None:
     """Return a figure of all candidates side by side, or None if no candidate has it."""
     shown = [(each, figure) for each in candidates if (figure := each.figure(name)) is not None]
     if not shown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero.decide.canary.model import CanaryReport, CandidateForecast, ForecastFigure
+from hetero.decide.canary.model import CanaryReport, Candidate, ForecastFigure
 from hetero.decide.canary.points import mean_excess
 from hetero.decide.canary.refusals import percent
 from hetero.documents.quantities import bytes_text
@@ -33,7 +33,7 @@ def canary_text(report: CanaryReport) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def headline_of(candidate: CandidateForecast) -> str:
+def headline_of(candidate: Candidate) -> str:
     """Return one sentence about the candidate."""
     num_runs = counted(len(candidate.points), "canary run")
     ends = [percent(end([point.fraction for point in candidate.points], default=0.0)) for end in (min, max)]
@@ -75,7 +75,7 @@ def summary_rows(report: CanaryReport) -> list[tuple[str, ...]]:
     return rows
 
 
-def figure_rows(candidate: CandidateForecast) -> list[tuple[str, ...]]:
+def figure_rows(candidate: Candidate) -> list[tuple[str, ...]]:
     """Return a row for each figure of a candidate."""
     rows: list[tuple[str, ...]] = []
     for figure in candidate.figures:
