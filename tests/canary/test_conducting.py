@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hetero.decide.canary import conducting, forecast
+from hetero.decide.canary import conducting
 from hetero.decide.canary.conducting import execute_canaries, run_canaries
-from hetero.decide.canary.design import MIN_FRACTIONS, MIN_RUNS, CanaryRequest, Cluster
+from hetero.decide.canary.design import CanaryRequest, Cluster
 from hetero.decide.canary.forecast import ForecastOptions
 from hetero.decide.canary.identity import digest_of_modules
 from hetero.decide.canary.model import load_canary
@@ -69,10 +69,6 @@ def data(tmp_path: Path) -> Path:
 def run(jobs: Jobs, data: Path, folder: Path, *, request: dict[str, Any] | None = None, **more: Any) -> Any:
     made = CanaryRequest(script="train.py", **{"clusters": (SMALL,), "channels": {"training": data}, **(request or {})})
     return run_canaries(made, folder, executor=jobs, catalogue=Catalogue.load(), is_cold=False, **more)
-
-
-def test_bounds_of_requests_are_those_of_the_forecast() -> None:
-    assert (MIN_RUNS, MIN_FRACTIONS) == (forecast._MIN_RUNS, forecast._MIN_FRACTIONS)
 
 
 def test_second_start_runs_nothing_and_does_not_touch_the_links(data: Path, tmp_path: Path) -> None:

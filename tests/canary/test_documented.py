@@ -10,6 +10,7 @@ import pytest
 from hetero.decide.canary.comparison import CERTAIN
 from hetero.decide.canary.design import MAX_FRACTION, MAX_RUNS, MIN_FRACTIONS, MIN_RUNS
 from hetero.decide.canary.model import RULES
+from hetero.decide.canary.points import MAX_FRACTION, MIN_FRACTIONS, MIN_RUNS
 from hetero.decide.canary.refusals import MAX_HALF_WIDTH
 from hetero.decide.canary.suggestions import BUDGET_S
 from hetero.errors import ExitCode
@@ -33,7 +34,7 @@ def test_table_of_rules_has_every_rule_and_no_other() -> None:
         f"each has at least {WORDS[MIN_RUNS]}.",
         f"fewer than {WORDS[MIN_RUNS]} runs finished, or they had fewer than {WORDS[MIN_FRACTIONS]} different",
         f"At least {WORDS[MIN_FRACTIONS]} fractions",
-        f"{WORDS[BUDGET_S / 60]} more minutes",
+        f"{WORDS[BUDGET_S / 60]} more minutes of canaries suffice",
         f"each at most {100 * MAX_FRACTION:.0f} %",
         f"at most {MAX_RUNS} runs",
         f"| {int(ExitCode.BUDGET)} | `--budget-hours` ended the study",

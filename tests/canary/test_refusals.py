@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +12,10 @@ import pytest
 from canary_points import job, memory, point, work
 
 from hetero.decide.canary.conducting import write_report
-from hetero.decide.canary.design import MAX_FRACTION
-from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
-from hetero.decide.canary.model import (
-    RULES,
-    SCHEMA_VERSION,
-    CanaryReport,
-    Candidate,
-    Refusal,
-    load_canary,
-)
+from hetero.decide.canary.forecast import ForecastOptions, forecast
+from hetero.decide.canary.model import RULES, SCHEMA_VERSION, CanaryReport, Candidate, Refusal, load_canary
 from hetero.decide.canary.output.text import headline_of
-from hetero.decide.canary.points import CanaryPoint
+from hetero.decide.canary.points import MAX_FRACTION, CanaryPoint
 from hetero.decide.canary.refusals import check_cache
 
 
@@ -142,7 +133,7 @@ def test_passes_with_hardly_more_batches_than_are_in_flight_are_refused(
     reasons = {refusal.rule: refusal.reason for refusal in found.refused("time")}
     assert f"at most {0.03 * whole_steps:g} batches" in reasons["short-passes"]
     assert f"fetches {max_in_flight} at the same time" in reasons["short-passes"]
-    assert "passes have more batches" in found.more_canaries
+    assert "passes of larger fractions have more batches" in found.more_canaries
 
 
 @pytest.mark.parametrize(("whole_steps", "max_in_flight"), [(3000, 17), (100, 1), (300, 3), (3000, 0)])
@@ -266,10 +257,8 @@ def test_fraction_that_would_show_slow_memory_is_one_that_canaries_may_have(grow
 
 
 def test_suggestion_for_slow_memory_is_about_it() -> None:
-    cheap = shown(job(line, more=holding(718e6)), cache_bytes=4e6)
-    assert "would show how much slower the memory of a larger job is" in cheap.more_canaries
-    slow = shown(job(lambda fraction: 4000 * fraction, more=holding(100e6)), cache_bytes=4e6)
-    assert re.search(r"The rule cpu-cache needs \d+.* % of the data", slow.more_canaries)
+    found = shown(job(line, more=holding(718e6)), cache_bytes=4e6)
+    assert "would show how much slower the memory of a larger job is" in found.more_canaries
 
 
 def test_every_rule_survives_the_file_and_others_cannot_be_made(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hetero.decide.canary.files import LinkedFolder, choose_files, data_files, link_files, matches
 from hetero.decide.canary.line import num_distinct
+from hetero.decide.canary.points import MAX_FRACTION, MIN_FRACTIONS, MIN_RUNS
 from hetero.decide.canary.refusals import percent
 from hetero.decide.studies.runs import PlannedRun
 from hetero.decide.studies.study_file import PRICE_OPTIONS
@@ -21,10 +22,7 @@ from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
 from hetero.simulate.opt_ml import CHANNEL_NAME
 
 __all__ = [
-    "MAX_FRACTION",
     "MAX_RUNS",
-    "MIN_FRACTIONS",
-    "MIN_RUNS",
     "CanaryRequest",
     "Cluster",
     "PlannedCanary",
@@ -41,12 +39,7 @@ __all__ = [
 
 _PLACEHOLDER = re.compile(r"\{(fraction|samples)\}")
 _FRACTION = re.compile(r"(\d+(?:\.\d+)?)\s*%")
-MAX_FRACTION = 0.5
 MAX_RUNS = 200
-MIN_RUNS = 4
-"""Runs of each cluster that a forecast needs."""
-MIN_FRACTIONS = 3
-"""Different fractions that a forecast needs, because two points are always on a line."""
 _MIN_SPREAD = 2.0
 """Largest fraction / smallest fraction, at least."""
 _ROUNDING = 0.9

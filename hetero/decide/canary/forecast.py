@@ -34,7 +34,7 @@ from hetero.decide.canary.line import (
     num_distinct,
 )
 from hetero.decide.canary.model import Candidate, ForecastFigure, Refusal
-from hetero.decide.canary.points import CanaryPoint, LoaderWork, mean_excess
+from hetero.decide.canary.points import MIN_FRACTIONS, MIN_RUNS, CanaryPoint, LoaderWork, mean_excess
 from hetero.decide.canary.refusals import (
     MIN_GROWTH,
     check_busy,
@@ -43,7 +43,6 @@ from hetero.decide.canary.refusals import (
     check_figure,
     check_line,
     check_script,
-    cpu_cache_fraction,
     is_fixed_loader,
     ran_out_of_memory,
 )
@@ -61,9 +60,6 @@ _STEPS = Noise(relative=0.02, absolute=0.01)
 _MEMORY = Noise(relative=0.002, absolute=1e6, degrees=1.0)
 _CPU = Noise(relative=0.02, absolute=0.03)
 _LACK = Noise(relative=0.1, absolute=0.05)
-_MIN_RUNS = 4
-_MIN_FRACTIONS = 3
-"""Fractions that show whether growth is a line. Two points are always on a line."""
 _MIN_STEPS = 3
 _CPU_DRIFT = 0.05
 """Standard deviation of the use of CPUs between the canaries, which are mostly first steps, and the whole job."""
@@ -127,10 +123,10 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     empty = np.empty(0)
     is_too_large = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
     num_fractions = num_distinct([point.fraction for point in finished])
-    if len(finished) < _MIN_RUNS or num_fractions < _MIN_FRACTIONS:
+    if len(finished) < MIN_RUNS or num_fractions < MIN_FRACTIONS:
         reason = (
             f"{len(finished)} canary runs finished, with {num_fractions} different amounts of data; a forecast needs "
-            f"at least {_MIN_RUNS}, with {_MIN_FRACTIONS}, because two points are always on a line"
+            f"at least {MIN_RUNS}, with {MIN_FRACTIONS}, because two points are always on a line"
         )
         refusals.append(Refusal(rule="too-few", figure="", reason=reason))
         shown = replace(candidate, figures=(), refusals=tuple(refusals), out_of_memory=1.0 if is_too_large else None)
@@ -171,16 +167,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     if any(refusal.figure in ("", "memory peak") for refusal in refusals):
         out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
 
-    # Say what more runs would tell. The same forecast computes it, because a simpler rule promised wider intervals.
-    def width_with(more: Sequence[CanaryPoint]) -> float:
-        _, low, high = interval(draws := _Model(candidate, [*finished, *more], options).time())
-        return (high - low) / 2 / float(np.median(draws))
-
     about_time = [refusal for refusal in refusals if refusal.figure in ("", "time")]
-    cache_fraction = None
-    if candidate.cache_bytes is not None and any(refusal.rule == "cpu-cache" for refusal in about_time):
-        cache_fraction = cpu_cache_fraction(model.held_bytes, candidate.cache_bytes)
-    advice = suggestion(finished, figures[0].half_width, about_time, width_with, cache_fraction=cache_fraction)
     notes = [] if about_time else square_notes(model.longest_s(), figures[0].high, max(model.fractions))
     shown = replace(
         candidate,
@@ -189,7 +176,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         notes=(*candidate.notes, *notes),
         out_of_memory=out_of_memory,
         canary_share=None if about_time else candidate.canary_s / figures[0].value,
-        more_canaries=advice,
+        more_canaries=suggestion(finished, about_time),
     )
     return Forecast(shown, time_s, usd)
 

@@ -8,7 +8,23 @@ from dataclasses import dataclass, field
 
 from hetero.documents.records import limits
 
-__all__ = ["CanaryPoint", "LoaderWork", "Part", "Resources", "mean_excess"]
+__all__ = [
+    "MAX_FRACTION",
+    "MIN_FRACTIONS",
+    "MIN_RUNS",
+    "CanaryPoint",
+    "LoaderWork",
+    "Part",
+    "Resources",
+    "mean_excess",
+]
+
+MAX_FRACTION = 0.5
+"""Largest fraction of a canary run."""
+MIN_RUNS = 4
+"""Runs of each cluster that a forecast needs."""
+MIN_FRACTIONS = 3
+"""Different fractions that a forecast needs, because two points are always on a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

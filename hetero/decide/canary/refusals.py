@@ -23,7 +23,6 @@ __all__ = [
     "check_figure",
     "check_line",
     "check_script",
-    "cpu_cache_fraction",
     "is_fixed_loader",
     "ran_out_of_memory",
 ]
@@ -172,14 +171,9 @@ def check_cpu_cache(
         f"{largest * held_bytes / 1e6:,.1f} MB in the largest canary. Between {_FAST_TO * cache_bytes / 1e6:,.0f} and "
         f"{_SLOW_FROM * cache_bytes / 1e6:,.0f} MB, reading memory becomes slower on this machine (its level 2 caches "
         f"have {cache_bytes / 1e6:,.0f} MB), so the whole may take up to 2.7 times as long per byte. Runs on "
-        f"{percent(cpu_cache_fraction(held_bytes, cache_bytes))} of the data would show it"
+        f"{percent(slowest_bytes / _CACHE_RATIO / held_bytes)} of the data would show it"
     )
     return [Refusal(rule="cpu-cache", figure="time", reason=reason)]
-
-
-def cpu_cache_fraction(held_bytes: float, cache_bytes: float) -> float:
-    """Return the fraction of the data from which on `check_cpu_cache` does not refuse. It is at most one half."""
-    return min(held_bytes, _SLOW_FROM * cache_bytes) / _CACHE_RATIO / held_bytes
 
 
 def ran_out_of_memory(point: CanaryPoint, limit_bytes: float | None = None) -> bool:
