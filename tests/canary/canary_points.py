@@ -25,6 +25,7 @@ def work(fraction: float, *, whole_steps: int = 3000, step_s: float = 0.03, pass
         "measured_s": (steps - 5) * step_s,
         "num_passes": passes,
         "num_complete_passes": passes,
+        "max_in_flight": 0,
     }
     return LoaderWork(**values | more)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetero.decide.canary.forecast import _MEMORY
-from hetero.decide.canary.line import Form, Noise, _f_tail, constant_draws, fit_line, fit_ratio, interval
+from hetero.decide.canary.line import NUM_DRAWS, Form, Noise, _f_tail, constant_draws, fit_line, fit_ratio, interval
 
 NOISE = Noise(relative=0.02, absolute=0.02)
 X = [fraction for fraction in (0.01, 0.02, 0.03) for _ in range(3)]
@@ -27,7 +27,7 @@ def test_interval_contains_the_whole_about_nine_times_of_ten(fixed: float, noise
         power = 1 + 0.015 * random.normal()
         y = observed(random, fixed, 100.0, power, noise)
         whole = (fixed + 100.0) * (1 + noise * random.normal())
-        line = fit_line(X, y, random, noise=NOISE, curvature=0.015, num_draws=1000)
+        line = fit_line(X, y, random, noise=NOISE, curvature=0.015)
         _, low, high = interval(line.single)
         hits += low <= whole <= high
     assert 0.8 <= hits / 120 <= 0.99
@@ -95,12 +95,12 @@ def test_no_part_is_negative() -> None:
 def test_ratio_forgets_the_fixed_part_in_a_long_run() -> None:
     seconds = [1.0, 1.5, 2.0, 1.1, 1.4, 2.1]
     used = [0.5 + 2.0 * value for value in seconds]
-    draws = fit_ratio(seconds, used, np.full(500, 100.0), np.random.default_rng(0), noise=NOISE)
+    draws = fit_ratio(seconds, used, np.full(NUM_DRAWS, 100.0), np.random.default_rng(0), noise=NOISE)
     assert np.median(draws) / 100 == pytest.approx(2.0, rel=0.03)
 
 
 def test_constant_draws_have_the_mean_and_the_spread_of_the_values() -> None:
-    draws = constant_draws([4.0, 4.2, 3.9, 4.1], np.random.default_rng(0), noise=NOISE, num_draws=4000)
+    draws = constant_draws([4.0, 4.2, 3.9, 4.1], np.random.default_rng(0), noise=NOISE)
     assert np.mean(draws) == pytest.approx(4.05, abs=0.02)
     assert 0.05 < np.std(draws) < 0.25
 

@@ -34,7 +34,7 @@ def test_square_that_no_rule_sees_is_within_the_stated_bound(noise: float) -> No
         bound_s = longest_s(found)
         assert bound_s is not None
         assert bound_s > with_square(1) + 5
-        assert "Runs with 10 % of the data would show it." in found.notes[0]
+        assert "Runs on larger fractions would show it." in found.notes[0]
 
 
 def test_ten_percent_refuse_the_square_and_need_no_note_for_a_line() -> None:

@@ -42,8 +42,6 @@ _FRACTION = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 MAX_RUNS = 200
 _MIN_SPREAD = 2.0
 """Largest fraction / smallest fraction, at least."""
-_ROUNDING = 0.9
-"""Part of `_MIN_SPREAD` that suffices for real fractions, because files are whole."""
 _MORE_PARTS = "divide the data into more files, give larger --fractions, or reduce samples with --samples"
 
 
@@ -178,7 +176,9 @@ def check_fractions(fractions: Sequence[float], name: str = "--fractions") -> No
         raise ConfigError(f"{name} are {shown}; expected each above 0 % and at most {percent(MAX_FRACTION)}")
     if len(set(fractions)) != len(fractions):
         raise ConfigError(f"{name} are {shown}; expected different ones")
-    _check_spread(fractions, f"{name} are {shown}", _MIN_SPREAD)
+    _check_distinct(fractions, f"{name} are {shown}")
+    if max(fractions) < _MIN_SPREAD * min(fractions):
+        raise ConfigError(f"{name} are {shown}; expected the largest to be at least {_MIN_SPREAD:g} times the smallest")
 
 
 def check_repeats(repeats: int, num_fractions: int, num_clusters: int, name: str = "--repeats") -> None:
@@ -201,22 +201,15 @@ def check_real(fractions: Sequence[float], what: str, to_do: str = _MORE_PARTS) 
         to_do: What to do about it.
     """
     shown = ", ".join(dict.fromkeys(percent(fraction) for fraction in sorted(fractions)))
-    _check_spread(
-        fractions,
-        f"{what}, of which whole ones give the runs {shown} of the data",
-        _MIN_SPREAD * _ROUNDING,
-        f"\n  to do: {to_do}",
-    )
+    _check_distinct(fractions, f"{what}, of which whole ones give the runs {shown} of the data", f"\n  to do: {to_do}")
 
 
-def _check_spread(fractions: Sequence[float], found: str, min_spread: float, to_do: str = "") -> None:
+def _check_distinct(fractions: Sequence[float], found: str, to_do: str = "") -> None:
     if num_distinct(fractions) < MIN_FRACTIONS:
         raise ConfigError(
             f"{found}; expected at least {MIN_FRACTIONS} that differ by a tenth or more\n"
             f"  Two points cannot show whether growth is a line.{to_do}"
         )
-    if max(fractions) < min_spread * min(fractions):
-        raise ConfigError(f"{found}; expected the largest to be at least {_MIN_SPREAD:g} times the smallest{to_do}")
 
 
 def parse_fractions(texts: Sequence[str]) -> tuple[float, ...]:

@@ -46,7 +46,7 @@ from hetero.decide.canary.refusals import (
     is_fixed_loader,
     ran_out_of_memory,
 )
-from hetero.decide.canary.square import square_bound, square_notes
+from hetero.decide.canary.square import quadratic_bound, quadratic_notes
 from hetero.decide.canary.suggestions import suggestion
 from hetero.errors import ConfigError
 from hetero.pricing import cost
@@ -168,7 +168,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
 
     about_time = [refusal for refusal in refusals if refusal.figure in ("", "time")]
-    notes = [] if about_time else square_notes(model.longest_s(), figures[0].high, max(model.fractions))
+    notes = [] if about_time else quadratic_notes(model.longest_s(), figures[0].high)
     shown = replace(
         candidate,
         figures=tuple(figures),
@@ -267,7 +267,7 @@ class _Model:
 
         A step works on one batch, so only the rest of the script may grow with the square of the data.
         """
-        longest_s = square_bound(self.fractions, self._line_s, self._random, noise=_TIME)
+        longest_s = quadratic_bound(self.fractions, self._line_s, self._random, noise=_TIME)
         if longest_s is None:
             return None
         expected_s = float(np.median(self._line(self._line_s, _TIME, 0.0).expected))
@@ -308,7 +308,7 @@ class _Model:
     def _steps(self, name: str, works: Sequence[LoaderWork]) -> Array:
         """Return draws of the time of a loader's measured steps in the whole."""
         if is_fixed_loader(works, self.fractions):
-            return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS, num_draws=NUM_DRAWS)
+            return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS)
         steps, samples = self._shares(works)
         # The last batch of a pass may be small. Does its step cost as much as others, or in proportion to its samples?
         # The middle of both is right within half of their difference, which the spread of the exponent allows for.

@@ -13,8 +13,6 @@ from hetero.decide.studies.ledger import digest_of_script
 
 __all__ = ["digest_of_modules", "identity_of"]
 
-_MAX_MODULES = 500
-
 
 def identity_of(request: CanaryRequest, data_bytes: float | None, *, is_cold: bool) -> dict[str, object]:
     """Return what must be the same if a killed study goes on.
@@ -56,7 +54,7 @@ def digest_of_modules(script: Path) -> str:
 def _modules(script: Path) -> set[Path]:
     found: set[Path] = set()
     pending = [script]
-    while pending and len(found) < _MAX_MODULES:
+    while pending:
         source = pending.pop()
         for name in _imported(source, script.parent):
             for path in _files_of(script.parent.joinpath(*name.split("."))):

@@ -42,6 +42,7 @@ __all__ = [
 Array = npt.NDArray[np.float64]
 
 NUM_DRAWS = 4000
+"""Draws of every figure. Their 5 and 95 % quantiles end an interval."""
 _GRID = np.linspace(-3.0, 3.0, 25)
 """Exponents of the grid, in standard deviations of their prior."""
 _EXPONENTS = np.linspace(0.025, 3.0, 120)
@@ -127,7 +128,6 @@ def fit_line(
     noise: Noise,
     curvature: float,
     form: Form = Form.BOTH,
-    num_draws: int = NUM_DRAWS,
 ) -> Line:
     """Fit the model above.
 
@@ -138,7 +138,6 @@ def fit_line(
         noise: Prior of the noise.
         curvature: Standard deviation of the exponent's prior. 0 fixes it to 1.
         form: Which parts the line has.
-        num_draws: Number of draws.
     """
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     # The growing column is 1 at the centre, so that both columns have the same size.
@@ -161,9 +160,9 @@ def fit_line(
         prior = -(_GRID**2) / 2 if curvature > 0 else np.zeros(1)
         models = [model_of(float(exponent), columns) for exponent in exponents]
         shares = _softmax(np.asarray([model.log_evidence for model in models]) + prior)
-        counts = random.multinomial(num_draws, shares)
+        counts = random.multinomial(NUM_DRAWS, shares)
         drawn = [model.draw(int(num), random) for model, num in zip(models, counts, strict=True) if num]
-        order = random.permutation(num_draws)
+        order = random.permutation(NUM_DRAWS)
         return tuple(np.concatenate(column)[order] for column in zip(*drawn, strict=True))
 
     # The line with both parts, or the simpler form as often as the runs favour it.
@@ -176,7 +175,7 @@ def fit_line(
         if form is Form.MOSTLY_CONSTANT:
             # A line has a prior of one in a hundred.
             gap -= math.log(99)
-        is_simple = random.random(num_draws) < 1 / (1 + math.exp(min(50.0, gap)))
+        is_simple = random.random(NUM_DRAWS) < 1 / (1 + math.exp(min(50.0, gap)))
         simple = draws_of(other)
         fixed, growing, phis = (np.where(is_simple, a, b) for a, b in zip(simple, (fixed, growing, phis), strict=True))
     # One run of the whole has noise of its own, beside the doubt about the mean.
@@ -184,7 +183,7 @@ def fit_line(
     spread = np.sqrt(phis * (expected**2 + unit**2))
     return Line(
         expected=expected,
-        single=np.maximum(0.0, expected + spread * random.standard_normal(num_draws)),
+        single=np.maximum(0.0, expected + spread * random.standard_normal(NUM_DRAWS)),
         fixed=fixed,
         growth=straight.growth(),
         exponent=_exponent(x, model_of, columns),
@@ -198,26 +197,19 @@ def fit_ratio(x: Sequence[float], y: Sequence[float], at: Array, random: np.rand
     Args:
         x: The other figure of each run, above 0.
         y: The figure of each run.
-        at: Draws of the other figure for the whole.
+        at: `NUM_DRAWS` draws of the other figure for the whole.
         random: Generator of the draws.
         noise: Prior of the noise.
     """
     xs = np.asarray(x, dtype=float)
     scale = float(np.median(at))
-    line = fit_line(
-        [float(value) for value in xs / scale],
-        y,
-        random,
-        noise=noise,
-        curvature=0.0,
-        form=Form.MAYBE_ORIGIN,
-        num_draws=len(at),
-    )
+    shares = [float(value) for value in xs / scale]
+    line = fit_line(shares, y, random, noise=noise, curvature=0.0, form=Form.MAYBE_ORIGIN)
     fixed = line.fixed
     return np.asarray(fixed + (line.single - fixed) * at / scale)
 
 
-def constant_draws(values: Sequence[float], random: np.random.Generator, *, noise: Noise, num_draws: int) -> Array:
+def constant_draws(values: Sequence[float], random: np.random.Generator, *, noise: Noise) -> Array:
     """Return draws of one more value of a figure that does not depend on the data."""
     ys = np.asarray(values, dtype=float)
     model = _Normal(
@@ -229,9 +221,9 @@ def constant_draws(values: Sequence[float], random: np.random.Generator, *, nois
         noise,
         Columns.FIXED,
     )
-    means, _, phis = model.draw(num_draws, random)
+    means, _, phis = model.draw(NUM_DRAWS, random)
     spread = np.sqrt(phis * float(model.variances[0]))
-    return np.asarray(np.maximum(0.0, means + spread * random.standard_normal(num_draws)))
+    return np.asarray(np.maximum(0.0, means + spread * random.standard_normal(NUM_DRAWS)))
 
 
 def num_distinct(fractions: Sequence[float]) -> int:

@@ -22,9 +22,6 @@ __all__ = ["Observed", "point_of", "read_observed"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_BYTES = 1 << 20
-_MAX_RANKS = 1024
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
@@ -43,9 +40,9 @@ class Observed:
 def read_observed(folder: Path) -> list[Observed]:
     """Return what the ranks of a run wrote into a folder. A malformed file is logged and left out."""
     found = []
-    for path in sorted(folder.glob("rank-*.json"))[:_MAX_RANKS]:
+    for path in sorted(folder.glob("rank-*.json")):
         try:
-            content = read_bounded(path, str(path), max_bytes=_MAX_BYTES)
+            content = read_bounded(path, str(path))
             found.append(decode(Observed, json.loads(content)))
         except (ConfigError, ValueError, RecursionError) as error:
             logger.warning("the observations %s of a canary run cannot be used: %s", path, error)

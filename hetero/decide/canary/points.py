@@ -55,9 +55,9 @@ class LoaderWork:
     dataset_samples: int | None = None
     pass_samples: int | None = None
     """Samples of a pass over all ranks."""
-    num_passes: int = 0
-    num_complete_passes: int = 0
-    max_in_flight: int = 0
+    num_passes: int
+    num_complete_passes: int
+    max_in_flight: int
     """Most batches that were requested and not yet delivered. 0 if unknown."""
 
 

@@ -10,21 +10,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetero.decide.canary.line import Noise
-from hetero.decide.canary.refusals import percent
+from hetero.decide.canary.line import Noise, interval
 
-__all__ = ["square_bound", "square_notes"]
+__all__ = ["quadratic_bound", "quadratic_notes"]
 
 _NUM_DRAWS = 20_000
-_COVERAGE = 0.95
+"""Draws of the parabola. Most of them have a negative part, and do not count."""
 _MIN_ACCEPTED = 200
 _FAR_ABOVE = 2.0
 """Bound / upper end of the forecast's interval, from which on a note states the bound."""
-_SHOWS_SQUARE = 0.1
-"""Fraction that shows such a part."""
 
 
-def square_bound(x: Sequence[float], y: Sequence[float], random: np.random.Generator, *, noise: Noise) -> float | None:
+def quadratic_bound(
+    x: Sequence[float], y: Sequence[float], random: np.random.Generator, *, noise: Noise
+) -> float | None:
     """Return the 95th percentile of y at x = 1 for y = a + b x + c x^2, where no part is negative.
 
     Args:
@@ -55,22 +54,21 @@ def square_bound(x: Sequence[float], y: Sequence[float], random: np.random.Gener
     parts = parts[(parts >= 0).all(axis=1)]
     if len(parts) < _MIN_ACCEPTED:
         return None
-    return float(np.quantile(parts @ np.asarray([1.0, 1 / centre, 1 / centre**2]), _COVERAGE))
+    _, _, high = interval(parts @ np.asarray([1.0, 1 / centre, 1 / centre**2]))
+    return high
 
 
-def square_notes(bound_s: float | None, high_s: float, largest_fraction: float) -> list[str]:
+def quadratic_notes(bound_s: float | None, high_s: float) -> list[str]:
     """Return a sentence about the longest time that the runs do not exclude, if it is far above the forecast.
 
     Args:
         bound_s: This time. None if it is not known.
         high_s: Upper end of the forecast's interval.
-        largest_fraction: Largest fraction of the runs.
     """
     if bound_s is None or bound_s <= _FAR_ABOVE * high_s:
         return []
     text = (
         "The interval assumes that the time grows in proportion to the data. If a small part of it grows with the "
-        f"square of the data, these runs do not exclude {bound_s:,.0f} s."
+        f"square of the data, these runs do not exclude {bound_s:,.0f} s. Runs on larger fractions would show it."
     )
-    more = f" Runs with {percent(_SHOWS_SQUARE)} of the data would show it."
-    return [text + more if largest_fraction < _SHOWS_SQUARE else text]
+    return [text]
