@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["markdown_table"]
+__all__ = ["MAX_ROWS", "markdown_table"]
+
+MAX_ROWS = 100
+"""Rows that a table for people has at most. A file beside it has all."""
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.documents.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
-from hetero.documents.tables import markdown_table
+from hetero.documents.tables import MAX_ROWS, markdown_table
 from hetero.documents.text import code_span, markdown_text
 from hetero.epochs import epoch_text
 from hetero.metrics.figures import Figure
@@ -23,7 +23,6 @@ from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_t
 
 __all__ = ["PricePerformance", "price_performance_table", "render_comparison", "render_report"]
 
-_MAX_ROWS = 64
 _LEAST_ERROR = 0.0005
 """Smallest error of a plan that the report states. A smaller one would read 0.0 %."""
 
@@ -272,7 +271,7 @@ def _rank_section(report: Report) -> Iterator[str]:
             seconds_text(summary.data_wait_p95_s),
             NOT_KNOWN if summary.utilisation is None else f"{100 * summary.utilisation:.1f} %",
         )
-        for rank, label, summary in entries[:_MAX_ROWS]
+        for rank, label, summary in entries[:MAX_ROWS]
     ]
     header = ("rank", "host", "loader", "steps", "step", "step p95", "data wait", "wait p95", "utilisation")
     yield "## Ranks"
@@ -301,7 +300,7 @@ def _traffic_section(report: Report) -> Iterator[str]:
         for (name, compression), (nbytes, saved_bytes) in totals.items()
     ]
     yield "## Compression"
-    yield "\n".join(lines[:_MAX_ROWS]) + _more(len(lines))
+    yield "\n".join(lines[:MAX_ROWS]) + _more(len(lines))
 
 
 def _metric_section(report: Report) -> Iterator[str]:
@@ -322,7 +321,7 @@ def _metric_section(report: Report) -> Iterator[str]:
             NOT_KNOWN if values[-1].step is None else str(values[-1].step),
             seconds_text(values[-1].at_s),
         )
-        for (rank, name), values in list(series.items())[:_MAX_ROWS]
+        for (rank, name), values in list(series.items())[:MAX_ROWS]
     ]
     yield "## Logged metrics"
     header = ("metric", "rank", "values", "last", "lowest", "highest", "last step", "after")
@@ -351,7 +350,7 @@ def _skip_section(report: Report) -> Iterator[str]:
     yield f"{times} a sample raised, and another sample of its batch replaced it."
     if rows:
         header = ("rank", "loader", "sample", "epoch", "host", "exception")
-        yield markdown_table(header, rows[:_MAX_ROWS], right=(0, 3)) + _more(len(rows))
+        yield markdown_table(header, rows[:MAX_ROWS], right=(0, 3)) + _more(len(rows))
     if num_skips > len(rows):
         yield f"{num_skips - len(rows)} were only counted."
 
@@ -401,7 +400,7 @@ def _hosts_table(usages: Sequence[HostUsage]) -> str:
             NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",
             bytes_text(usage.gpu_memory_peak_bytes),
         )
-        for usage in usages[:_MAX_ROWS]
+        for usage in usages[:MAX_ROWS]
     ]
     note = "\n\nMeasured."
     if any(usage.scope == "tree" for usage in usages):
@@ -451,7 +450,7 @@ def _simulated(first: Sequence[str], second: Sequence[str]) -> str:
 
 
 def _more(num_entries: int) -> str:
-    return f"\n\n{num_entries - _MAX_ROWS} more are in the JSON." if num_entries > _MAX_ROWS else ""
+    return f"\n\n{num_entries - MAX_ROWS} more are in the JSON." if num_entries > MAX_ROWS else ""
 
 
 def _value(figure: Figure | None) -> float | None:

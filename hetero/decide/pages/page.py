@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 
 from hetero.decide.pages.drawing import Plot, has_matplotlib
-from hetero.documents.text import html_text, shortened
+from hetero.documents.tables import MAX_ROWS
+from hetero.documents.text import counted, html_text, shortened
 
-__all__ = ["figures_html", "html_page", "notice_html", "plots_html", "table_html"]
+__all__ = ["figures_html", "html_page", "more_html", "notice_html", "plots_html", "table_html"]
 
 logger = logging.getLogger(__name__)
 
+_MAX_TITLE_CHARS = 80
 _PLOTS_HINT = 'The page has no plots, because matplotlib is not installed: pip install "hetero[plots]"'
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -24,7 +26,7 @@ def html_page(title: str, parts: Sequence[str]) -> str:
     """Return an HTML page, which is valid as XML too.
 
     Args:
-        title: Title, as plain text.
+        title: Title, as plain text. A long one is cut.
         parts: HTML of the page's parts, in order. Texts in it must be escaped, see `hetero.documents.text.html_text`.
     """
     css = resources.files("hetero.decide.pages").joinpath("data", "page.css").read_text(encoding="utf-8")
@@ -33,8 +35,8 @@ def html_page(title: str, parts: Sequence[str]) -> str:
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{html_text(_POLICY)}"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{html_text(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n"
-        "</html>\n"
+        f"<title>{html_text(shortened(title, _MAX_TITLE_CHARS))}</title>\n<style>\n{css}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -105,3 +107,9 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: S
         f'<div class="scroll"><table class="dense">\n<thead><tr>{cells("th", header)}</tr></thead>\n<tbody>\n{lines}\n'
         "</tbody>\n</table></div>"
     )
+
+
+def more_html(num_rows: int, what: str, file_name: str) -> str:
+    """Return how many rows a table of `MAX_ROWS` leaves out, and the file that has them. Empty if it has all."""
+    left_out = num_rows - MAX_ROWS
+    return f'<p class="small">{counted(left_out, what)} more in {file_name}.</p>' if left_out > 0 else ""

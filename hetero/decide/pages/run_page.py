@@ -7,20 +7,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hetero.decide.pages.drawing import PALETTE
-from hetero.decide.pages.page import figures_html, html_page, plots_html, table_html
+from hetero.decide.pages.page import figures_html, html_page, more_html, plots_html, table_html
 from hetero.decide.pages.run_plots import ShownRun, cost_plot, cpu_plot, parts_plot, steps_plot
 from hetero.documents.quantities import NOT_KNOWN, bytes_text, seconds_text
-from hetero.documents.text import counted, html_text, shortened
+from hetero.documents.tables import MAX_ROWS
+from hetero.documents.text import html_text
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.step_series import StepSeries
 from hetero.report.compare import Comparison, compare
-from hetero.report.model import Report, load_report
+from hetero.report.model import REPORT_FILE_NAME, Report, load_report
 from hetero.report.verdict import pace_text, saving_text, speedup_text, verdict_text
 
 __all__ = ["comparison_page", "page_of_files", "run_page"]
-
-_MAX_TITLE_CHARS = 80
-_MAX_ROWS = 100
 
 
 def page_of_files(path: str | Path, candidate: str | Path | None = None) -> str:
@@ -44,7 +42,7 @@ def run_page(report: Report) -> str:
     if report.run.exit_code:
         kind += f", which ended with exit code {report.run.exit_text}"
     return html_page(
-        shortened(f"Run of {report.run.command}", _MAX_TITLE_CHARS),
+        f"Run of {report.run.command}",
         [
             _title(report, kind, report.verdict.advice),
             figures_html(list(_run_cells(report))),
@@ -58,7 +56,7 @@ def comparison_page(comparison: Comparison) -> str:
     runs = _shown([comparison.baseline, comparison.candidate])
     command = comparison.candidate.run.command
     return html_page(
-        shortened(f"Was it worth it? {command}", _MAX_TITLE_CHARS),
+        f"Was it worth it? {command}",
         [
             _title(comparison.candidate, *_headline(comparison)),
             figures_html(list(_comparison_cells(comparison))),
@@ -185,10 +183,10 @@ def _tables(run: ShownRun) -> Iterator[str]:
     is_emulated = facts.options.get("emulate_sample_s", "None") != "None"
     rows = [_host_row(usage, roles.get(usage.host, NOT_KNOWN), is_emulated=is_emulated) for usage in facts.hosts]
     known = [at for at in range(len(header)) if any(row[at] != NOT_KNOWN for row in rows)]
-    shown = [[row[at] for at in known] for row in rows[:_MAX_ROWS]]
+    shown = [[row[at] for at in known] for row in rows[:MAX_ROWS]]
     if rows:
         yield table_html([header[at] for at in known], shown, right=[place for place, at in enumerate(known) if at > 1])
-    yield _more(len(rows), "host")
+    yield more_html(len(rows), "host", REPORT_FILE_NAME)
     taken = sum(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
     made = facts.events.get("batches computed", 0)
     if made > taken:
@@ -197,15 +195,10 @@ def _tables(run: ShownRun) -> Iterator[str]:
             "failure.</p>"
         )
     if facts.timeline:
-        events = [(f"{event.at_s:.1f} s", event.host, event.what) for event in facts.timeline[:_MAX_ROWS]]
+        events = [(f"{event.at_s:.1f} s", event.host, event.what) for event in facts.timeline[:MAX_ROWS]]
         yield f"<h3>Events, {html_text(run.name)}</h3>"
         yield table_html(("time of the run", "host", "event"), events, right=(0,))
-        yield _more(len(facts.timeline), "event")
-
-
-def _more(num_rows: int, what: str) -> str:
-    """Return how many rows a table leaves out. Empty if it has all."""
-    return f'<p class="small">{counted(num_rows - _MAX_ROWS, what)} more in report.json.</p>' * (num_rows > _MAX_ROWS)
+        yield more_html(len(facts.timeline), "event", REPORT_FILE_NAME)
 
 
 def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, ...]:

@@ -6,13 +6,12 @@ from hetero.decide.pages.page import figures_html, html_page, plots_html
 from hetero.decide.planning.plan_plot import plan_plot, rows_text
 from hetero.decide.planning.plan_text import NOT_ON_SAGEMAKER, break_even_text, cluster_text
 from hetero.decide.planning.reasons import seconds_text, usd_text
-from hetero.documents.text import html_text, shortened
+from hetero.documents.text import html_text
 from hetero.metrics.figures import BASES
 from hetero.report.plan import Plan, PlannedCluster
 
 __all__ = ["plan_page"]
 
-_MAX_TITLE_CHARS = 80
 _BASIS_TEXTS = {
     "measured": "measured on real hardware",
     "simulated": "measured with an emulated part",
@@ -22,9 +21,8 @@ _BASIS_TEXTS = {
 
 def plan_page(plan: Plan) -> str:
     """Return the page. It is valid both as HTML and as XML. Without matplotlib it has no plot."""
-    title = shortened(f"Plan for {plan.command}", _MAX_TITLE_CHARS)
     parts = [_headline(plan), _figures(plan), _plot(plan), _table(plan), _to_paste(plan), _notes(plan), _origin(plan)]
-    return html_page(title, parts)
+    return html_page(f"Plan for {plan.command}", parts)
 
 
 def _headline(plan: Plan) -> str:

@@ -23,6 +23,7 @@ from hetero.decide.studies.runs import FAILED, STOPPED, Executor, PlannedRun, Ru
 from hetero.decide.studies.study_file import MAX_RUNS, Settings, Study, read_study
 from hetero.documents.files import write_text
 from hetero.documents.findings import ERROR, Finding
+from hetero.documents.tables import MAX_ROWS
 from hetero.documents.text import counted
 from hetero.errors import ConfigError, ExitCode
 from hetero.pricing import Catalogue
@@ -45,8 +46,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _SAME = ("args", "factors", "design", "order", "constraints", "replicates", "seed", "groups", "channels", "options")
-_MAX_SHOWN = 200
-_MAX_MISSING = 10
 
 ExecutorFactory = Callable[[Study, Catalogue], Executor]
 
@@ -84,7 +83,7 @@ class Preparation:
         # These were found when their run began, perhaps after hours.
         missing = list(dict.fromkeys(_missing(self.plan)))
         if missing:
-            listed = "\n  ".join(missing[:_MAX_MISSING])
+            listed = "\n  ".join(missing[:MAX_ROWS])
             raise ConfigError(f"the runs of the study cannot start; nothing was run\n  {listed}")
 
 
@@ -346,11 +345,11 @@ def _run_rows(runs: Sequence[PlannedRun], plan: StudyPlan) -> list[list[str]]:
     varied = dict.fromkeys(name for run in runs for name in run.levels if name not in names)
     shown = [name for name in varied if len({run.levels.get(name) for run in runs}) > 1 or name in ("ranks", "epochs")]
     table = [["run", *names, *shown]]
-    for run in runs[:_MAX_SHOWN]:
+    for run in runs[:MAX_ROWS]:
         cell = plan.cell_of[run.run_id]
         levels = [level_text(cell.levels[name]) for name in names]
         table.append([run.run_id.partition("-")[0], *levels, *(level_text(run.levels.get(name, "")) for name in shown)])
-    if len(runs) > _MAX_SHOWN:
+    if len(runs) > MAX_ROWS:
         table.append(["...", *[""] * (len(table[0]) - 1)])
     return table
 

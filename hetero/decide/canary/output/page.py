@@ -6,17 +6,15 @@ from hetero.decide.canary.model import CanaryReport, Candidate
 from hetero.decide.canary.output.plots import draws_of
 from hetero.decide.canary.output.text import FIGURE_HEADER, SUMMARY_HEADER, figure_rows, headline_of, summary_rows
 from hetero.decide.pages.page import html_page, plots_html, table_html
-from hetero.documents.text import html_text, shortened
+from hetero.documents.text import html_text
 
 __all__ = ["PAGE_FILE_NAME", "canary_page"]
 
 PAGE_FILE_NAME = "canary.html"
-_MAX_TITLE_CHARS = 80
 
 
 def canary_page(report: CanaryReport) -> str:
     """Return the page. Without matplotlib it has no plots."""
-    title = shortened(f"Canary forecast of {report.command}", _MAX_TITLE_CHARS)
     decision = "" if report.decision is None else f"<p><strong>{html_text(report.decision.sentence)}</strong></p>"
     parts = [
         f"<h1>Canary forecast</h1>\n<p><code>{html_text(report.command)}</code></p>\n<p>{html_text(report.how)}</p>",
@@ -26,7 +24,7 @@ def canary_page(report: CanaryReport) -> str:
         "<h2>Plots</h2>",
         plots_html(draws_of(report)),
     ]
-    return html_page(title, parts)
+    return html_page(f"Canary forecast of {report.command}", parts)
 
 
 def _candidate(candidate: Candidate) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hetero.decide.pages.page import html_page, notice_html, plots_html, table_html
+from hetero.decide.pages.page import html_page, more_html, notice_html, plots_html, table_html
 from hetero.decide.studies.output.plots import (
     Results,
     communication_plot,
@@ -18,13 +18,14 @@ from hetero.decide.studies.output.plots import (
     quality_plot,
     scaling_plot,
 )
-from hetero.decide.studies.output.table import Row, by_levels
+from hetero.decide.studies.output.table import CSV_FILE_NAME, Row, by_levels
 from hetero.decide.studies.placeholders import placeholders
 from hetero.decide.studies.plan import StudyPlan
 from hetero.decide.studies.runs import FAILED, FINISHED, Level, RunResult
 from hetero.decide.studies.statistics import Interval, interval_of, series_of, time_to_quality
 from hetero.decide.studies.study_file import Factor, Metric, Settings, Study
 from hetero.documents.findings import Finding
+from hetero.documents.tables import MAX_ROWS
 from hetero.documents.text import counted, html_text
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN
 from hetero.report.overruns import excess_share
@@ -39,7 +40,6 @@ __all__ = [
 ]
 
 PAGE_FILE_NAME = "study.html"
-_MAX_ROWS = 1000
 _SIZE_OPTIONS = ("nproc_per_node", "cluster_file")
 """Launch options that choose the size of the cluster."""
 
@@ -208,8 +208,8 @@ def _runs(table: Sequence[Row]) -> str:
     numbers = [
         at for at, name in enumerate(columns) if all(isinstance(row[name], (int, float, type(None))) for row in table)
     ]
-    rows = [[_cell(row[name]) for name in columns] for row in table[:_MAX_ROWS]]
-    more = f'<p class="small">{len(table) - _MAX_ROWS} more rows are in runs.csv.</p>' if len(table) > _MAX_ROWS else ""
+    rows = [[_cell(row[name]) for name in columns] for row in table[:MAX_ROWS]]
+    more = more_html(len(table), "run", CSV_FILE_NAME)
     return f"<h2>Runs</h2>\n{table_html(columns, rows, right=numbers)}{more}"
 
 
