@@ -75,8 +75,7 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
             vCPUs preprocessed.
     """
     run, headline = report.run, report.headline
-    # 143: the job was asked to stop. Its steps count.
-    if run.exit_code not in (0, 143):
+    if not run.has_ended_well:
         raise ConfigError(
             f"run {run.run_id} failed with exit code {run.exit_code}, so its figures are not those of the job\n"
             f"  Give the report of a run that succeeded. Or: {_RUN_PROFILE}"

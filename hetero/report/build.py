@@ -38,7 +38,6 @@ COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
 """Event that counts the batches that data hosts computed. Missing if a data host did not report its number."""
 NOT_DELIVERED = "batches requested and not delivered"
 """Event that counts requests that were discarded, or in flight when the loop ended. See `hetero.loaders.ahead`."""
-_MIN_UTILISATION = 0.02
 _BUSY_CPU = 0.7
 _RARE_WAIT = 0.1
 _USED = {
@@ -292,8 +291,8 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
     if vcpus is None:
         advice += " How many vCPUs would suffice is not known, because it is not known how many vCPUs preprocess now."
         return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
-    if busy < _MIN_UTILISATION:
-        advice += f" There is almost no compute: every vCPU beyond the {vcpus} that preprocess now makes steps shorter."
+    if not busy:
+        advice += f" There is no compute: every vCPU beyond the {vcpus} that preprocess now makes steps shorter."
         return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
     # In units of the present rate: the accelerators could use 1 / busy of it, and each vCPU makes 1 / vcpus of it.
     needed = number_for_headspace(1 / busy, 1 / vcpus)

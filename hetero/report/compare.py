@@ -17,7 +17,7 @@ from hetero.metrics.figures import Figure
 from hetero.pricing import cost
 from hetero.report.build import cost_objection
 from hetero.report.model import Headline, Report
-from hetero.report.overruns import has_unknown_excess, lost_share, overrun_sentences
+from hetero.report.overruns import lost_share, overrun_sentences
 
 __all__ = ["FEW_STEPS", "Comparison", "Range", "compare"]
 
@@ -25,8 +25,6 @@ FEW_STEPS = 20
 """Lowest number of measured steps for a comparison of means."""
 
 _NUMBER = re.compile(r" \(\d+\)$")
-_STOPPED = 143
-"""Exit code of a job that ended because it was asked to stop. Its steps count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +148,6 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
             f"The loaders differ: {base.loader} in the first run, {other.loader} in the second. If they are the same, "
             "give both the same name (an argument of the loader)."
         )
-    # An old report has no lower bound, so its range would look exact.
-    for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
-        if headline.step_time_least is None and has_unknown_excess(report.headline_ranks.values(), report.run.events):
-            yield (
-                f"The {which} report is of an older version of hetero, which did not record how much real work showed. "
-                "Run it again."
-            )
     for which, headline in (("first", base), ("second", other)):
         if headline.num_steps_measured < FEW_STEPS:
             yield (
@@ -169,7 +160,7 @@ def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:
     """Yield reasons why costs cannot be compared, although the times may be of the same work."""
     yield from dict.fromkeys(filter(None, map(cost_objection, (baseline.run, candidate.run))))
     for which, report in (("first", baseline), ("second", candidate)):
-        if report.run.exit_code not in (0, _STOPPED):
+        if not report.run.has_ended_well:
             yield f"The {which} run failed (exit code {report.run.exit_code}). Compare runs that ended well."
 
 

@@ -23,9 +23,6 @@ from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_t
 
 __all__ = ["PricePerformance", "price_performance_table", "render_comparison", "render_report"]
 
-_LEAST_ERROR = 0.0005
-"""Smallest error of a plan that the report states. A smaller one would read 0.0 %."""
-
 
 def render_report(report: Report) -> str:
     """Return a run's report as Markdown."""
@@ -167,11 +164,10 @@ def _plan_text(report: Report, expected: Expectation) -> str:
     if report.plan_error is None or times_s is None:
         return f"{text}. The run measured no step."
     error = report.plan_error.value
-    difference = "as in the run"
-    if abs(error) >= _LEAST_ERROR:
-        share = f"{100 * abs(error):.1f} % {'more' if error > 0 else 'less'}"
-        difference = f"{share} than the {seconds_text(times_s[1])} of the run"
-    text += f", {difference}, which is {_place_in_interval(times_s, expected)}."
+    share = f"{100 * abs(error):.1f} % {'more' if error > 0 else 'less'}"
+    text += (
+        f", {share} than the {seconds_text(times_s[1])} of the run, which is {_place_in_interval(times_s, expected)}."
+    )
     usd = _value(report.cost.per_1k_steps)
     if expected.usd_per_1k_steps is not None and usd is not None:
         text += f" It expected USD {_usd(expected.usd_per_1k_steps)} per 1,000 steps. The run took USD {_usd(usd)}."

@@ -6,6 +6,7 @@ its basis. Therefore every number states whether it was measured, simulated or m
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,6 @@ REPORT_FILE_NAME = "report.json"
 PLACEMENTS = ("homogeneous", "heterogeneous", "hybrid")
 ROLES = ("data", "trainer")
 BOTTLENECKS = ("data", "compute", "unknown")
-MAX_JOINED_HOSTS = 10_000
 MAX_EVENTS = 1000
 MAX_METRICS = 100_000
 """Limit of the logged values in a report."""
@@ -136,7 +136,7 @@ class RunFacts:
     placement: str = field(metadata=limits(choices=PLACEMENTS))
     """``homogeneous``: no data group. ``heterogeneous``: endpoints on data hosts. ``hybrid``: also on trainer hosts."""
     groups: tuple[GroupFacts, ...]
-    joined_hosts: tuple[JoinedFacts, ...] = field(default=(), metadata=limits(max_items=MAX_JOINED_HOSTS))
+    joined_hosts: tuple[JoinedFacts, ...] = ()
     """Data hosts that joined the running job, in addition to those of the groups."""
     ranks: tuple[RankFacts, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
@@ -159,6 +159,12 @@ class RunFacts:
     def basis(self) -> str:
         """Origin of this run's times, ``measured`` or ``simulated``."""
         return "simulated" if self.simulated else "measured"
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether the job finished, or ended because it was asked to stop. Its figures then count."""
+        # As in a shell, 128 + the number of the signal: 143.
+        return self.exit_code in (ExitCode.OK, 128 + signal.SIGTERM)
 
     @property
     def exit_text(self) -> str:

@@ -17,7 +17,6 @@ from hetero.report.model import Report, RunFacts
 __all__ = [
     "EMULATION_FLAGS",
     "excess_share",
-    "has_unknown_excess",
     "least_step_time_s",
     "lost_share",
     "overrun_sentences",
@@ -75,15 +74,6 @@ def excess_share(report: Report) -> float:
     if times_s is None or times_s[1] <= 0:
         return lost_share(report.run)
     return max(0.0, 1 - times_s[0] / times_s[1])
-
-
-def has_unknown_excess(ranks: Collection[StepSummary], events: Mapping[str, int]) -> bool:
-    """Return whether real work took longer than emulated, and the run did not record by how much.
-
-    That is so in reports from before hetero recorded it. The arguments are those of `overrun_sentences`.
-    """
-    has_steps = any(summary.num_emulation_overruns for summary in ranks)
-    return _LATE_COUNTER not in events and (has_steps or events.get(_OVERRUN_COUNTER, 0) > 0)
 
 
 def _least_total_s(summary: StepSummary, late_s: float) -> float:

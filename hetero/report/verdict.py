@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetero.documents.quantities import NOT_KNOWN, seconds_text
-from hetero.documents.text import counted
+from hetero.documents.text import counted, first_names
 from hetero.report.build import missing_emulation
 from hetero.report.compare import Comparison
 from hetero.report.model import Report
 from hetero.report.overruns import EMULATION_FLAGS, excess_share, lost_share
 
 __all__ = ["answer_text", "bound_text", "pace_text", "saving_text", "speedup_text", "upper_bounds_note", "verdict_text"]
-
-_LONGER = 2
-"""Factor by which longer emulated times are suggested. Twice the time halves the share of real work in it."""
-_MAX_NAMED = 5
 
 
 def answer_text(comparison: Comparison) -> str:
@@ -104,10 +100,9 @@ def upper_bounds_note(reports: Mapping[str, Report]) -> str:
             found.append(f"{name} (up to {100 * share:.0f} % of its time)")
     if not found:
         return ""
-    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return (
         f"Other work of this machine shows in {len(found)} of {counted(len(reports), 'run')}, so their times are "
-        f"upper bounds: {', '.join(found[:_MAX_NAMED])}{more}."
+        f"upper bounds: {first_names(found)}."
     )
 
 
@@ -130,10 +125,4 @@ def _obstacle(comparison: Comparison) -> str:
 def _to_decide(comparison: Comparison) -> str:
     if any(lost_share(report.run) for report in (comparison.baseline, comparison.candidate)):
         return "To decide, run both again on machines that do nothing else."
-    options = comparison.candidate.run.options
-    flags = [
-        f"{flag} {_LONGER * float(options[name]):g}"
-        for name, flag in EMULATION_FLAGS.items()
-        if options.get(name, "None") != "None"
-    ]
-    return f"To decide, run both again with longer emulated times: {' '.join(flags)}."
+    return f"To decide, run both again with longer emulated times: {' and '.join(EMULATION_FLAGS.values())}."

@@ -198,7 +198,7 @@ def test_verdict_of_a_heterogeneous_run_counts_the_data_hosts(make_facts: FactsM
     [
         ({"placement": "hybrid"}, 0.5, "is not known"),
         ({"groups": (GroupFacts(name="g", role="trainer", instance_type="x", count=1),)}, 0.5, "is not known"),
-        ({}, 0.0, "There is almost no compute"),
+        ({}, 0.0, "There is no compute"),
         ({"options": {"emulate_sample_s": "None"}}, 0.5, "--emulate-sample-seconds was not given"),
     ],
 )
