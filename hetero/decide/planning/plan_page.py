@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hetero.decide.pages.page import figures_html, html_page, plots_html
-from hetero.decide.planning.plan_plot import plan_plot, rows_text
+from hetero.decide.planning.plan import Plan, PlannedCluster
+from hetero.decide.planning.plan_plot import plan_plot
 from hetero.decide.planning.plan_text import NOT_ON_SAGEMAKER, break_even_text, cluster_text
 from hetero.decide.planning.reasons import seconds_text, usd_text
 from hetero.documents.text import html_text
@@ -123,7 +126,7 @@ def _origin(plan: Plan) -> str:
     for basis in BASES:
         rows = [n for n, cluster in enumerate(plan.alternatives, start=1) if cluster.step_time.basis == basis]
         if rows:
-            numbers = f"times of rows {rows_text(rows)}" if len(rows) > 1 else f"time of row {rows[0]}"
+            numbers = f"times of rows {_rows_text(rows)}" if len(rows) > 1 else f"time of row {rows[0]}"
             named[basis].append(f"the step {numbers}")
     items = "".join(
         f"<li><strong>{basis}</strong> ({_BASIS_TEXTS[basis]}): {' and '.join(texts)}</li>\n"
@@ -134,3 +137,12 @@ def _origin(plan: Plan) -> str:
         f"<h2>Where the figures come from</h2>\n<ul>\n{items}</ul>\n<p>A cost is a step time times the price per hour "
         "of all hosts. The prices are those that the command was given.</p>"
     )
+
+
+def _rows_text(rows: Iterable[int]) -> str:
+    """Return ascending row numbers as text, with ranges: ``1, 2, 4-7``."""
+    ranges: list[tuple[int, int]] = []
+    for row in rows:
+        first = ranges.pop()[0] if ranges and ranges[-1][1] == row - 1 else row
+        ranges.append((first, row))
+    return ", ".join(f"{a}-{b}" if b > a + 1 else ", ".join(map(str, sorted({a, b}))) for a, b in ranges)
