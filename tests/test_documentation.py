@@ -70,7 +70,7 @@ def test_every_reason_of_a_plan_is_explained() -> None:
         ("at most {} GiB per rank, and {} per endpoint", (reader._MAX_WINDOW_BYTES / 2**30, reader._PREFETCH_FACTOR)),
         ("takes at least {} steps, {} s, and three times the batches", (phases.ENOUGH_STEPS, phases.ENOUGH_S)),
         ("The job waits for data in less than {} % of a step", (100 * model.NEARLY_BUSY,)),
-        ("or waited in less than {} % of each step is rejected", (100 * profile._MIN_WAIT_SHARE,)),
+        ("or waited in less than {} % of each step is rejected", (100 * profile.NEARLY_BUSY,)),
     ],
 )
 def test_figure_in_the_page_about_plans_is_that_of_the_code(sentence: str, expected: tuple[float, ...]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.cluster.rendering.request import PORT
 from hetero.errors import ConfigError
+from hetero.pricing.catalog import MAX_HOURLY_USD
 from hetero.system.extensions import DRIVERS, OWN, PLATFORMS
 from hetero.system.scripts import script_words
 
@@ -52,7 +53,6 @@ RAY = "ray"
 """Platform on which one command starts all hosts of a job. Its hosts get no description."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-_MAX_USD_PER_HOUR = 1000
 _UNPROTECTED = (
     "leave it out, because tf.data.service has neither tokens nor TLS. Every peer that reaches its ports can use it. "
     "Allow only the hosts of the job on its network"
@@ -351,12 +351,12 @@ def _check_joining(options: LaunchOptions) -> None:
     for text in options.spot_groups:
         group, equals, usd = text.rpartition("=")
         try:
-            is_price = 0 < float(usd) <= _MAX_USD_PER_HOUR
+            is_price = 0 < float(usd) <= MAX_HOURLY_USD
         except ValueError:
             is_price = False
         if not (group and equals and is_price):
             raise ConfigError(
-                f"--spot is {text!r:.100}; expected GROUP=USD, a price per hour above 0 and at most {_MAX_USD_PER_HOUR}"
+                f"--spot is {text!r:.100}; expected GROUP=USD, a price per hour above 0 and at most {MAX_HOURLY_USD:g}"
             )
 
 

@@ -15,6 +15,7 @@ from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
 from hetero.metrics.profile.profile import (
+    NEARLY_BUSY,
     PROFILE_FILE_NAME,
     SCHEMA_VERSION,
     Profile,
@@ -32,8 +33,6 @@ from hetero.report.verdict import upper_bounds_note
 
 __all__ = ["load_any_profile", "profile_of_report"]
 
-_MIN_WAIT_SHARE = 0.05
-"""Smallest share of the step time that the ranks must have waited. Below it, the CPUs were not the limit."""
 _NOTES = (
     "No single samples were timed: a sample's cost is the time of the vCPUs that preprocessed / number of samples.",
     "No steps without waits were timed: the step time without waits is the step time minus the wait.",
@@ -85,7 +84,8 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
             f"run {run.run_id} has no measured step\n  Train for more steps than the warm-up. Or: {_RUN_PROFILE}"
         )
     share = headline.data_wait_mean.value / headline.step_time_mean.value
-    if share < _MIN_WAIT_SHARE:
+    # The CPUs were not the limit.
+    if share < NEARLY_BUSY:
         raise ConfigError(
             f"run {run.run_id} waited for data in {100 * share:.1f} % of each step, so it does not show what a sample "
             f"costs\n  Its accelerators are the limit: data hosts would not make its steps shorter. To be sure: "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["NOT_KNOWN", "bytes_text", "number_text", "seconds_text"]
+__all__ = ["GIB", "NOT_KNOWN", "bytes_text", "number_text", "seconds_text"]
 
 NOT_KNOWN = "-"
+GIB = 2**30
+"""Bytes."""
 
 
 def seconds_text(value: float | None) -> str:

@@ -26,6 +26,8 @@ __all__ = ["MAX_ITEMS", "JsonRecord", "Mismatch", "camel_case", "decode", "encod
 MAX_ITEMS = 10_000
 """Limit of entries in one list or object."""
 _MAX_NUMBER = 2.0**63
+_MAX_FILE_BYTES = 64 << 20
+"""Limit of a file that `load` reads. The report of 1,000 hosts with histories is the longest."""
 
 T = TypeVar("T")
 
@@ -153,14 +155,13 @@ def decode(
     return built
 
 
-def load(cls: type[T], path: str | Path, file_name: str, *, max_bytes: int, to_do: str) -> T:
+def load(cls: type[T], path: str | Path, file_name: str, *, to_do: str) -> T:
     """Read a dataclass from a JSON file that contains what `encode` returned.
 
     Args:
         cls: See `decode`.
         path: The file, or the directory that contains it.
         file_name: Name of the file in a directory, for example ``report.json``. Messages call the file a report.
-        max_bytes: Longest content to accept.
         to_do: Advice for the messages.
 
     Raises:
@@ -170,7 +171,7 @@ def load(cls: type[T], path: str | Path, file_name: str, *, max_bytes: int, to_d
     if path.is_dir():
         path /= file_name
     source = f"{file_name.removesuffix('.json')} {path}"
-    content = read_bounded(path, source, max_bytes=max_bytes, to_do=to_do)
+    content = read_bounded(path, source, max_bytes=_MAX_FILE_BYTES, to_do=to_do)
     try:
         return decode(cls, json.loads(content))
     except (ValueError, RecursionError) as error:

@@ -17,6 +17,7 @@ from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
 from hetero.metrics.steps import StepSummary
+from hetero.pricing.catalog import MAX_HOURLY_USD
 
 __all__ = [
     "BOTTLENECKS",
@@ -48,7 +49,6 @@ BOTTLENECKS = ("data", "compute", "unknown")
 MAX_EVENTS = 1000
 MAX_METRICS = 100_000
 """Limit of the logged values in a report."""
-_MAX_FILE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class GroupFacts:
     instance_type: str
     count: int = field(metadata=limits(minimum=1, maximum=100_000))
     """Number of hosts in the group."""
-    spot_usd: float | None = field(default=None, metadata=limits(maximum=1000))
+    spot_usd: float | None = field(default=None, metadata=limits(maximum=MAX_HOURLY_USD))
     """Price of a host in USD per hour that the user gave with ``--spot``. None: the list price of the type."""
 
 
@@ -231,7 +231,7 @@ class PriceFacts:
     """The price of one instance type that this report uses."""
 
     instance_type: str
-    hourly_usd: float = field(metadata=limits(maximum=1000))
+    hourly_usd: float = field(metadata=limits(maximum=MAX_HOURLY_USD))
     region: str | None
     as_of: str | None
     source: str
@@ -317,4 +317,4 @@ def load_report(path: str | Path) -> Report:
         ConfigError: If the report is missing or malformed. The message names the file and the key path.
     """
     to_do = "pass report.json or its directory, written by this version of hetero"
-    return load(Report, path, REPORT_FILE_NAME, max_bytes=_MAX_FILE_BYTES, to_do=to_do)
+    return load(Report, path, REPORT_FILE_NAME, to_do=to_do)

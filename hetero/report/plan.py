@@ -31,7 +31,6 @@ __all__ = [
 
 PLAN_SCHEMA_VERSION = 1
 PLAN_FILE_NAME = "plan.json"
-_MAX_FILE_BYTES = 4 << 20
 GOALS = ("cost", "time")
 REASONS = (
     "data hosts pay",
@@ -198,7 +197,7 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         ConfigError: If the plan is missing or malformed. The message names the file and the key path.
     """
-    return load(Plan, path, PLAN_FILE_NAME, max_bytes=_MAX_FILE_BYTES, to_do="make one with hetero plan PROFILE --json")
+    return load(Plan, path, PLAN_FILE_NAME, to_do="make one with hetero plan PROFILE --json")
 
 
 def _sizes(groups: Iterable[PlannedGroup]) -> Counter[tuple[str, str]]:

@@ -10,7 +10,15 @@ from hetero.metrics.profile.parts import RankPart
 
 
 def report(rank: int, phase: str, num_steps: int, num_planned: int = 50) -> RankReport:
-    part = RankPart(loader="photos", phase=phase, num_steps=num_steps, num_planned=num_planned)
+    part = RankPart(
+        loader="photos",
+        phase=phase,
+        num_steps=num_steps,
+        num_planned=num_planned,
+        num_steps_total=num_steps,
+        batch_samples=64,
+        num_loader_processes=0,
+    )
     return RankReport(rank=rank, profile_json=part.to_json())
 
 

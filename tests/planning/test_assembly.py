@@ -33,6 +33,8 @@ def rank_part(**changes: Any) -> RankPart:
     values: dict[str, Any] = {
         "loader": "photos",
         "phase": "done",
+        "num_steps": 0,
+        "num_planned": 0,
         "num_steps_total": 110,
         "batch_samples": 64,
         "num_loader_processes": 4,

@@ -26,6 +26,7 @@ from hetero.decide.studies.conduct import Progress, conduct, read_results
 from hetero.decide.studies.runs import STOPPED, Billing, Executor, PlannedRun, RunResult
 from hetero.decide.studies.study_file import PRICE_OPTIONS, Budget
 from hetero.documents.files import write_text
+from hetero.documents.quantities import GIB
 from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
@@ -45,7 +46,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 TEXT_FILE_NAME = "canary.md"
-_GIB = 2**30
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -338,7 +338,7 @@ def memory_limit_of(cluster: Cluster, catalogue: Catalogue, memory_gib: Mapping[
         # The smallest host decides, so one unknown type leaves the limit unknown.
         if gib is None:
             return None
-        found.append(gib * _GIB)
+        found.append(gib * GIB)
     return min(found, default=None)
 
 

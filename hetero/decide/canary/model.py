@@ -28,7 +28,6 @@ RULES = (
     *("cpu-cache", "loaders", "busy"),
 )
 """Names of the reasons to refuse a forecast. `hetero canary --accept RULE` turns one off, except `too-few`."""
-_MAX_FILE_BYTES = 64 << 20
 _COMPUTED_FROM = {
     "cost": "time",
     "memory mean": "memory peak",
@@ -156,4 +155,4 @@ def load_canary(path: str | Path) -> CanaryReport:
         ConfigError: If the file is missing or malformed. The message names the file and the key path.
     """
     to_do = "pass canary.json or its directory, written by this version of hetero"
-    return load(CanaryReport, path, CANARY_FILE_NAME, max_bytes=_MAX_FILE_BYTES, to_do=to_do)
+    return load(CanaryReport, path, CANARY_FILE_NAME, to_do=to_do)

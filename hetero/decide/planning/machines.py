@@ -6,15 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hetero.documents.quantities import GIB
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, InstanceTypeInfo, family_of
 
 __all__ = ["Machine", "bigger_machines", "family_of", "is_on_default_menu", "menu_of"]
 
 logger = logging.getLogger(__name__)
-
-_BYTES_PER_GBIT = 1e9 / 8
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +53,8 @@ class Machine:
         return cls(
             instance_type=info.instance_type,
             vcpus=info.vcpus,
-            memory_bytes=None if info.memory_gib is None else info.memory_gib * _GIB,
-            network_bytes_per_s=None if gbps is None else gbps * _BYTES_PER_GBIT,
+            memory_bytes=None if info.memory_gib is None else info.memory_gib * GIB,
+            network_bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
             num_accelerators=info.num_accelerators or 0,
             accelerator=info.accelerator,
             hourly_usd=info.hourly_usd,

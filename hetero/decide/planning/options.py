@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetero.config import LaunchOptions
 from hetero.errors import ConfigError
 from hetero.pricing.catalog import MAX_HOURLY_USD
 from hetero.report.plan import GOALS
@@ -15,9 +17,8 @@ __all__ = ["MAX_VCPU_SPEED", "MIN_VCPU_SPEED", "PlanOptions", "WrongOption"]
 
 MIN_VCPU_SPEED, MAX_VCPU_SPEED = 0.001, 100.0
 """Bounds of a relative speed. Both are far away from real processors."""
-_MAX_NUMBER = 1e12
-_MAX_ENDPOINTS = 1024
-"""Limit of the launcher's --endpoints-per-host."""
+_ENDPOINTS_PER_HOST = LaunchOptions.__dataclass_fields__["endpoints_per_host"].metadata
+"""Bounds of the launcher's option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,10 @@ class PlanOptions:
             raise _wrong("trainer_type", trainer_type, "an instance type, such as 'ml.p3.2xlarge'")
         for name in ("num_steps", "num_ranks", "num_trainer_hosts", "endpoints_per_host"):
             _check(name, getattr(self, name), is_whole=True)
-        if self.endpoints_per_host is not None and self.endpoints_per_host > _MAX_ENDPOINTS:
-            raise _wrong("endpoints_per_host", self.endpoints_per_host, f"at most {_MAX_ENDPOINTS}, as in a job")
+        if self.endpoints_per_host is not None and self.endpoints_per_host > _ENDPOINTS_PER_HOST["high"]:
+            raise _wrong(
+                "endpoints_per_host", self.endpoints_per_host, f"at most {_ENDPOINTS_PER_HOST['high']}, as in a job"
+            )
         for name in ("max_hours", "max_usd_per_1k_steps"):
             _check(name, getattr(self, name), is_whole=False)
         _check_by_type("spot_usd", self.spot_usd, 0.0, MAX_HOURLY_USD, "USD per hour")
@@ -98,7 +101,7 @@ class PlanOptions:
 def _check(name: str, value: Any, *, is_whole: bool) -> None:
     """Check an optional number, which must be above 0."""
     is_number = isinstance(value, numbers.Integral if is_whole else numbers.Real) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < value < _MAX_NUMBER):
+    if value is not None and not (is_number and 0 < value < math.inf):
         raise _wrong(name, value, "a number above 0 without decimals" if is_whole else "a number above 0")
 
 

@@ -22,10 +22,8 @@ much, so a smaller saving would not show."""
 TIE = 0.003
 """Relative difference in cost below which the simpler cluster wins. Without it, a plan for the shortest step adds hosts
 for the rounding errors of a timeline."""
-_NUM_TYPES = 8
-"""Number of types of data hosts in the table."""
-_NUM_LEADERS = 4
-"""Number of single-type clusters that mixtures of two types start from."""
+_NUM_TYPES = 4
+"""Number of types of data hosts in the table, and from which mixtures of two types start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +159,7 @@ class Ranking:
                 machine = id(entry.candidate.data[0].machine)
                 if machine not in best or entry.cost < best[machine].cost:
                     best[machine] = entry
-        return [entry.candidate for entry in sorted(best.values(), key=lambda entry: entry.cost)[:_NUM_LEADERS]]
+        return [entry.candidate for entry in sorted(best.values(), key=lambda entry: entry.cost)[:_NUM_TYPES]]
 
     def shown(self, chosen: Candidate) -> list[Candidate]:
         """Return the candidates for the table: the best of each kind, and the neighbours of the chosen one."""

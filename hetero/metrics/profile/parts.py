@@ -76,14 +76,14 @@ class RankPart:
     loader: str
     """Name of the loader with the most time. Empty if no loader was used."""
     phase: str = field(metadata=limits(choices=PHASES))
-    num_steps: int = 0
+    num_steps: int
     """Steps of this phase so far."""
-    num_planned: int = 0
+    num_planned: int
     """Steps that the phase needs before it may end."""
-    num_steps_total: int = 0
+    num_steps_total: int
     """Steps of the loader so far, in all phases."""
-    batch_samples: int = 0
-    num_loader_processes: int = 0
+    batch_samples: int
+    num_loader_processes: int
     """Processes of this rank that fetch batches. 0 if the rank itself or endpoints fetch them."""
     steps_per_epoch: int | None = None
     requests_ahead: bool = False

@@ -19,6 +19,7 @@ from hetero.errors import ConfigError
 from hetero.metrics.figures import BASES, Figure
 
 __all__ = [
+    "NEARLY_BUSY",
     "PROFILE_FILE_NAME",
     "SCHEMA_VERSION",
     "CodecProfile",
@@ -35,9 +36,10 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 PROFILE_FILE_NAME = "profile.json"
+NEARLY_BUSY = 0.05
+"""Share of a step that waits for data below which the accelerators count as busy."""
 MAX_VALUES = 1024
 """Limit of the measured values that a `Spread` keeps."""
-_MAX_FILE_BYTES = 16 << 20
 
 # The limits are far above what a real job needs. The least time keeps plans from a division by 0.
 _MAX_S = 86_400.0
@@ -287,7 +289,7 @@ def load_profile(path: str | Path) -> Profile:
         ConfigError: If the profile is missing or malformed. The message names the file and the key path.
     """
     to_do = "make one with hetero profile SCRIPT"
-    return load(Profile, path, PROFILE_FILE_NAME, max_bytes=_MAX_FILE_BYTES, to_do=to_do)
+    return load(Profile, path, PROFILE_FILE_NAME, to_do=to_do)
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -32,10 +32,10 @@ from hetero.decide.planning.steps.forms import Forms
 from hetero.decide.planning.steps.timelines import WINDOW_PER_ENDPOINT, Timelines, window_batches
 from hetero.decide.planning.steps.uncertain import Array, UncertainFigures
 from hetero.metrics.headspace import number_for_headspace
-from hetero.metrics.profile.profile import Profile
+from hetero.metrics.profile.profile import NEARLY_BUSY, Profile
 from hetero.report.plan import AS_IS, BOTTLENECKS
 
-__all__ = ["INTERVAL", "NEARLY_BUSY", "NUM_DRAWS", "REMOVABLE", "Prediction", "StepModel"]
+__all__ = ["INTERVAL", "NUM_DRAWS", "REMOVABLE", "Prediction", "StepModel"]
 
 (
     _ACCELERATOR,
@@ -50,9 +50,6 @@ __all__ = ["INTERVAL", "NEARLY_BUSY", "NUM_DRAWS", "REMOVABLE", "Prediction", "S
 ) = range(len(BOTTLENECKS))
 REMOVABLE = ("trainer network", "data network", "memory", "window", "trainer CPU")
 """Limits that a plan names as the reason if data hosts would pay without them."""
-NEARLY_BUSY = 0.05
-"""Share of a step that waits for data below which the accelerators count as busy. If the starts of epochs take more,
-they limit the step instead of the accelerators."""
 NUM_DRAWS = 100
 """Number of times that a plan computes each step time with other figures. The ends of an interval are then the fifth
 values from each side. The share of intervals with the truth in bench_planner and bench_plan_runs pays for it."""
@@ -386,6 +383,7 @@ class StepModel:
             (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
             np.where(remote[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
         )
+        # If the starts of epochs take more than that, they limit the step instead of the accelerators.
         is_late = (limits == _ACCELERATOR) & (start_s[:, 0] > NEARLY_BUSY * step_s[:, 0]) & ~is_serial
         limits = np.where(is_late, _EPOCH_START, limits)
         # Without endpoints and loader processes, the rank itself makes its batches between two steps.
