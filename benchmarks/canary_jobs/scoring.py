@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from canary_jobs.jobs import Job
-from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.decide.canary.forecast import ForecastOptions, forecast
 from hetero.decide.canary.model import Candidate
 from hetero.decide.canary.points import CanaryPoint
 from hetero.decide.canary.refusals import ran_out_of_memory

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from canary_points import FRACTIONS, memory, point
 
-from hetero.decide.canary.forecast import Candidate, forecast
+from hetero.decide.canary.forecast import forecast
 from hetero.decide.canary.model import Candidate
 from hetero.decide.canary.points import CanaryPoint
 

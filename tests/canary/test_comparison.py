@@ -7,7 +7,7 @@ import pytest
 from canary_points import job, memory
 
 from hetero.decide.canary.comparison import decide
-from hetero.decide.canary.forecast import Candidate, Forecast, forecast
+from hetero.decide.canary.forecast import Forecast, forecast
 from hetero.decide.canary.model import Candidate
 from hetero.pricing import cost
 

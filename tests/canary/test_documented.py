@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetero.decide.canary.comparison import CERTAIN
-from hetero.decide.canary.design import MAX_FRACTION, MAX_RUNS, MIN_FRACTIONS, MIN_RUNS
+from hetero.decide.canary.design import MAX_RUNS
 from hetero.decide.canary.model import RULES
 from hetero.decide.canary.points import MAX_FRACTION, MIN_FRACTIONS, MIN_RUNS
 from hetero.decide.canary.refusals import MAX_HALF_WIDTH

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from canary_points import job, memory, point, work
 
-from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.decide.canary.forecast import ForecastOptions, forecast
 from hetero.decide.canary.model import Candidate
 from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError

@@ -10,7 +10,7 @@ from canary_points import job, memory
 
 from hetero.decide.canary.comparison import decide
 from hetero.decide.canary.conducting import write_report
-from hetero.decide.canary.forecast import Candidate, Forecast, forecast
+from hetero.decide.canary.forecast import Forecast, forecast
 from hetero.decide.canary.model import SCHEMA_VERSION, CanaryReport, Candidate, load_canary
 from hetero.decide.canary.output.page import canary_page
 from hetero.decide.canary.output.plots import draws_of

@@ -7,7 +7,7 @@ import re
 import pytest
 from canary_points import job, work
 
-from hetero.decide.canary.forecast import Candidate, forecast
+from hetero.decide.canary.forecast import forecast
 from hetero.decide.canary.model import Candidate
 from hetero.decide.canary.points import CanaryPoint
 

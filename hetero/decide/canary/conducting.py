@@ -15,7 +15,7 @@ from hetero.cluster.roles import assign_roles
 from hetero.decide.canary.comparison import decide
 from hetero.decide.canary.design import CanaryRequest, Cluster, PlannedCanary, how_text, plan_canaries
 from hetero.decide.canary.files import evict
-from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.decide.canary.forecast import ForecastOptions, forecast
 from hetero.decide.canary.identity import identity_of
 from hetero.decide.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport, Candidate
 from hetero.decide.canary.observations import point_of, read_observed

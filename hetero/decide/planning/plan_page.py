@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hetero.decide.pages.page import figures_html, html_page, plots_html
-from hetero.decide.planning.plan import Plan, PlannedCluster
 from hetero.decide.planning.plan_plot import plan_plot
 from hetero.decide.planning.plan_text import NOT_ON_SAGEMAKER, break_even_text, cluster_text
 from hetero.decide.planning.reasons import seconds_text, usd_text

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from hetero.decide.planning.candidates import AS_IS, UINT8, Candidate
+from hetero.decide.planning.candidates import Candidate
 from hetero.decide.planning.machines import family_of
 from hetero.decide.planning.ranking import WORTH_SPENDING
 from hetero.decide.planning.search import Alternative, Search, chance_to_pay
-from hetero.decide.planning.steps.model import INTERVAL, NEARLY_BUSY
+from hetero.decide.planning.steps.model import INTERVAL
 from hetero.metrics.profile.profile import NEARLY_BUSY, Profile, TrainingProfile
 from hetero.report.plan import AS_IS, REASONS, UINT8
 

@@ -16,7 +16,7 @@ from hetero.decide.canary.comparison import decide
 from hetero.decide.canary.conducting import execute_canaries, raise_over_budget, write_report
 from hetero.decide.canary.design import Cluster, check_fractions, check_real, check_repeats, run_name
 from hetero.decide.canary.files import DataFile, choose_files
-from hetero.decide.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.decide.canary.forecast import ForecastOptions, forecast
 from hetero.decide.canary.model import SCHEMA_VERSION, CanaryReport, Candidate
 from hetero.decide.canary.points import CanaryPoint, Resources
 from hetero.decide.canary.refusals import percent
