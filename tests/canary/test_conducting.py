@@ -57,6 +57,11 @@ class Jobs:
         self.is_stopped = True
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.decide.studies.conduct._LOOK_INTERVAL_S", 0.01)
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"

@@ -37,6 +37,11 @@ class KilledError(BaseException):
     """The process of the study is killed here."""
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.decide.studies.conduct._LOOK_INTERVAL_S", 0.01)
+
+
 def test_failed_run_is_kept_with_its_cause_and_the_study_goes_on(tmp_path: Path) -> None:
     runs = small_runs(3)
     results = conduct(runs, PretendExecutor(before=fails), tmp_path)
@@ -75,8 +80,7 @@ def test_line_that_was_not_written_completely_is_ignored(tmp_path: Path) -> None
     assert len(read_results(runs, tmp_path)) == 2
 
 
-def test_interrupted_run_counts_with_what_it_cost_until_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.decide.studies.conduct._LONGEST_WAIT_S", 0.01)
+def test_interrupted_run_counts_with_what_it_cost_until_then(tmp_path: Path) -> None:
     runs = small_runs(1)
     alive = tmp_path / "runs" / runs[0].run_id / "alive"
 

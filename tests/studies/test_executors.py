@@ -210,7 +210,7 @@ def test_paths_in_options_are_relative_to_the_study(tmp_path: Path) -> None:
 
 
 def test_run_whose_output_another_process_holds_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.decide.studies.child_job._OUTPUT_S", 0.5)
+    monkeypatch.setattr("hetero.decide.studies.child_job.END_TIMEOUT_S", 0.5)
     code = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid)"
     (planned,) = small_runs(1)
     result = ScriptExecutor(code).execute(planned, tmp_path)

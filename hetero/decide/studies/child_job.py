@@ -19,13 +19,12 @@ from typing import IO
 from hetero.documents.text import escape_line, shortened
 from hetero.errors import ConfigError
 from hetero.system.process import PARENT_VARIABLE, start_child
+from hetero.system.waits import END_TIMEOUT_S
 
 __all__ = ["Job", "Line"]
 
 _STOP_S = 90.0
 """Seconds from the request to stop until a run is killed. Ranks have 50 s to save a checkpoint."""
-_OUTPUT_S = 5.0
-"""Seconds without output after the end of all processes, until a run ends whose output is not closed."""
 _MAX_LINE_BYTES = 64 * 1024
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class Job:
                     # A process that the run left behind may hold its output open. The study once waited for it without
                     # an end.
                     ended_s = ended_s or time.monotonic()
-                    if time.monotonic() - ended_s > _OUTPUT_S:
+                    if time.monotonic() - ended_s > END_TIMEOUT_S:
                         logger.warning("the run has ended, but a process that it started still holds its output")
                         return
                 continue

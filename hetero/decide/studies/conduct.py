@@ -26,9 +26,9 @@ __all__ = ["Estimates", "Progress", "conduct", "read_results"]
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_WAIT_S = 5.0
-"""Seconds between two times that the ledger sees a run. A killed study knows the end of its run as exactly."""
-_SHORTEST_WAIT_S = 0.05
+_LOOK_INTERVAL_S = 5.0
+"""Seconds between two looks at the runs. The budget is passed by at most so much. A killed study knows the end of its
+run as exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class _Session:
         # then.
         for running in self.running.values():
             self.ledger.see(running.run)
-        done, _ = wait(self.running, timeout=self._seconds_left(), return_when=FIRST_COMPLETED)
+        done, _ = wait(self.running, timeout=_LOOK_INTERVAL_S, return_when=FIRST_COMPLETED)
         for future in done:
             error = future.exception()
             if isinstance(error, Exception):
@@ -205,23 +205,6 @@ class _Session:
                     f"spent, and it is expected to cost USD {expected:.2f}"
                 )
         return ""
-
-    def _seconds_left(self) -> float:
-        """Return the seconds until the running runs may pass the budget, at most `_LONGEST_WAIT_S`."""
-        if self.stop_reason:
-            return _LONGEST_WAIT_S
-        found = [_LONGEST_WAIT_S]
-        elapsed = [self._elapsed_s(each) for each in self.running.values()]
-        if self.budget.hours is not None:
-            found.append((3600 * self.budget.hours - self.ledger.spent_s - sum(elapsed)) / len(elapsed))
-        if self.budget.usd is not None:
-            rate = sum(each.hourly_usd or 0.0 for each in self.running.values()) / 3600
-            so_far = sum(
-                self._usd(each.hourly_usd, each_s) for each, each_s in zip(self.running.values(), elapsed, strict=True)
-            )
-            if rate > 0:
-                found.append((self.budget.usd - self.ledger.spent_usd - so_far) / rate)
-        return max(_SHORTEST_WAIT_S, min(found))
 
     def _passed(self) -> str:
         """Return which budget the running runs have passed, or an empty text."""

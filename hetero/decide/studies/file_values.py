@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hetero.decide.studies.placeholders import level_text
 from hetero.decide.studies.runs import Level
 from hetero.documents.text import printable
 from hetero.errors import ConfigError
@@ -74,8 +75,7 @@ def scalar_text(value: object, path: str) -> str:
     """Return a single value as a text."""
     if value == "":
         return ""
-    level = level_of(value, path)
-    return str(level).lower() if isinstance(level, bool) else str(level)
+    return level_text(level_of(value, path))
 
 
 def texts_of(value: object, path: str) -> Mapping[str, str]:

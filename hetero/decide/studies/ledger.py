@@ -18,13 +18,13 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hetero.decide.studies.runs import FINISHED, STATES, STOPPED, Level, PlannedRun, RunResult
+from hetero.decide.studies.runs import FINISHED, STOPPED, EndedRun, Level, PlannedRun, RunResult
 from hetero.documents.files import read_bounded, write_text
-from hetero.documents.records import decode, encode, limits
+from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric, thinned
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report, load_report
@@ -50,23 +50,13 @@ JOB_FILE_NAME = "job.json"
 _ALIVE_FILE_NAME = "alive"
 _VERSION = 1
 _MAX_BYTES = 1 << 30
-_MAX_CAUSE_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    """An ``ended`` line: a result without its report, which is in the run's folder."""
+class _Ended(EndedRun):
+    """An ``ended`` line. The report of the run is in its folder."""
 
-    run_id: str
     digest: str
-    state: str = field(metadata=limits(choices=STATES))
-    exit_code: int = field(metadata=limits(minimum=-255, maximum=255))
-    cause: str
-    started_at: str
-    wall_s: float
-    usd: float | None
-    phases: dict[str, float] = field(default_factory=dict)
-    metrics: tuple[LoggedMetric, ...] = field(default=(), metadata=limits(max_items=MAX_METRICS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,20 +225,9 @@ class RecordedRuns:
         self._open.pop(ended.run_id, None)
         self.spent_s += ended.wall_s
         self.spent_usd += ended.usd or 0.0
-        result = RunResult(
-            run_id=ended.run_id,
-            state=ended.state,
-            exit_code=ended.exit_code,
-            cause=ended.cause,
-            started_at=ended.started_at,
-            wall_s=ended.wall_s,
-            usd=ended.usd,
-            phases=ended.phases,
-            metrics=ended.metrics,
-        )
         # A stopped run runs again.
         if ended.state != STOPPED:
-            self.results[ended.run_id] = ended.digest, result
+            self.results[ended.run_id] = ended.digest, RunResult(**_values_of(ended))
 
 
 class Ledger(RecordedRuns):
@@ -302,19 +281,9 @@ class Ledger(RecordedRuns):
 
     def end(self, run: PlannedRun, result: RunResult) -> None:
         """Record how a run ended."""
-        ended = _Ended(
-            run_id=run.run_id,
-            digest=digest_of(run),
-            state=result.state,
-            exit_code=result.exit_code,
-            cause=result.cause[:_MAX_CAUSE_CHARS],
-            started_at=result.started_at,
-            wall_s=result.wall_s,
-            usd=result.usd,
-            phases=dict(result.phases),
-            # The report has the values that the script logged.
-            metrics=_without(result.metrics, result.report.run.metrics if result.report is not None else ()),
-        )
+        # The report has the values that the script logged.
+        metrics = _without(result.metrics, result.report.run.metrics if result.report is not None else ())
+        ended = _Ended(**{**_values_of(result), "metrics": metrics}, digest=digest_of(run))
         self._add(ended)
         self._append({"kind": "ended", **encode(ended)})
 
@@ -364,6 +333,10 @@ class Ledger(RecordedRuns):
 
 
 _TO_DO = "give another --output-dir, or --fresh to begin again"
+
+
+def _values_of(run: EndedRun) -> dict[str, Any]:
+    return {each.name: getattr(run, each.name) for each in fields(EndedRun)}
 
 
 def _without(values: Sequence[LoggedMetric], known: Sequence[LoggedMetric]) -> tuple[LoggedMetric, ...]:

@@ -7,10 +7,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from hetero.documents.records import limits
 from hetero.metrics.logged import LoggedMetric
-from hetero.report.model import Report
+from hetero.report.model import MAX_METRICS, Report
 
-__all__ = ["FAILED", "FINISHED", "STATES", "STOPPED", "Billing", "Executor", "Level", "PlannedRun", "RunResult"]
+__all__ = [
+    "FAILED",
+    "FINISHED",
+    "STATES",
+    "STOPPED",
+    "Billing",
+    "EndedRun",
+    "Executor",
+    "Level",
+    "PlannedRun",
+    "RunResult",
+]
 
 Level = str | int | float | bool
 """A level of a factor, or a quantity derived from levels."""
@@ -47,13 +59,13 @@ class PlannedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """How a run ended, and what it measured."""
+class EndedRun:
+    """How a run ended, and what the study measured about it. The ledger has this."""
 
     run_id: str
-    state: str
+    state: str = field(metadata=limits(choices=STATES))
     """``finished``, ``failed`` or ``stopped``, see `STATES`."""
-    exit_code: int
+    exit_code: int = field(metadata=limits(minimum=-255, maximum=255))
     cause: str = ""
     """Why the run failed or was stopped. Empty if it finished."""
     started_at: str
@@ -62,10 +74,16 @@ class RunResult:
     """Seconds that the cluster is paid for, from the report if there is one."""
     usd: float | None = None
     """Cost: list prices times `wall_s`. None if a price is unknown."""
-    metrics: tuple[LoggedMetric, ...] = ()
+    metrics: tuple[LoggedMetric, ...] = field(default=(), metadata=limits(max_items=MAX_METRICS))
     """Values that the script logged, and those that the study's expressions found in the log."""
-    phases: Mapping[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase of the run by its name, in order, for example ``start``, ``training`` and ``end``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult(EndedRun):
+    """How a run ended, with its levels and its report."""
+
     levels: Mapping[str, Level] = field(default_factory=dict)
     """Levels and derived quantities of the run. `hetero.decide.studies.conduct` fills them in."""
     replicate: int = 1

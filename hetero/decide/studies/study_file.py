@@ -173,7 +173,11 @@ class Metric:
     after_s: tuple[float, ...] = field(default=(), metadata=limits(minimum=0.001, max_items=20))
     """Seconds since the start of the run, for the quality after a time."""
     regex: str = ""
-    """Expression with one group that finds the value in a line of the log. Empty if the script calls log_metric."""
+    """Expression with one group that finds the value in a line of the log. Empty if the script calls log_metric.
+
+    It runs on the user's own machine. A repetition of a repetition, such as ``(a+)+``, may search a line for hours, and
+    nothing ends it.
+    """
 
     def is_better(self, value: float, other: float) -> bool:
         """Return whether a value is better than another."""

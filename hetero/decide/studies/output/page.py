@@ -19,11 +19,10 @@ from hetero.decide.studies.output.plots import (
     scaling_plot,
 )
 from hetero.decide.studies.output.table import CSV_FILE_NAME, Row, by_levels
-from hetero.decide.studies.placeholders import placeholders
 from hetero.decide.studies.plan import StudyPlan
 from hetero.decide.studies.runs import FAILED, FINISHED, Level, RunResult
 from hetero.decide.studies.statistics import Interval, interval_of, series_of, time_to_quality
-from hetero.decide.studies.study_file import Factor, Metric, Settings, Study
+from hetero.decide.studies.study_file import Factor, Metric, Study
 from hetero.documents.findings import Finding
 from hetero.documents.tables import MAX_ROWS
 from hetero.documents.text import counted, html_text
@@ -40,8 +39,6 @@ __all__ = [
 ]
 
 PAGE_FILE_NAME = "study.html"
-_SIZE_OPTIONS = ("nproc_per_node", "cluster_file")
-"""Launch options that choose the size of the cluster."""
 
 
 def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Row], findings: Sequence[Finding]) -> str:
@@ -184,21 +181,11 @@ def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
 
 
 def _chooses_size(factor: Factor, plan: StudyPlan) -> bool:
-    """Return whether a factor only chooses the size of the cluster. Its levels are then on the axis of the ranks."""
-    if not factor.settings:
-        # Numbers in the text of a group are shown by the ranks already.
-        sizes = {"ranks", "hosts", *placeholders(plan.study.settings.groups)}
-        return factor.is_numeric and factor.name in sizes
-    rest = [_without_size(settings) for settings in factor.settings.values()]
+    """Return whether the ranks determine a factor's level. Its levels are then on the axis of the ranks."""
     levels_of: dict[Level, set[Level]] = {}
     for cell in plan.cells:
         levels_of.setdefault(cell.quantities["ranks"], set()).add(cell.levels[factor.name])
-    return all(each == rest[0] for each in rest) and all(len(levels) == 1 for levels in levels_of.values())
-
-
-def _without_size(settings: Settings) -> Settings:
-    options = {name: value for name, value in settings.options.items() if name not in _SIZE_OPTIONS}
-    return replace(settings, groups=(), ranks=None, expected_minutes=None, options=options)
+    return len(levels_of) > 1 and all(len(levels) == 1 for levels in levels_of.values())
 
 
 def _runs(table: Sequence[Row]) -> str:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hetero.decide.studies.placeholders import level_text
 from hetero.decide.studies.runs import RunResult
 from hetero.decide.studies.statistics import best_value, quality_after, time_to_quality
 from hetero.decide.studies.study_file import Metric
@@ -155,12 +156,8 @@ def csv_text(table: Sequence[Row]) -> str:
     writer = csv.DictWriter(target, columns, lineterminator="\n")
     writer.writeheader()
     for row in table:
-        writer.writerow({name: _csv_cell(value) for name, value in row.items()})
+        writer.writerow({name: None if value is None else level_text(value) for name, value in row.items()})
     return target.getvalue()
-
-
-def _csv_cell(value: Cell) -> Cell:
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def write_csv(path: Path, table: Sequence[Row]) -> None:
