@@ -413,13 +413,9 @@ def differences(published: Published, outcomes: Sequence[Outcome], baseline: Out
 
 
 def predicted_s(profile: Profile, configuration: Configuration) -> float:
-    """Return what the number of vCPUs alone predicts."""
-    return cost.predicted_step_time_s(
-        profile.baseline_step_time_s,
-        baseline_vcpus=num_vcpus(profile, profile.baseline),
-        vcpus=num_vcpus(profile, configuration),
-        accelerator_step_time_s=profile.accelerator_step_time_s,
-    )
+    """Return what the number of vCPUs alone predicts: preprocessing scales with them, beside the accelerator."""
+    ratio = num_vcpus(profile, profile.baseline) / num_vcpus(profile, configuration)
+    return max(profile.accelerator_step_time_s, profile.baseline_step_time_s * ratio)
 
 
 def write_result(

@@ -15,7 +15,6 @@ __all__ = [
     "cost_per_million_samples_usd",
     "cost_per_step_usd",
     "job_cost_usd",
-    "predicted_step_time_s",
     "relative_error",
     "saving",
     "speedup",
@@ -59,36 +58,6 @@ def break_even_speedup(hourly_usd: float, baseline_hourly_usd: float) -> float:
     ``step_time / baseline_step_time < baseline_hourly / hourly``.
     """
     return _positive("hourly_usd", hourly_usd) / _positive("baseline_hourly_usd", baseline_hourly_usd)
-
-
-def predicted_step_time_s(
-    baseline_step_time_s: float, *, baseline_vcpus: float, vcpus: float, accelerator_step_time_s: float = 0.0
-) -> float:
-    """Predict the step time of a data-bound job with a different number of vCPUs for preprocessing.
-
-    The prediction assumes that preprocessing scales with vCPUs and overlaps with the accelerator. The
-    slower of the two determines the step time: ``max(accelerator, baseline * baseline_vcpus / vcpus)``.
-
-    Args:
-        baseline_step_time_s: Step time of a baseline whose bottleneck was the vCPUs.
-        baseline_vcpus: vCPUs that preprocessed in the baseline.
-        vcpus: vCPUs that preprocess in the predicted job.
-        accelerator_step_time_s: Step time with data always ready. 0 if unknown, which makes the result a lower bound.
-
-    Returns:
-        Seconds per step.
-
-    Raises:
-        ConfigError: If a value is not positive and finite. ``accelerator_step_time_s`` may also be 0.
-    """
-    if not (math.isfinite(accelerator_step_time_s) and accelerator_step_time_s >= 0):
-        raise ConfigError(f"accelerator_step_time_s is {accelerator_step_time_s}; it must be finite and at least 0")
-    cpu_s = (
-        _positive("baseline_step_time_s", baseline_step_time_s)
-        * _positive("baseline_vcpus", baseline_vcpus)
-        / _positive("vcpus", vcpus)
-    )
-    return max(accelerator_step_time_s, cpu_s)
 
 
 def relative_error(predicted: float, actual: float) -> float:

@@ -25,8 +25,6 @@ _TRAINING = re.compile(r"(?:[A-Z0-9]+-)?Train:(ml\.[a-z0-9-]+\.[a-z0-9]+)")
 """Matches usage types of training, such as ``EUW1-Train:ml.c5.xlarge``, but not those of warm pools or endpoints."""
 _SERVICE_REGION = "us-east-1"
 """Region of the service, which returns the prices of all regions."""
-_MAX_PAGES = 1000
-"""Maximum number of pages with 100 products each. AmazonSageMaker has thousands of products per region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,22 +80,18 @@ def _client() -> Any:
 
 
 def _products(client: Any, region: str) -> Iterator[dict[str, Any]]:
-    request = {
-        "ServiceCode": _OFFER,
-        "Filters": [{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}],
-        "FormatVersion": "aws_v1",
-        "MaxResults": 100,
-    }
-    for _ in range(_MAX_PAGES):
-        page = client.get_products(**request)
+    # The paginator raises if a token comes twice, so it ends.
+    pages = client.get_paginator("get_products").paginate(
+        ServiceCode=_OFFER,
+        Filters=[{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}],
+        FormatVersion="aws_v1",
+        PaginationConfig={"PageSize": 100},
+    )
+    for page in pages:
         for text in page.get("PriceList", []):
             product = json.loads(text)
             if isinstance(product, dict):
                 yield product
-        if not page.get("NextToken"):
-            return
-        request["NextToken"] = page["NextToken"]
-    raise ConfigError(f"AWS's price list has more than {_MAX_PAGES} pages for {region}; expected fewer")
 
 
 def trained_type(product: Any) -> tuple[str, str] | None:

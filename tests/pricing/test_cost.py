@@ -43,19 +43,17 @@ def test_cost_of_published_rows_is_right_and_the_printed_figure_is_cents(
 
 
 @pytest.mark.parametrize(
-    ("homogeneous", "heterogeneous", "saved_percent", "break_even", "vcpus", "predicted_ms"),
+    ("homogeneous", "heterogeneous", "saved_percent", "break_even"),
     [
-        ((37.688, 0.192), (45.032, 0.086), 46.5, 1.195, (96, 96 + 2 * 72), 77),
-        ((3.825, 1.193), (5.661, 0.184), 77.2, 1.48, (8, 8 + 36), 217),
+        ((37.688, 0.192), (45.032, 0.086), 46.5, 1.195),
+        ((3.825, 1.193), (5.661, 0.184), 77.2, 1.48),
     ],
 )
-def test_published_pairs_give_saving_break_even_and_prediction(
+def test_published_pairs_give_saving_and_break_even(
     homogeneous: tuple[float, float],
     heterogeneous: tuple[float, float],
     saved_percent: float,
     break_even: float,
-    vcpus: tuple[int, int],
-    predicted_ms: float,
 ) -> None:
     saved = cost.saving(cost.cost_per_step_usd(*heterogeneous), cost.cost_per_step_usd(*homogeneous))
     assert 100 * saved == pytest.approx(saved_percent, abs=0.05)
@@ -63,8 +61,6 @@ def test_published_pairs_give_saving_break_even_and_prediction(
     assert needed == pytest.approx(break_even, abs=5e-4)
     achieved = cost.speedup(heterogeneous[1], homogeneous[1])
     assert (achieved > needed) == (saved > 0)
-    predicted_s = cost.predicted_step_time_s(homogeneous[1], baseline_vcpus=vcpus[0], vcpus=vcpus[1])
-    assert 1000 * predicted_s == pytest.approx(predicted_ms, abs=0.5)
 
 
 def test_cheaper_exactly_when_speedup_exceeds_break_even() -> None:
@@ -73,12 +69,6 @@ def test_cheaper_exactly_when_speedup_exceeds_break_even() -> None:
         saved = cost.saving(cost.cost_per_step_usd(45.032, step_s), cost.cost_per_step_usd(37.688, 0.192))
         assert (saved > 0) is is_cheaper
         assert (cost.speedup(step_s, 0.192) > cost.break_even_speedup(45.032, 37.688)) is is_cheaper
-
-
-def test_prediction_with_a_known_accelerator_stops_there() -> None:
-    predict = cost.predicted_step_time_s
-    assert predict(0.192, baseline_vcpus=96, vcpus=240, accelerator_step_time_s=0.1) == 0.1
-    assert predict(0.192, baseline_vcpus=96, vcpus=96, accelerator_step_time_s=0.1) == pytest.approx(0.192)
 
 
 def test_distributed_study_times_give_its_cost_difference() -> None:
@@ -125,10 +115,3 @@ def test_cost_of_value_out_of_range_raises(function: Callable[[float, float], fl
     for arguments in ((bad, 1.0), (1.0, bad)):
         with pytest.raises(ConfigError, match=r"it must be"):
             function(*arguments)
-
-
-@pytest.mark.parametrize("name", ["baseline_vcpus", "vcpus", "accelerator_step_time_s"])
-def test_prediction_from_value_out_of_range_names_it(name: str) -> None:
-    arguments = {"baseline_vcpus": 1.0, "vcpus": 1.0} | {name: math.nan}
-    with pytest.raises(ConfigError, match=name):
-        cost.predicted_step_time_s(1.0, **arguments)

@@ -66,12 +66,11 @@ def test_region_without_prices_is_refused(client: Any) -> None:
             fetch_prices("mars-1", client)
 
 
-def test_service_that_never_ends_is_left(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(price_service, "_MAX_PAGES", 3)
+def test_service_that_never_ends_is_left(client: Any) -> None:
     with stub.Stubber(client) as stubber:
-        for _ in range(3):
+        for _ in range(2):
             stubber.add_response("get_products", {"PriceList": [], "NextToken": "more"})
-        with pytest.raises(ConfigError, match="more than 3 pages"):
+        with pytest.raises(ConfigError, match="The same next token"):
             fetch_prices("us-east-1", client)
 
 

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 from hetero.decide.pages.page import figures_html, html_page, plots_html
 from hetero.decide.planning.plan_plot import plan_plot
-from hetero.decide.planning.plan_text import NOT_ON_SAGEMAKER, break_even_text, cluster_text
+from hetero.decide.planning.plan_text import (
+    NOT_ON_SAGEMAKER,
+    break_even_text,
+    cluster_text,
+    step_interval_text,
+    usd_interval_text,
+)
 from hetero.decide.planning.reasons import seconds_text, usd_text
 from hetero.documents.text import html_text
 from hetero.metrics.figures import BASES
@@ -37,10 +43,10 @@ def _headline(plan: Plan) -> str:
 def _figures(plan: Plan) -> str:
     """Return the figures that decide, each with its basis."""
     chosen = plan.chosen
-    cells = [("step time", seconds_text(chosen.step_time.value), chosen.step_time.basis, _step_interval(chosen))]
+    cells = [("step time", seconds_text(chosen.step_time.value), chosen.step_time.basis, step_interval_text(chosen))]
     if chosen.usd_per_1k_steps is not None:
         usd = chosen.usd_per_1k_steps
-        cells.append(("USD per 1,000 steps", usd_text(usd.value), usd.basis, _usd_interval(chosen)))
+        cells.append(("USD per 1,000 steps", usd_text(usd.value), usd.basis, usd_interval_text(chosen)))
     cells.append(("headspace", seconds_text(plan.headspace.value), plan.headspace.basis, "no cluster is faster"))
     if chosen != plan.baseline:
         needed = plan.break_even_speedup
@@ -76,8 +82,8 @@ def _row(plan: Plan, number: int, cluster: PlannedCluster) -> str:
     cells = (
         f"<td>{number}</td>",
         f'<td class="cluster">{name} <span class="small">{html_text(details)}</span></td>',
-        _value_cell(seconds_text(cluster.step_time.value), _step_interval(cluster)),
-        _value_cell("-" if usd is None else usd_text(usd.value), _usd_interval(cluster)),
+        _value_cell(seconds_text(cluster.step_time.value), step_interval_text(cluster)),
+        _value_cell("-" if usd is None else usd_text(usd.value), usd_interval_text(cluster)),
         _value_cell("-" if hourly is None else f"{hourly:,.3f}", ""),
         f"<td>{html_text(cluster.bottleneck)}</td>",
         f"<td>{html_text(cluster.rejected) or '<strong>chosen</strong>'}</td>",
@@ -89,15 +95,6 @@ def _row(plan: Plan, number: int, cluster: PlannedCluster) -> str:
 def _value_cell(value: str, interval: str) -> str:
     below = f'<span class="small">{html_text(interval)}</span>' if interval else ""
     return f'<td class="number">{html_text(value)}{below}</td>'
-
-
-def _step_interval(cluster: PlannedCluster) -> str:
-    return f"{seconds_text(cluster.step_time_low_s)} to {seconds_text(cluster.step_time_high_s)}"
-
-
-def _usd_interval(cluster: PlannedCluster) -> str:
-    low, high = cluster.usd_per_1k_steps_low, cluster.usd_per_1k_steps_high
-    return "" if low is None or high is None else f"{usd_text(low)} to {usd_text(high)}"
 
 
 def _to_paste(plan: Plan) -> str:

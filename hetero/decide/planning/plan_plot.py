@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.decide.pages.drawing import PALETTE, QUIET, Plot, legend, new_axes, plain_ticks, svg_of
 from hetero.decide.pages.front import pareto_front
-from hetero.decide.planning.plan_text import cluster_text
+from hetero.decide.planning.plan_text import cluster_text, step_interval_text
 from hetero.decide.planning.reasons import seconds_text, usd_text
 from hetero.documents.text import counted
 from hetero.report.plan import Plan, PlannedCluster
@@ -175,9 +175,8 @@ def _gid(point: _Point) -> str:
 
 def _tip(point: _Point) -> str:
     cluster, (step_s, usd) = point.cluster, point.place
-    times = " to ".join(map(seconds_text, (cluster.step_time_low_s, cluster.step_time_high_s)))
     return (
-        f"{point.row}. {cluster_text(cluster)}\n{seconds_text(step_s)} per step ({times}), "
+        f"{point.row}. {cluster_text(cluster)}\n{seconds_text(step_s)} per step ({step_interval_text(cluster)}), "
         f"USD {usd_text(usd)} per 1,000 steps\n{cluster.rejected or 'chosen'}"
     )
 

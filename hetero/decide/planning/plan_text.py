@@ -6,7 +6,14 @@ from hetero.decide.planning.reasons import form_text, seconds_text, usd_text
 from hetero.documents.tables import markdown_table
 from hetero.report.plan import Plan, PlannedCluster
 
-__all__ = ["NOT_ON_SAGEMAKER", "break_even_text", "cluster_text", "plan_text"]
+__all__ = [
+    "NOT_ON_SAGEMAKER",
+    "break_even_text",
+    "cluster_text",
+    "plan_text",
+    "step_interval_text",
+    "usd_interval_text",
+]
 
 NOT_ON_SAGEMAKER = "Not on SageMaker: there, all groups of a job are spot instances, or none."
 
@@ -28,9 +35,9 @@ def _table(plan: Plan) -> str:
         (
             cluster_text(cluster),
             f"{seconds_text(cluster.step_time.value)}{'' if cluster.step_time.basis == 'modelled' else ' *'}",
-            f"{seconds_text(cluster.step_time_low_s)} to {seconds_text(cluster.step_time_high_s)}",
+            step_interval_text(cluster),
             "-" if cluster.usd_per_1k_steps is None else usd_text(cluster.usd_per_1k_steps.value),
-            _usd_interval(cluster),
+            usd_interval_text(cluster) or "-",
             cluster.bottleneck,
             cluster.rejected or "chosen",
         )
@@ -43,9 +50,15 @@ def _table(plan: Plan) -> str:
     return table + footnote
 
 
-def _usd_interval(cluster: PlannedCluster) -> str:
+def step_interval_text(cluster: PlannedCluster) -> str:
+    """Return the 90 % interval of the step time."""
+    return f"{seconds_text(cluster.step_time_low_s)} to {seconds_text(cluster.step_time_high_s)}"
+
+
+def usd_interval_text(cluster: PlannedCluster) -> str:
+    """Return the 90 % interval of the cost, or an empty text if a price is unknown."""
     low, high = cluster.usd_per_1k_steps_low, cluster.usd_per_1k_steps_high
-    return "-" if low is None or high is None else f"{usd_text(low)} to {usd_text(high)}"
+    return "" if low is None or high is None else f"{usd_text(low)} to {usd_text(high)}"
 
 
 def break_even_text(plan: Plan) -> str:
