@@ -21,7 +21,7 @@ from hetero.documents.files import read_bounded
 from hetero.documents.text import MAX_TEXT_CHARS, printable, shortened
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_ITEMS", "JsonRecord", "Mismatch", "camel_case", "decode", "encode", "limits", "load"]
+__all__ = ["MAX_ITEMS", "JsonRecord", "Mismatch", "camel_case", "decode", "encode", "json_text", "limits", "load"]
 
 MAX_ITEMS = 10_000
 """Limit of entries in one list or object."""
@@ -155,8 +155,13 @@ def decode(
     return built
 
 
+def json_text(record: object) -> str:
+    """Return a dataclass as the text of a JSON file that `load` reads. JSON has no NaN, so a NaN is a `ValueError`."""
+    return json.dumps(encode(record), indent=2, allow_nan=False) + "\n"
+
+
 def load(cls: type[T], path: str | Path, file_name: str, *, to_do: str) -> T:
-    """Read a dataclass from a JSON file that contains what `encode` returned.
+    """Read a dataclass from a JSON file that contains what `json_text` returned.
 
     Args:
         cls: See `decode`.

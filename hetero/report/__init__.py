@@ -15,7 +15,7 @@ commands.py   reads and writes the files
 from __future__ import annotations
 
 from hetero.report.build import build_report
-from hetero.report.commands import compare_files, show_file, write_report
+from hetero.report.commands import show_file, write_report
 from hetero.report.compare import Comparison, compare
 from hetero.report.markdown import render_comparison, render_report
 from hetero.report.model import GroupFacts, RankFacts, Report, RunFacts, load_report
@@ -28,7 +28,6 @@ __all__ = [
     "RunFacts",
     "build_report",
     "compare",
-    "compare_files",
     "load_report",
     "render_comparison",
     "render_report",

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetero.documents.records import decode, encode, limits, load
+from hetero.documents.records import limits, load
 from hetero.errors import ExitCode
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
@@ -268,7 +268,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One run and the conclusions from it. Immutable. `hetero.report.build_report` creates it."""
+    """One run and the conclusions from it. Immutable. `hetero.report.build_report` creates it.
+
+    The schema of its JSON is ``hetero/report/data/report.schema.json``.
+    """
 
     schema_version: int = field(metadata=limits(minimum=SCHEMA_VERSION, maximum=SCHEMA_VERSION))
     run: RunFacts
@@ -290,21 +293,6 @@ class Report:
             for label, summary in rank.labelled
             if label == self.headline.loader
         }
-
-    def to_json(self) -> dict[str, object]:
-        """Return the report as JSON values (schema: ``hetero/report/data/report.schema.json``)."""
-        result: dict[str, object] = encode(self)
-        return result
-
-    @classmethod
-    def from_json(cls, value: object, *, path: str = "") -> Report:
-        """Return the report in parsed JSON.
-
-        Raises:
-            ConfigError: If the schema version differs, a key is unknown or missing, or a value is out of range. The
-                message names the key path.
-        """
-        return decode(cls, value, path=path)
 
 
 def load_report(path: str | Path) -> Report:

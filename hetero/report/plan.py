@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetero.documents.records import encode, limits, load
+from hetero.documents.records import limits, load
 from hetero.metrics.figures import Figure
 
 __all__ = [
@@ -181,11 +181,6 @@ class Plan:
             if is_alike and _sizes(cluster.groups) == wanted and cluster.form in forms:
                 return cluster
         return None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the plan as JSON values."""
-        result: dict[str, object] = encode(self)
-        return result
 
 
 def load_plan(path: str | Path) -> Plan:

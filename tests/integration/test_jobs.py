@@ -19,7 +19,7 @@ import pytest
 from harness import DNN, TORCH_CHAIN, Job, StartJob, audit, chains, chains_alone, data, wait_gone
 
 from hetero.audit.reading import read_ledger
-from hetero.report import compare_files
+from hetero.report import compare, load_report, render_comparison
 
 LEASE_S = 3.0
 """The shortest there is."""
@@ -89,7 +89,8 @@ def test_chain_any_placement_is_the_same(placed: dict[str, Job], alone: Path, na
 @pytest.mark.fault("F36")
 def test_report_of_a_job_without_data_hosts_is_the_baseline_of_the_others(placed: dict[str, Job]) -> None:
     assert "batches computed" not in placed["none"].report()["run"]["events"]
-    comparison = compare_files(placed["none"].directory / "run", placed["remote"].directory / "run")
+    reports = [load_report(placed[name].directory / "run") for name in ("none", "remote")]
+    comparison = render_comparison(compare(*reports))
     assert comparison.index("homogeneous") < comparison.index("heterogeneous"), comparison
 
 

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from planning_profiles import make_profile, measured, spread
 
+from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
 from hetero.metrics.profile.assembly import JobFacts, assemble_profile
 from hetero.metrics.profile.parts import Contents, HostPart, RankPart, SampledWork
@@ -198,8 +199,8 @@ def test_profile_json_satisfies_the_schema_and_survives() -> None:
     text = resources.files("hetero.metrics.profile").joinpath("data/profile.schema.json").read_text(encoding="utf-8")
     schema = json.loads(text)
     profile = assemble_profile({0: rank_part()}, [host_part()], FACTS)
-    jsonschema.validate(profile.to_json(), schema)
-    assert Profile.from_json(profile.to_json()) == profile
+    jsonschema.validate(encode(profile), schema)
+    assert decode(Profile, encode(profile)) == profile
 
 
 def test_first_sentence_says_what_the_accelerators_could_take_and_what_the_cpus_make() -> None:

@@ -11,6 +11,7 @@ from planning_profiles import make_profile
 
 from hetero.decide.planning.options import PlanOptions
 from hetero.decide.planning.plan import make_plan
+from hetero.documents.records import decode, json_text
 from hetero.metrics.figures import Figure
 from hetero.metrics.steps import StepSummary, StepTimer
 from hetero.pricing.catalog import Catalogue
@@ -58,7 +59,7 @@ def test_report_of_a_planned_run_says_how_far_the_plan_was(catalogue: Catalogue)
     text = render_report(report)
     assert "4.8 % less than the 210 ms of the run, which is inside the interval" in text
     assert "It expected USD 0.25 per 1,000 steps. The run took USD 0.2231" in text
-    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
+    assert decode(Report, json.loads(json_text(report))) == report
 
 
 def test_report_of_a_planned_run_outside_the_interval_says_so(catalogue: Catalogue) -> None:

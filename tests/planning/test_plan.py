@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from hetero.decide.planning.plan import make_plan
 from hetero.decide.planning.plan_page import plan_page
 from hetero.decide.planning.plan_text import plan_text
 from hetero.decide.planning.reasons import seconds_text, usd_text
+from hetero.documents.records import json_text
 from hetero.errors import ConfigError
 from hetero.metrics.profile.profile import CodecProfile, ConcurrencyPoint, Profile, Spread
 from hetero.pricing.catalog import Catalogue
@@ -224,7 +224,7 @@ def test_spot_hosts_are_cheaper_and_named(catalogue: Catalogue) -> None:
 
 def test_plan_written_as_json_reads_the_same(catalogue: Catalogue, tmp_path: Path) -> None:
     plan = plan_of(catalogue, headspace_s=0.18, cpu_s=0.15)
-    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
+    (tmp_path / "plan.json").write_text(json_text(plan))
     assert load_plan(tmp_path) == plan
     (tmp_path / "plan.json").write_text('{"schema_version": 7}')
     with pytest.raises(ConfigError, match="schema_version: found 7, expected 1; make one with hetero plan"):

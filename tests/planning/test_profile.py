@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from planning_profiles import make_profile
 
+from hetero.documents.records import encode
 from hetero.errors import ConfigError
 from hetero.metrics.profile.profile import MAX_VALUES, Spread, load_profile, write_profile
 
@@ -17,7 +18,7 @@ def test_profile_written_and_read_is_the_same(tmp_path: Path) -> None:
 
 
 def test_profile_of_another_schema_is_rejected_for_its_version_with_what_to_do(tmp_path: Path) -> None:
-    value = make_profile(headspace_s=0.2, cpu_s=0.01).to_json() | {"schema_version": 2, "new": 1}
+    value = encode(make_profile(headspace_s=0.2, cpu_s=0.01)) | {"schema_version": 2, "new": 1}
     (tmp_path / "profile.json").write_text(json.dumps(value))
     with pytest.raises(ConfigError) as caught:
         load_profile(tmp_path)
@@ -42,7 +43,7 @@ def test_profile_that_is_malformed_is_rejected(tmp_path: Path, content: str | No
 
 
 def test_profile_with_an_impossible_number_names_its_path(tmp_path: Path) -> None:
-    value = make_profile(headspace_s=0.2, cpu_s=0.01).to_json()
+    value = encode(make_profile(headspace_s=0.2, cpu_s=0.01))
     value["training"]["headspace_s"]["mean"] = -1  # type: ignore[index]
     (tmp_path / "profile.json").write_text(json.dumps(value))
     with pytest.raises(ConfigError, match=r"training\.headspace_s\.mean: found -1"):

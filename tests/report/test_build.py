@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hetero.documents.records import decode, encode
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
@@ -61,7 +62,7 @@ def test_cost_of_a_simulated_run_without_emulation_is_unknown(
     text = render_report(report)
     assert objection in text
     assert "Per 1,000 steps" not in text
-    assert Report.from_json(report.to_json()) == report
+    assert decode(Report, encode(report)) == report
 
 
 def test_cost_of_a_run_on_real_hosts_needs_no_emulation(make_facts: FactsMaker, usage_of: UsageMaker) -> None:

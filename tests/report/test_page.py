@@ -16,6 +16,7 @@ from browser import needs_chromium, open_page
 from hetero.cli import main
 from hetero.decide.pages.run_page import comparison_page, run_page
 from hetero.decide.pages.run_plots import step_parts_s
+from hetero.documents.records import encode
 from hetero.errors import ConfigError, ExitCode
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.step_series import StepSeries
@@ -239,7 +240,7 @@ def test_report_command_writes_the_page_and_keeps_its_inputs(
 ) -> None:
     for name, is_heterogeneous in (("a", False), ("b", True)):
         (tmp_path / name).mkdir()
-        document = report_of(is_heterogeneous=is_heterogeneous).to_json()
+        document = encode(report_of(is_heterogeneous=is_heterogeneous))
         (tmp_path / name / "report.json").write_text(json.dumps(document))
     runs = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert main(["report", *runs, "--html", str(tmp_path / "page.html")]) == ExitCode.OK

@@ -14,6 +14,7 @@ from hetero.decide.planning.candidates import Candidate
 from hetero.decide.planning.machines import Machine
 from hetero.decide.planning.steps.model import StepModel
 from hetero.decide.profile import load_any_profile, profile_of_report
+from hetero.documents.records import decode, json_text
 from hetero.errors import ConfigError
 from hetero.metrics.profile.profile import Profile, write_profile
 from hetero.metrics.steps import StepSummary
@@ -44,7 +45,7 @@ def test_profile_of_a_homogeneous_run_has_the_time_of_its_vcpus(make_facts: Fact
     bases = {supply.sample_cpu_s.basis, profile.training.headspace_s.basis, profile.training.step_s.basis}
     assert bases == {"modelled"}
     assert (profile.origin, profile.training.num_hosts) == ("report", 1)
-    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    assert decode(Profile, json.loads(json_text(profile))) == profile
 
 
 def test_profile_of_a_heterogeneous_run_has_the_data_hosts(make_facts: FactsMaker) -> None:

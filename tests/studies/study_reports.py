@@ -10,6 +10,7 @@ from typing import Any
 from hetero.decide.studies.plan import StudyPlan, plan_study
 from hetero.decide.studies.runs import PlannedRun, RunResult
 from hetero.decide.studies.study_file import Study, parse_study
+from hetero.documents.records import encode
 from hetero.metrics.logged import LoggedMetric
 from hetero.pricing import Catalogue
 from hetero.report import GroupFacts, Report, RunFacts, build_report
@@ -81,7 +82,7 @@ def report_of(*, wall_s: float = 100.0, **metrics: float) -> Report:
 
 def report_document(**metrics: float) -> dict[str, object]:
     """Return such a report as JSON values."""
-    return report_of(**metrics).to_json()
+    return encode(report_of(**metrics))
 
 
 def result_of(run: PlannedRun, *, wall_s: float = 10.0, **changes: Any) -> RunResult:

@@ -14,6 +14,7 @@ from study_reports import PretendExecutor, report_of, result_of, small_runs
 from hetero.decide.studies.conduct import Progress, conduct, read_results
 from hetero.decide.studies.runs import PlannedRun, RunResult
 from hetero.decide.studies.study_file import Budget
+from hetero.documents.records import json_text
 from hetero.errors import BudgetError, ConfigError, ExitCode
 from hetero.metrics.logged import LoggedMetric
 
@@ -262,7 +263,7 @@ def test_result_is_read_back_with_its_report_and_its_levels(tmp_path: Path) -> N
 
     def before(run: PlannedRun) -> RunResult:
         folder = tmp_path / "runs" / run.run_id
-        (folder / "report.json").write_text(json.dumps(report.to_json()))
+        (folder / "report.json").write_text(json_text(report))
         metrics = (found, *report.run.metrics)
         return result_of(run, report=report, metrics=metrics, phases={"compute": 3.0}, levels={})
 

@@ -18,6 +18,7 @@ from study_reports import PRICED, report_of, small_runs
 from hetero import cli, config
 from hetero.decide.studies.executors import LaunchExecutor, SimulateExecutor, phases_of
 from hetero.decide.studies.runs import PlannedRun
+from hetero.documents.records import json_text
 from hetero.errors import ConfigError
 from hetero.metrics.logged import MetricPattern
 from hetero.metrics.steps import StepTimer
@@ -79,7 +80,7 @@ def test_price_is_that_of_all_hosts(run: PlannedRun) -> None:
 
 
 def test_result_has_the_report_and_what_the_expressions_found(run: PlannedRun, tmp_path: Path) -> None:
-    report = json.dumps(report_of(wall_s=120.0, f1=0.5).to_json())
+    report = json_text(report_of(wall_s=120.0, f1=0.5))
     code = (
         f"open('{{folder}}/report.json', 'w').write({report!r})\n"
         "print('[trainer algo-1 trainer] rank 1: loss: 2.5')\nprint('loss: none')\n"

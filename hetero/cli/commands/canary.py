@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,6 +116,7 @@ def _execute(namespace: argparse.Namespace) -> int:
     from hetero.decide.studies.plan import catalogue_of
     from hetero.decide.studies.study import progress_text
     from hetero.decide.studies.study_file import Budget
+    from hetero.documents.records import json_text
     from hetero.system import logs
 
     # Check the command line before the first run.
@@ -161,7 +161,7 @@ def _execute(namespace: argparse.Namespace) -> int:
         fresh=namespace.fresh,
         on_progress=lambda progress: logger.info("%s", progress_text(progress)),
     )
-    say(json.dumps(report.to_json(), indent=2) + "\n" if namespace.json else canary_text(report))
+    say(json_text(report) if namespace.json else canary_text(report))
     logger.info("forecast: %s", folder / "canary.html")
     is_refused = any(candidate.refused("time") for candidate in report.candidates)
     return 1 if is_refused else int(ExitCode.OK)

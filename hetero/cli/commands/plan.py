@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +73,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.decide.planning.plan_page import plan_page
     from hetero.decide.planning.plan_text import plan_text
     from hetero.decide.profile import load_any_profile
+    from hetero.documents.records import json_text
 
     check_page(namespace.html, (namespace.profile,))
     options = _options(namespace)
@@ -81,7 +81,7 @@ def _run(namespace: argparse.Namespace) -> int:
     plan = make_plan(load_any_profile(namespace.profile, catalogue), catalogue, options)
     if namespace.html is not None:
         write_page(namespace.html, plan_page(plan))
-    say(json.dumps(plan.to_json(), indent=2, allow_nan=False) + "\n" if namespace.json else plan_text(plan))
+    say(json_text(plan) if namespace.json else plan_text(plan))
     return int(ExitCode.OK)
 
 

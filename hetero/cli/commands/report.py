@@ -25,15 +25,16 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    from hetero.decide.pages.run_page import page_of_files
-    from hetero.report import commands
+    from hetero.decide.pages.run_page import comparison_page, run_page
+    from hetero.report.compare import compare
+    from hetero.report.markdown import render_comparison, render_report
+    from hetero.report.model import load_report
 
     check_page(namespace.html, [path for path in (namespace.baseline, namespace.candidate) if path is not None])
-    if namespace.candidate is None:
-        text = commands.show_file(namespace.baseline)
-    else:
-        text = commands.compare_files(namespace.baseline, namespace.candidate)
+    report = load_report(namespace.baseline)
+    comparison = None if namespace.candidate is None else compare(report, load_report(namespace.candidate))
     if namespace.html is not None:
-        write_page(namespace.html, page_of_files(namespace.baseline, namespace.candidate))
+        write_page(namespace.html, run_page(report) if comparison is None else comparison_page(comparison))
+    text = render_report(report) if comparison is None else render_comparison(comparison)
     say(text.rstrip("\n") + "\n")
     return int(ExitCode.OK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -27,6 +26,7 @@ from hetero.decide.studies.runs import STOPPED, Billing, Executor, PlannedRun, R
 from hetero.decide.studies.study_file import PRICE_OPTIONS, Budget
 from hetero.documents.files import write_text
 from hetero.documents.quantities import GIB
+from hetero.documents.records import json_text
 from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
@@ -349,7 +349,7 @@ def write_report(report: CanaryReport, folder: Path) -> None:
         ConfigError: If a file cannot be written.
     """
     try:
-        write_text(folder / CANARY_FILE_NAME, json.dumps(report.to_json(), indent=2) + "\n")
+        write_text(folder / CANARY_FILE_NAME, json_text(report))
         write_text(folder / TEXT_FILE_NAME, canary_text(report))
         write_text(folder / PAGE_FILE_NAME, canary_page(report))
     except OSError as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetero.decide.canary.points import CanaryPoint
-from hetero.documents.records import encode, limits, load
+from hetero.documents.records import limits, load
 from hetero.metrics.figures import BASES
 
 __all__ = [
@@ -138,11 +138,6 @@ class CanaryReport:
     """How the data was reduced, in one sentence."""
     candidates: tuple[Candidate, ...]
     decision: Decision | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the result as JSON values."""
-        result: dict[str, object] = encode(self)
-        return result
 
 
 def load_canary(path: str | Path) -> CanaryReport:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from hetero.decide.pages.drawing import PALETTE
 from hetero.decide.pages.page import figures_html, html_page, more_html, plots_html, table_html
@@ -14,25 +13,11 @@ from hetero.documents.tables import MAX_ROWS
 from hetero.documents.text import html_text
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.step_series import StepSeries
-from hetero.report.compare import Comparison, compare
-from hetero.report.model import REPORT_FILE_NAME, Report, load_report
+from hetero.report.compare import Comparison
+from hetero.report.model import REPORT_FILE_NAME, Report
 from hetero.report.verdict import pace_text, saving_text, speedup_text, verdict_text
 
-__all__ = ["comparison_page", "page_of_files", "run_page"]
-
-
-def page_of_files(path: str | Path, candidate: str | Path | None = None) -> str:
-    """Return the HTML page of one report, or of the comparison of two.
-
-    Args:
-        path: ``report.json``, or the directory that contains it.
-        candidate: The same for the run to compare with it. None: the page shows the first run alone.
-
-    Raises:
-        ConfigError: If a report is missing or malformed, or a compared report has no measured step.
-    """
-    report = load_report(path)
-    return run_page(report) if candidate is None else comparison_page(compare(report, load_report(candidate)))
+__all__ = ["comparison_page", "run_page"]
 
 
 def run_page(report: Report) -> str:

@@ -20,6 +20,7 @@ from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.config.options import DEFAULT_DATA_SERVICE
 from hetero.control.status import Cause, HostStatus
 from hetero.documents.files import write_text
+from hetero.documents.records import json_text
 from hetero.documents.text import code_span
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.data_services import find_service
@@ -80,7 +81,7 @@ def write_report(
         catalogue = plan.options.catalogue()
         report = build_report(facts, catalogue)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / REPORT_FILE_NAME, json.dumps(report.to_json(), indent=2) + "\n")
+        write_text(folder / REPORT_FILE_NAME, json_text(report))
         text = render_report(report)
         if cause is not None:
             text += f"\nThe run failed: {code_span(cause.first_line)}\n"

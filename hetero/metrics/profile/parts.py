@@ -35,8 +35,31 @@ MAX_INDICES = 2048
 MAX_ARGUMENTS_CHARS = 8192
 """Limit of the arguments of a data set whose supply is measured. A heartbeat carries them."""
 
-_Part = TypeVar("_Part")
+_Part = TypeVar("_Part", bound="_Sent")
 _Thinned = TypeVar("_Thinned", "RankPart", SupplyProfile)
+
+
+class _Sent:
+    """A record that is sent as JSON."""
+
+    __slots__ = ()
+
+    def to_json(self) -> bytes:
+        """Return the record as JSON, with six digits of each value."""
+        return json.dumps(_rounded(encode(self)), allow_nan=False, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls: type[_Part], content: bytes) -> _Part:
+        """Return the record in JSON.
+
+        Raises:
+            ConfigError: If it is malformed.
+        """
+        try:
+            return decode(cls, json.loads(content))
+        # JSON that is nested deeply is a RecursionError.
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"a part of the profile is malformed: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +93,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPart:
+class RankPart(_Sent):
     """What one rank has measured. Until it is done, only the progress is set."""
 
     loader: str
@@ -108,20 +131,11 @@ class RankPart:
 
     def to_json(self) -> bytes:
         """Return the record as JSON, with six digits of each value, and with fewer values of each distribution."""
-        return _to_json(_thinned(self))
-
-    @classmethod
-    def from_json(cls, content: bytes) -> RankPart:
-        """Return the record in JSON.
-
-        Raises:
-            ConfigError: If it is malformed.
-        """
-        return _from_json(cls, content)
+        return _Sent.to_json(_thinned(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostPart:
+class HostPart(_Sent):
     """What one host measured after the training."""
 
     supply: SupplyProfile | None = None
@@ -130,19 +144,6 @@ class HostPart:
     receive_cpu_s_per_gb: Figure | None = None
     notes: tuple[str, ...] = ()
     """One sentence for each figure that could not be measured, with the reason."""
-
-    def to_json(self) -> bytes:
-        """Return the record as JSON, with six digits of each value."""
-        return _to_json(self)
-
-    @classmethod
-    def from_json(cls, content: bytes) -> HostPart:
-        """Return the record in JSON.
-
-        Raises:
-            ConfigError: If it is malformed.
-        """
-        return _from_json(cls, content)
 
 
 def _thinned(record: _Thinned) -> _Thinned:
@@ -165,10 +166,6 @@ def _thin(spread: Spread) -> Spread:
     return dataclasses.replace(spread, values=tuple(spread.values[int(index * stride)] for index in range(MAX_VALUES)))
 
 
-def _to_json(part: RankPart | HostPart) -> bytes:
-    return json.dumps(_rounded(encode(part)), allow_nan=False, separators=(",", ":")).encode()
-
-
 def _rounded(value: object) -> object:
     """Return JSON values with shorter numbers, because a heartbeat has a limited size."""
     if isinstance(value, float):
@@ -178,11 +175,3 @@ def _rounded(value: object) -> object:
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return value
-
-
-def _from_json(cls: type[_Part], content: bytes) -> _Part:
-    try:
-        return decode(cls, json.loads(content))
-    # JSON that is nested deeply is a RecursionError.
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"a part of the profile is malformed: {error}") from error

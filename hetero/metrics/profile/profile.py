@@ -6,7 +6,6 @@ measured, measured with an emulated part (simulated), or computed from other fig
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetero.documents.files import write_text
-from hetero.documents.records import decode, encode, limits, load
+from hetero.documents.records import decode, encode, json_text, limits, load
 from hetero.errors import ConfigError
 from hetero.metrics.figures import BASES, Figure
 
@@ -203,7 +202,7 @@ class TrainingProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The figures of one job. Immutable."""
+    """The figures of one job. Immutable. The schema of its JSON is ``hetero/decide/planning/data/profile.schema.json``."""
 
     schema_version: int = field(metadata=limits(minimum=SCHEMA_VERSION, maximum=SCHEMA_VERSION))
     command: str
@@ -227,21 +226,6 @@ class Profile:
     notes: tuple[str, ...] = ()
     """One sentence for each figure that could not be measured, with the reason."""
     versions: dict[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, object]:
-        """Return the profile as JSON values (schema: ``hetero/metrics/profile/data/profile.schema.json``)."""
-        result: dict[str, object] = encode(self)
-        return result
-
-    @classmethod
-    def from_json(cls, value: object) -> Profile:
-        """Return the profile in parsed JSON.
-
-        Raises:
-            ConfigError: If the schema version differs, a key is unknown or missing, or a value is out of range. The
-                message names the key path.
-        """
-        return decode(cls, value)
 
 
 def check_figures(profile: Profile) -> None:
@@ -298,4 +282,4 @@ def write_profile(profile: Profile, path: Path) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    write_text(path, json.dumps(profile.to_json(), indent=2, allow_nan=False) + "\n")
+    write_text(path, json_text(profile))

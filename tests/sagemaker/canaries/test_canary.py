@@ -19,6 +19,7 @@ from study_reports import report_of
 
 from hetero.decide.canary.files import DataFile
 from hetero.decide.canary.model import load_canary
+from hetero.documents.records import json_text
 from hetero.errors import BudgetError, ConfigError
 from hetero.report.model import RankFacts
 from hetero.sagemaker.canaries.canary import _target_uri
@@ -254,7 +255,7 @@ def test_memory_is_that_of_the_hosts_that_train(
 
     groups = [InstanceGroup("data_group", "ml.m5.large", 2), InstanceGroup("dnn_group", "ml.p3.16xlarge", 1)]
     report, ranks = report_of(), (RankFacts(rank=0, host="algo-2", loaders=()),)
-    content = json.dumps(replace(report, run=replace(report.run, ranks=ranks)).to_json()).encode()
+    content = json_text(replace(report, run=replace(report.run, ranks=ranks))).encode()
 
     def download(session: Any, uri: str, target: Path) -> bool:
         with tarfile.open(target, mode="w:gz") as archive:

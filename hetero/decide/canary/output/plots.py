@@ -8,7 +8,7 @@ from functools import partial
 from hetero.decide.canary.model import CanaryReport, Candidate, ForecastFigure
 from hetero.decide.pages.drawing import PALETTE, QUIET, Plot, bar_axes, legend, new_axes, svg_of
 
-__all__ = ["comparison_plot", "draws_of", "figure_plot", "runs_plot"]
+__all__ = ["comparison_plot", "draws_of", "figure_plot"]
 
 _SHOWN = ("time", "memory peak", "CPU mean", "GPU mean", "GPU memory peak")
 _SCALES = {"bytes": (1e9, "GB")}
@@ -20,8 +20,6 @@ def draws_of(report: CanaryReport) -> dict[str, Callable[[], Plot | None]]:
     if len(report.candidates) > 1:
         draws["cost"] = partial(comparison_plot, report.candidates, "cost")
     for candidate in report.candidates:
-        if candidate.points and not candidate.figures:
-            draws[f"{candidate.name}: runs"] = partial(runs_plot, candidate)
         for name in _SHOWN:
             figure = candidate.figure(name)
             if figure is not None and figure.points:
@@ -63,23 +61,6 @@ def figure_plot(candidate: Candidate, figure: ForecastFigure) -> Plot:
     right.set_xticks([0], ["the whole\n(refused)" if refusals else "the whole"])
     caption = refusals[0].reason if refusals else "Bar: forecast of the whole with its 90 % interval."
     return Plot(title=f"{candidate.name}: {figure.name}", caption=caption, svg=svg_of(left))
-
-
-def runs_plot(candidate: Candidate) -> Plot:
-    """Return the time of the runs of a candidate without a forecast. Crosses are runs that failed."""
-    (axes,) = new_axes()
-    for failed, mark, label in ((False, "o", "finished"), (True, "x", "failed")):
-        points = [point for point in candidate.points if bool(point.failure) == failed]
-        if points:
-            x, y = [100 * point.fraction for point in points], [point.wall_s for point in points]
-            axes.plot(x, y, mark, color=PALETTE[int(failed)], label=label)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("% of the data")
-    axes.set_ylabel("time [s]")
-    legend(axes)
-    caption = candidate.refusals[0].reason if candidate.refusals else ""
-    return Plot(title=f"{candidate.name}: canary runs", caption=caption, svg=svg_of(axes))
 
 
 def comparison_plot(candidates: Sequence[Candidate], name: str) -> Plot | None:
