@@ -20,7 +20,7 @@ import datetime as dt
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,16 @@ class Catalogue:
                 "  to do: see `hetero prices list`, or add the type with --price TYPE=USD or --price-file FILE"
             )
         return info
+
+    def hourly_usd(self, hosts: Iterable[tuple[str, int]]) -> float | None:
+        """Return the price of hosts per hour, or None if a price is unknown.
+
+        Args:
+            hosts: Instance types with their numbers of hosts.
+        """
+        found = [(self.find(instance_type), count) for instance_type, count in hosts]
+        prices = [None if info is None or info.hourly_usd is None else info.hourly_usd * count for info, count in found]
+        return None if None in prices else sum(price or 0.0 for price in prices)
 
     def explain(self, instance_type: str) -> str | None:
         """Return one line that explains why a type lacks a price and how to add one. None if it has a price."""

@@ -126,7 +126,8 @@ class EstimatorExecutor:
     def hourly_usd(self, run: PlannedRun) -> float | None:
         """Return the price of all instances of the run per hour, or None if a price is unknown."""
         if run.run_id not in self._prices:
-            self._prices[run.run_id] = hourly_usd(adapter_of(self._made(run).estimator).groups(), self._catalogue)
+            groups = adapter_of(self._made(run).estimator).groups()
+            self._prices[run.run_id] = self._catalogue.hourly_usd((each.instance_type, each.count) for each in groups)
         return self._prices[run.run_id]
 
     def billed_s(self, run: PlannedRun) -> float:

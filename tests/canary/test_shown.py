@@ -60,17 +60,6 @@ def test_page_is_valid_and_has_the_same(report: CanaryReport) -> None:
     assert "script" not in {element.tag for element in root.iter()}
 
 
-def test_runs_without_a_forecast_have_a_plot_too() -> None:
-    pytest.importorskip("matplotlib")
-    points = job(lambda f: 100 * f, more=lambda f: {"failure": "exit code 1: MemoryError" if f > 0.01 else ""})
-    shown = forecast(Candidate(name="small", groups=("t=small:1",), points=points)).shown
-    report = CanaryReport(schema_version=SCHEMA_VERSION, command="train.py", how="", candidates=(shown,), decision=None)
-    (plot,) = drawn(report)
-    assert plot.title == "small: canary runs"
-    assert "MemoryError" in plot.caption
-    assert "failed" in plot.svg
-
-
 def test_plots_show_points_and_refusals(report: CanaryReport) -> None:
     pytest.importorskip("matplotlib")
     plots = drawn(report)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hetero.decide.pages.page import figures_html, html_page, plots_html
 from hetero.decide.planning.plan_plot import plan_plot
 from hetero.decide.planning.plan_text import (
@@ -15,21 +13,14 @@ from hetero.decide.planning.plan_text import (
 )
 from hetero.decide.planning.reasons import seconds_text, usd_text
 from hetero.documents.text import html_text
-from hetero.metrics.figures import BASES
 from hetero.report.plan import Plan, PlannedCluster
 
 __all__ = ["plan_page"]
 
-_BASIS_TEXTS = {
-    "measured": "measured on real hardware",
-    "simulated": "measured with an emulated part",
-    "modelled": "computed from other figures",
-}
-
 
 def plan_page(plan: Plan) -> str:
     """Return the page. It is valid both as HTML and as XML. Without matplotlib it has no plot."""
-    parts = [_headline(plan), _figures(plan), _plot(plan), _table(plan), _to_paste(plan), _notes(plan), _origin(plan)]
+    parts = [_headline(plan), _figures(plan), _plot(plan), _table(plan), _to_paste(plan), _notes(plan)]
     return html_page(f"Plan for {plan.command}", parts)
 
 
@@ -70,7 +61,9 @@ def _table(plan: Plan) -> str:
     return (
         f'<h2>Alternatives</h2>\n<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>'
         "\n</table></div>\n"
-        '<p class="small">Below each figure is its 90 % interval.</p>'
+        '<p class="small">Below each figure is its 90 % interval. A step time is measured on real hardware, simulated '
+        "(measured with an emulated part), or modelled (computed from other figures). A cost is a step time times the "
+        "price per hour of all hosts. The prices are those that the command was given.</p>"
     )
 
 
@@ -82,7 +75,7 @@ def _row(plan: Plan, number: int, cluster: PlannedCluster) -> str:
     cells = (
         f"<td>{number}</td>",
         f'<td class="cluster">{name} <span class="small">{html_text(details)}</span></td>',
-        _value_cell(seconds_text(cluster.step_time.value), step_interval_text(cluster)),
+        _value_cell(seconds_text(cluster.step_time.value), f"{step_interval_text(cluster)}, {cluster.step_time.basis}"),
         _value_cell("-" if usd is None else usd_text(usd.value), usd_interval_text(cluster)),
         _value_cell("-" if hourly is None else f"{hourly:,.3f}", ""),
         f"<td>{html_text(cluster.bottleneck)}</td>",
@@ -114,31 +107,3 @@ def _on_sagemaker(cluster: PlannedCluster) -> str:
 def _notes(plan: Plan) -> str:
     items = "".join(f"<li>{html_text(note)}</li>\n" for note in plan.notes)
     return f"<h2>Notes</h2>\n<ul>\n{items}</ul>" if items else ""
-
-
-def _origin(plan: Plan) -> str:
-    """Return which figures are measured, simulated and modelled."""
-    named = {basis: ["the headspace"] if plan.headspace.basis == basis else [] for basis in BASES}
-    for basis in BASES:
-        rows = [n for n, cluster in enumerate(plan.alternatives, start=1) if cluster.step_time.basis == basis]
-        if rows:
-            numbers = f"times of rows {_rows_text(rows)}" if len(rows) > 1 else f"time of row {rows[0]}"
-            named[basis].append(f"the step {numbers}")
-    items = "".join(
-        f"<li><strong>{basis}</strong> ({_BASIS_TEXTS[basis]}): {' and '.join(texts)}</li>\n"
-        for basis, texts in named.items()
-        if texts
-    )
-    return (
-        f"<h2>Where the figures come from</h2>\n<ul>\n{items}</ul>\n<p>A cost is a step time times the price per hour "
-        "of all hosts. The prices are those that the command was given.</p>"
-    )
-
-
-def _rows_text(rows: Iterable[int]) -> str:
-    """Return ascending row numbers as text, with ranges: ``1, 2, 4-7``."""
-    ranges: list[tuple[int, int]] = []
-    for row in rows:
-        first = ranges.pop()[0] if ranges and ranges[-1][1] == row - 1 else row
-        ranges.append((first, row))
-    return ", ".join(f"{a}-{b}" if b > a + 1 else ", ".join(map(str, sorted({a, b}))) for a, b in ranges)

@@ -18,7 +18,7 @@ ST-11     a budget that the runs together are expected to exceed
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hetero.decide.studies.cells.constraints import Cell, num_ranks, trainer_groups
@@ -362,7 +362,11 @@ def _types_are_unknown(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     known = [(run, plan.expected_s[run.run_id] / 3600) for run in plan.runs if run.run_id in plan.expected_s]
     total_h = sum(hours for _, hours in known)
-    total_usd = sum(_hourly_usd(run.groups, catalogue) * hours for run, hours in known)
+    total_usd = 0.0
+    for run, hours in known:
+        hosts = [(group.instance_type, group.count) for group in map(parse_group, run.groups)]
+        # A budget in USD is rejected later if a price is missing.
+        total_usd += (catalogue.hourly_usd(hosts) or 0.0) * hours
     least = "at least " if len(known) < len(plan.runs) else ""
     for key, limit, total, unit in (
         ("hours", plan.study.budget.hours, total_h, "hours"),
@@ -381,13 +385,6 @@ def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
                     "study runs until the budget is spent"
                 ),
             )
-
-
-def _hourly_usd(groups: Sequence[str], catalogue: Catalogue) -> float:
-    """Return the price of the hosts of a run per hour, without those whose price is unknown."""
-    parsed = [parse_group(text) for text in groups]
-    infos = [(catalogue.find(group.instance_type), group.count) for group in parsed]
-    return sum((info.hourly_usd or 0.0) * count for info, count in infos if info is not None)
 
 
 def _levels_text(cell: Cell) -> str:

@@ -65,13 +65,7 @@ class _ChildExecutor:
 
     def hourly_usd(self, run: PlannedRun) -> float | None:
         """Return the price of all hosts of the run per hour, or None if a price is unknown."""
-        total = 0.0
-        for instance_type, count in self._types(run):
-            info = self._catalogue.find(instance_type)
-            if info is None or info.hourly_usd is None:
-                return None
-            total += count * info.hourly_usd
-        return total
+        return self._catalogue.hourly_usd(self._types(run))
 
     def execute(self, run: PlannedRun, folder: Path) -> RunResult:
         """Run the job, see `hetero.decide.studies.runs.Executor.execute`."""

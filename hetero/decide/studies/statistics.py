@@ -30,8 +30,6 @@ class Interval:
     low: float | None
     """None with one value, which gives no interval."""
     high: float | None
-    std: float | None
-    """Standard deviation of the values, with n - 1. None with one value."""
 
 
 def interval_of(values: Sequence[float], *, coverage: float = 0.95, is_positive: bool = False) -> Interval | None:
@@ -47,14 +45,14 @@ def interval_of(values: Sequence[float], *, coverage: float = 0.95, is_positive:
         return None
     mean = statistics.fmean(values)
     if len(values) == 1:
-        return Interval(mean=mean, low=None, high=None, std=None)
+        return Interval(mean=mean, low=None, high=None)
     std = statistics.stdev(values)
     half = t_quantile(len(values) - 1, coverage) * std / math.sqrt(len(values))
     low, high = mean - half, mean + half
     # Two replicates that differ much once had an interval with seconds and dollars below zero.
     if is_positive and mean > 0:
         low, high = mean * math.exp(-half / mean), mean * math.exp(half / mean)
-    return Interval(mean=mean, low=low, high=high, std=std)
+    return Interval(mean=mean, low=low, high=high)
 
 
 def t_quantile(freedom: int, coverage: float) -> float:

@@ -109,7 +109,6 @@ class StepModel:
         endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
         is_limited: Whether the `REMOVABLE` bottlenecks limit steps. Without them, a plan finds out what they prevent.
         num_draws: Number of times that each step time is computed for its interval. 0 gives no intervals.
-        seed: Seed of the draws.
         timelines: Those of another model of the same arguments, which saves time. None makes new ones.
     """
 
@@ -121,13 +120,12 @@ class StepModel:
         endpoints_per_host: int | None = None,
         is_limited: bool = True,
         num_draws: int = NUM_DRAWS,
-        seed: int = 0,
         timelines: Timelines | None = None,
     ) -> None:
         vcpu_speeds = vcpu_speeds or {}
         self.timelines = timelines or Timelines(profile, vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host)
         """The timelines of the clusters that were predicted."""
-        self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=num_draws, seed=seed)
+        self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=num_draws)
         self._figures.correct(self.timelines.correction)
         self._num_draws = num_draws
         self._endpoints_per_host = endpoints_per_host

@@ -58,7 +58,7 @@ class Timelines:
     ) -> None:
         self._profile = profile
         self._training = profile.training
-        self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=0, seed=0)
+        self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=0)
         self._forms = Forms(profile)
         self._endpoints_per_host = endpoints_per_host
         self._rank_cores = _value(profile.training.rank_cpu_cores)

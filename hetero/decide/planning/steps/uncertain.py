@@ -69,16 +69,15 @@ class UncertainFigures:
         profile: The measured figures.
         vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply.
         num_draws: Number of draws.
-        seed: Seed of the draws.
     """
 
-    def __init__(self, profile: Profile, *, vcpu_speeds: Mapping[str, float], num_draws: int, seed: int) -> None:
+    def __init__(self, profile: Profile, *, vcpu_speeds: Mapping[str, float], num_draws: int) -> None:
         self._training = profile.training
         self._given_speeds = dict(vcpu_speeds)
         self._num_draws = num_draws
-        self._seed = seed
-        self._random = np.random.default_rng(seed)
-        undisturbed = 1 - profile.training.excess_share * np.random.default_rng((seed, 2)).random(num_draws + 1)
+        # Each kind of draw has a generator of its own, so no draw depends on what was asked for before.
+        self._random = np.random.default_rng(0)
+        undisturbed = 1 - profile.training.excess_share * np.random.default_rng((0, 2)).random(num_draws + 1)
         # Column 0 has the figures as measured.
         undisturbed[0] = 1.0
         self.headspace_s = self._means(profile.training.headspace_s) * undisturbed
@@ -186,7 +185,7 @@ class UncertainFigures:
         """Return the drawn relative cost of a vCPU. Equal names have equal draws, whatever was asked for before."""
         if name not in self._relative_costs:
             number = int.from_bytes(name.encode()[:16].ljust(16, b"\0"), "big")
-            random = np.random.default_rng((self._seed, number))
+            random = np.random.default_rng((0, number))
             self._relative_costs[name] = np.concatenate([[1.0], np.exp(random.normal(0.0, spread, self._num_draws))])
         return self._relative_costs[name]
 
@@ -198,7 +197,7 @@ class UncertainFigures:
         waits = np.asarray(supply.sample_wait_s.values)
         values = values + (waits if len(waits) == len(values) else supply.sample_wait_s.mean)
         num = min(size, 256)
-        random = np.random.default_rng(self._seed)
+        random = np.random.default_rng(0)
         means = values[random.integers(len(values), size=(_NUM_BATCHES, num))].mean(axis=1)
         centre = float(means.mean())
         if centre <= 0:
@@ -213,7 +212,7 @@ class UncertainFigures:
             return np.full(self._num_draws + 1, machine.network_bytes_per_s)
         low, high = (math.log(per_vcpu * machine.vcpus) for per_vcpu in _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU)
         number = int.from_bytes(machine.instance_type.encode()[:16].ljust(16, b"\0"), "big")
-        random = np.random.default_rng((self._seed, 1, number))
+        random = np.random.default_rng((0, 1, number))
         return np.asarray(np.exp(np.concatenate([[(low + high) / 2], random.uniform(low, high, self._num_draws)])))
 
 
