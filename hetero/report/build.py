@@ -254,61 +254,60 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
 
 
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
-    missing = missing_emulation(facts)
-    has_real_cpus = "--emulate-sample-seconds" in missing  # CPUs of this machine instead of emulated vCPUs
+    has_real_cpus = "--emulate-sample-seconds" in missing_emulation(facts)  # CPUs of this machine, not emulated vCPUs
     vcpus = None if has_real_cpus else _preprocessing_vcpus(facts, catalogue)
     # Without a measured utilisation the bottleneck is unknown.
     if headline is None or headline.utilisation is None:
         has_steps = any(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
         advice = idle_data_hosts(facts) or (_WITHIN_WARMUP if has_steps else _NO_STEPS)
         return Verdict(bottleneck="unknown", advice=advice, vcpus=vcpus, vcpus_needed=None)
-    # Busy accelerators: compute is the bottleneck.
     busy = headline.utilisation.value
-    percent = f"{100 * busy:.0f} %"
-    if busy >= BUSY_UTILISATION and missing:
-        advice = (
-            f"The ranks compute {percent} of the time: data keeps up on this machine. Whether data keeps up on "
-            f"machines of these types is not known, because {_were_not_given(missing)}."
-        )
-        return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
     if busy >= BUSY_UTILISATION:
-        advice = (
-            f"The accelerators compute {percent} of the time: data keeps up. More vCPUs would not make steps shorter."
+        return Verdict(bottleneck="compute", advice=_busy_advice(facts, busy), vcpus=vcpus, vcpus_needed=None)
+    advice, needed = _idle_advice(facts, headline, busy, vcpus)
+    figure = None if needed is None else Figure(value=needed, unit="vCPU", basis="modelled")
+    advice = f"The slowest rank computes only {100 * busy:.0f} % of the time and waits for data otherwise. {advice}"
+    return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=figure)
+
+
+def _busy_advice(facts: RunFacts, busy: float) -> str:
+    """Return the advice for busy accelerators: compute is the bottleneck."""
+    if missing := missing_emulation(facts):
+        return (
+            f"The ranks compute {100 * busy:.0f} % of the time: data keeps up on this machine. Whether data keeps up "
+            f"on machines of these types is not known, because {_were_not_given(missing)}."
         )
-        return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
-    # Idle accelerators: data is the bottleneck. The advice depends on whether the number of vCPUs is known.
-    advice = f"The slowest rank computes only {percent} of the time and waits for data otherwise."
+    return (
+        f"The accelerators compute {100 * busy:.0f} % of the time: data keeps up. More vCPUs would not make steps "
+        "shorter."
+    )
+
+
+def _idle_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | None) -> tuple[str, int | None]:
+    """Return the advice for accelerators that wait, and how many vCPUs would suffice if that is known."""
     if _waits_are_rare(headline):
-        advice += (
-            " Nearly all of that time is in a few long waits. Either passes are short and begin without any batch"
-            " ready (longer epochs or less time per batch would help), or batches come in bursts (more vCPUs would"
-            " help). This run does not show how many would suffice."
-        )
-        return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
-    if missing:
-        advice += f" How many vCPUs would suffice is not known, because {_were_not_given(missing)}."
-        return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
+        return (
+            "Nearly all of that time is in a few long waits. Either passes are short and begin without any batch ready "
+            "(longer epochs or less time per batch would help), or batches come in bursts (more vCPUs would help). "
+            "This run does not show how many would suffice."
+        ), None
+    if missing := missing_emulation(facts):
+        return f"How many vCPUs would suffice is not known, because {_were_not_given(missing)}.", None
     if vcpus is None:
-        advice += " How many vCPUs would suffice is not known, because it is not known how many vCPUs preprocess now."
-        return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
+        return "How many vCPUs would suffice is not known, because it is not known how many vCPUs preprocess now.", None
     if not busy:
-        advice += f" There is no compute: every vCPU beyond the {vcpus} that preprocess now makes steps shorter."
-        return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
+        return f"There is no compute: every vCPU beyond the {vcpus} that preprocess now makes steps shorter.", None
+    # A slow link between data hosts and trainers once led to the advice to buy more vCPUs.
+    if idle := _idle_cpus(facts):
+        return (
+            f"{idle} Before adding hosts, find out why preprocessing waits (storage, network, too few processes)."
+        ), None
     # In units of the present rate: the accelerators could use 1 / busy of it, and each vCPU makes 1 / vcpus of it.
     needed = number_for_headspace(1 / busy, 1 / vcpus)
-    # A slow link between data hosts and trainers once led to the advice to buy more vCPUs.
-    idle = _idle_cpus(facts)
-    if idle is not None:
-        advice += (
-            f" {idle} Before adding hosts, find out why preprocessing waits (storage, network, too few processes)."
-        )
-    else:
-        advice += (
-            f" {needed - vcpus} more vCPUs beside the {vcpus} that preprocess now would suffice,"
-            " if preprocessing scales with vCPUs."
-        )
-    figure = None if idle is not None else Figure(value=needed, unit="vCPU", basis="modelled")
-    return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=figure)
+    return (
+        f"{needed - vcpus} more vCPUs beside the {vcpus} that preprocess now would suffice, if preprocessing scales "
+        "with vCPUs."
+    ), needed
 
 
 def _waits_are_rare(headline: Headline) -> bool:

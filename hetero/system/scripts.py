@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from hetero.errors import ConfigError
 
-__all__ = ["SCRIPT_MODULE", "find_script", "is_in_main_block", "main_blocks", "script_label", "script_words"]
+__all__ = [
+    "SCRIPT_MODULE",
+    "find_script",
+    "is_in_main_block",
+    "main_blocks",
+    "python_path",
+    "script_label",
+    "script_words",
+]
 
 SCRIPT_MODULE = "__hetero_script__"
 """Name of the script's module on endpoints. The script's ``if __name__ == "__main__"`` block must not run there, so the
 name is not ``__main__``."""
+
+
+def python_path(stated: str = "") -> str:
+    """Return the PYTHONPATH of a job: the stated folders, those of this process, and hetero's source tree.
+
+    The source tree is left out if hetero is installed in ``site-packages``.
+    """
+    parts = [stated, os.environ.get("PYTHONPATH", "")]
+    own = Path(__file__).resolve().parents[2]
+    if own.name not in ("site-packages", "dist-packages"):
+        parts.append(str(own))
+    return os.pathsep.join(dict.fromkeys(part for text in parts for part in text.split(os.pathsep) if part))
 
 
 def find_script(script: str, *, is_module: bool = False, host: str = "") -> Path:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hetero.cluster import Role
-from hetero.cluster.roles import assign_roles
 from hetero.decide.canary.comparison import decide
 from hetero.decide.canary.design import CanaryRequest, Cluster, PlannedCanary, how_text, plan_canaries
 from hetero.decide.canary.files import evict
@@ -21,9 +19,10 @@ from hetero.decide.canary.observations import point_of, read_observed
 from hetero.decide.canary.output.page import PAGE_FILE_NAME, canary_page
 from hetero.decide.canary.output.text import canary_text
 from hetero.decide.canary.points import CanaryPoint
+from hetero.decide.studies.cells.constraints import trainer_groups
 from hetero.decide.studies.conduct import Progress, conduct, read_results
 from hetero.decide.studies.runs import STOPPED, Billing, Executor, PlannedRun, RunResult
-from hetero.decide.studies.study_file import PRICE_OPTIONS, Budget
+from hetero.decide.studies.study_file import PRICE_OPTIONS, Budget, Settings
 from hetero.documents.files import write_text
 from hetero.documents.quantities import GIB
 from hetero.documents.records import json_text
@@ -31,6 +30,7 @@ from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
 from hetero.report.verdict import upper_bounds_note
+from hetero.simulate.simulate import parse_group
 
 __all__ = [
     "TEXT_FILE_NAME",
@@ -245,7 +245,7 @@ def _check_types(request: CanaryRequest, memory_gib: Mapping[str, float]) -> Non
 
 def _types_of(cluster: Cluster) -> list[str]:
     """Return the instance types of a cluster."""
-    return list(dict.fromkeys(text.partition("=")[2].rpartition(":")[0] for text in cluster.groups))
+    return list(dict.fromkeys(parse_group(text).instance_type for text in cluster.groups))
 
 
 def report_of(
@@ -327,12 +327,8 @@ def memory_limit_of(cluster: Cluster, catalogue: Catalogue, memory_gib: Mapping[
         catalogue: Facts of the instance types.
         memory_gib: Memory by instance type, which replaces that of the catalogue.
     """
-    parts = [text.partition("=")[::2] for text in cluster.groups]
-    types = [(name, rest.rpartition(":")[0]) for name, rest in parts]
-    roles = assign_roles(types, (), "the candidate's groups")
-    trainers = [kind for (_, kind), role in zip(types, roles, strict=True) if role is Role.TRAINER]
     found = []
-    for kind in trainers:
+    for kind, _ in trainer_groups(Settings(groups=cluster.groups)):
         info = catalogue.find(kind)
         gib = memory_gib.get(kind, info.memory_gib if info is not None else None)
         # The smallest host decides, so one unknown type leaves the limit unknown.

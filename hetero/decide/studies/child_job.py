@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from hetero.documents.text import escape_line, shortened
 from hetero.errors import ConfigError
 from hetero.system.process import PARENT_VARIABLE, start_child
+from hetero.system.scripts import python_path
 from hetero.system.waits import END_TIMEOUT_S
 
 __all__ = ["Job", "Line"]
@@ -65,7 +65,7 @@ class Job:
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         process = start_child(
             command,
-            env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": _python_path()},
+            env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": python_path()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -130,12 +130,3 @@ class Job:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-
-
-def _python_path() -> str:
-    """Return the PYTHONPATH of a child: this process's, and hetero's source tree unless it is installed."""
-    parts = [os.environ.get("PYTHONPATH", "")]
-    own = Path(__file__).resolve().parents[2]
-    if own.name not in ("site-packages", "dist-packages"):
-        parts.append(str(own))
-    return os.pathsep.join(dict.fromkeys(part for text in parts for part in text.split(os.pathsep) if part))

@@ -30,14 +30,14 @@ __all__ = [
 def mapping(value: object, path: str, *, expected: str = "an object") -> Mapping[str, Any]:
     """Return an object of the file."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected {expected}")
+        raise ConfigError(f"{path}: found {_shown(value)}, expected {expected}")
     return value
 
 
 def sequence(value: object, path: str) -> Sequence[Any]:
     """Return a list of the file."""
     if not isinstance(value, list):
-        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a list")
+        raise ConfigError(f"{path}: found {_shown(value)}, expected a list")
     return value
 
 
@@ -57,17 +57,18 @@ def level_of(value: object, path: str) -> Level:
     value = _number_in(value)
     is_finite = not isinstance(value, float) or math.isfinite(value)
     if not isinstance(value, (str, int, float, bool)) or not is_finite or value == "":
-        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a text, number or boolean")
+        raise ConfigError(f"{path}: found {_shown(value)}, expected a text, number or boolean")
     if isinstance(value, str) and "\0" in value:
-        found = printable(repr(value), max_chars=60)
-        raise ConfigError(f"{path}: found {found}, expected a text without the character 0, which no argument can hold")
+        raise ConfigError(
+            f"{path}: found {_shown(value)}, expected a text without the character 0, which no argument can hold"
+        )
     return value
 
 
 def text_of(value: object, path: str) -> str:
     """Return a text that is not empty."""
     if not isinstance(value, str) or not value or not value.isprintable():
-        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a text")
+        raise ConfigError(f"{path}: found {_shown(value)}, expected a text")
     return value
 
 
@@ -86,16 +87,14 @@ def texts_of(value: object, path: str) -> Mapping[str, str]:
 def choice_of(value: object, path: str, choices: Sequence[str]) -> str:
     """Return one of the choices."""
     if value not in choices:
-        found = printable(repr(value), max_chars=60)
-        raise ConfigError(f"{path}: found {found}, expected one of {', '.join(choices)}")
+        raise ConfigError(f"{path}: found {_shown(value)}, expected one of {', '.join(choices)}")
     return str(value)
 
 
 def whole_of(value: object, path: str, least: int, most: int) -> int:
     """Return a whole number within its bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        found = printable(repr(value), max_chars=60)
-        raise ConfigError(f"{path}: found {found}, expected a whole number from {least} to {most}")
+        raise ConfigError(f"{path}: found {_shown(value)}, expected a whole number from {least} to {most}")
     return value
 
 
@@ -113,3 +112,7 @@ def _number_in(value: object) -> object:
         number = float(value)
         return int(number) if number.is_integer() and abs(number) < 2**53 else number
     return value
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), max_chars=60)

@@ -16,7 +16,7 @@ from hetero.decide.studies.cells.constraints import Cell, derive
 from hetero.decide.studies.cells.designs import Correlations, correlations, rows_of
 from hetero.decide.studies.placeholders import filled, level_text
 from hetero.decide.studies.runs import Level, PlannedRun
-from hetero.decide.studies.study_file import MAX_RUNS, Study
+from hetero.decide.studies.study_file import MAX_RUNS, PRICE_OPTIONS, Study
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 
@@ -49,12 +49,11 @@ def catalogue_of(options: Mapping[str, object]) -> Catalogue:
     Raises:
         ConfigError: If a price or a price list is malformed or unknown.
     """
-    names = ("price_profile", "region", "price_file", "prices")
-    stated = {name: options[name] for name in names if options.get(name) is not None}
-    prices = stated.pop("prices", ())
+    stated = {name: options[name] for name in PRICE_OPTIONS if options.get(name) is not None}
+    prices = stated.get("prices", ())
     return Catalogue.load(
         profile=_text_or_none(stated.get("price_profile")),
-        region=_text_or_none(stated.get("region")) or LaunchOptions(script="-").region,
+        region=str(stated.get("region", LaunchOptions(script="-").region)),
         price_file=_text_or_none(stated.get("price_file")),
         overrides=tuple(map(str, prices)) if isinstance(prices, (list, tuple)) else (str(prices),),
     )

@@ -29,7 +29,7 @@ from hetero.sagemaker.preparation.staging import LAUNCHER_FILE
 from hetero.sagemaker.request import TrainingRequest
 from hetero.simulate.launchers import HostCommand, SimulatedHost
 
-__all__ = ["THROUGH", "Container", "python_path"]
+__all__ = ["THROUGH", "Container"]
 
 THROUGH = ("plain", "toolkit")
 _PLATFORM_DIR = re.compile(rf"(?<![\w.-]){BASE_DIR}(?![\w.-])")
@@ -145,7 +145,7 @@ class Container:
             "PYTHONUNBUFFERED": "1",
             BASE_DIR_VARIABLE: str(base),
         }
-        common["PYTHONPATH"] = python_path(common.get("PYTHONPATH"))
+        common["PYTHONPATH"] = python_path(common.get("PYTHONPATH", ""))
         # If the request names a program, run it.
         if self.entry:
             self._copy_channels(base)
@@ -234,18 +234,6 @@ def _moved(text: str, base: Path) -> str:
             f"a shell would misread the path {base}; choose an --output-dir with only letters, digits and ._+-"
         )
     return found
-
-
-def python_path(stated: str | None) -> str:
-    """Return the PYTHONPATH of a host: the folders of the job, the folders of this process, and hetero's source tree.
-
-    The source tree is left out if hetero is installed in ``site-packages``.
-    """
-    parts = [stated or "", os.environ.get("PYTHONPATH", "")]
-    own = Path(__file__).resolve().parents[3]
-    if own.name not in ("site-packages", "dist-packages"):
-        parts.append(str(own))
-    return os.pathsep.join(dict.fromkeys(part for text in parts for part in text.split(os.pathsep) if part))
 
 
 def _interpreter(script: str) -> list[str]:

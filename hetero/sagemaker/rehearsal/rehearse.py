@@ -28,10 +28,10 @@ from hetero.errors import ConfigError
 from hetero.report import Report, load_report
 from hetero.sagemaker.checks.check import unprepared
 from hetero.sagemaker.recording import MAX_CODE_BYTES, Recording, record
-from hetero.sagemaker.rehearsal.containers import python_path
 from hetero.sagemaker.rehearsal.local_job import plan_rehearsal
 from hetero.simulate.simulate import locked_folder
 from hetero.system.process import start_child
+from hetero.system.scripts import python_path
 from hetero.system.workdir import private_folder
 
 __all__ = ["Rehearsal", "rehearse", "unpack"]
@@ -187,7 +187,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
     """Run ``hetero simulate``, show its output, and return its exit code. Forwards each Ctrl-C."""
     process = start_child(
         command,
-        env={**os.environ, **environment, "PYTHONPATH": python_path(None), "HETERO_PARENT_PID": str(os.getpid())},
+        env={**os.environ, **environment, "PYTHONPATH": python_path(), "HETERO_PARENT_PID": str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
