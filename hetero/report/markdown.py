@@ -21,7 +21,17 @@ from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Expectation, GroupFacts, Headline, Report, RunFacts
 from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_text
 
-__all__ = ["PricePerformance", "price_performance_table", "render_comparison", "render_report"]
+__all__ = [
+    "PricePerformance",
+    "host_table",
+    "numbers_of",
+    "price_performance_table",
+    "render_comparison",
+    "render_report",
+]
+
+_TEXT_COLUMNS = ("run", "hosts", "host", "role", "")
+"""Columns without numbers."""
 
 
 def render_report(report: Report) -> str:
@@ -48,8 +58,7 @@ def render_report(report: Report) -> str:
     sections += ["## Cost", _cost_text(report)]
     if run.expectation is not None:
         sections += ["## Plan", _plan_text(report, run.expectation)]
-    if run.hosts:
-        sections += ["## Hosts", _hosts_table(run.hosts)]
+    sections += _host_section(run)
     if any(run.events.values()):
         sections += ["## Events", _list([f"{name}: {count}" for name, count in run.events.items() if count])]
     for title, entries in (("Options", run.options), ("Versions", run.versions)):
@@ -149,7 +158,8 @@ def price_performance_table(rows: Sequence[PricePerformance]) -> str:
         )
         for row in rows
     ]
-    return _known_columns(header, cells, right=range(2, 9))
+    shown, rows_shown = _known_columns(header, cells)
+    return markdown_table(shown, rows_shown, right=numbers_of(shown))
 
 
 def _times(comparison: Comparison) -> str:
@@ -378,34 +388,51 @@ def _prices_text(costs: Sequence[Cost]) -> str:
     return "\n\n".join(f"List prices ({origin}): {', '.join(prices)}." for origin, prices in by_origin.items())
 
 
-def _hosts_table(usages: Sequence[HostUsage]) -> str:
+def host_table(run: RunFacts) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the table of hosts, as plain texts, without columns that no host has."""
     header = (
-        *("host", "CPUs busy", "peak", "memory peak", "endpoints' own", "shared by them", "sent", "received"),
-        *("GPU", "GPU memory"),
+        *("host", "role", "batches made", "time of its vCPUs", "CPUs busy", "peak", "memory peak", "endpoints' own"),
+        *("shared by them", "sent", "received", "GPU", "GPU memory"),
     )
-    rows = [
-        (
-            code_span(usage.host),
-            _cpus(usage.cpu_percent_mean),
-            _cpus(usage.cpu_percent_peak),
-            bytes_text(usage.memory_peak_bytes),
-            bytes_text(usage.endpoints_private_bytes),
-            bytes_text(usage.endpoints_shared_bytes),
-            bytes_text(usage.network_sent_bytes),
-            bytes_text(usage.network_received_bytes),
-            NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",
-            bytes_text(usage.gpu_memory_peak_bytes),
-        )
-        for usage in usages[:MAX_ROWS]
-    ]
-    note = "\n\nMeasured."
-    if any(usage.scope == "tree" for usage in usages):
-        num_cpus = max(usage.num_cpus for usage in usages)
+    roles = run.host_roles
+    is_emulated = run.options.get("emulate_sample_s", "None") != "None"
+    rows = [_host_row(usage, roles.get(usage.host, NOT_KNOWN), is_emulated=is_emulated) for usage in run.hosts]
+    return _known_columns(header, rows)
+
+
+def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, ...]:
+    busy_s, slots = usage.endpoints_busy_s, usage.endpoint_slots
+    return (
+        usage.host,
+        role,
+        NOT_KNOWN if usage.batches_computed is None else f"{usage.batches_computed:,}",
+        f"{busy_s:,.0f} s of {slots} vCPUs" if is_emulated and busy_s is not None and slots else NOT_KNOWN,
+        NOT_KNOWN if usage.cpu_percent_mean is None else f"{usage.cpu_percent_mean / 100:.2f} of {usage.num_cpus}",
+        NOT_KNOWN if usage.cpu_percent_peak is None else f"{usage.cpu_percent_peak / 100:.2f}",
+        bytes_text(usage.memory_peak_bytes),
+        bytes_text(usage.endpoints_private_bytes),
+        bytes_text(usage.endpoints_shared_bytes),
+        bytes_text(usage.network_sent_bytes),
+        bytes_text(usage.network_received_bytes),
+        NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",
+        bytes_text(usage.gpu_memory_peak_bytes),
+    )
+
+
+def _host_section(run: RunFacts) -> Iterator[str]:
+    if not run.hosts:
+        return
+    header, rows = host_table(run)
+    yield "## Hosts"
+    cells = [[code_span(row[0]), *row[1:]] for row in rows[:MAX_ROWS]]
+    yield markdown_table(header, cells, right=numbers_of(header)) + _more(len(rows))
+    note = "Measured."
+    if any(usage.scope == "tree" for usage in run.hosts):
         note += (
-            f" The hosts share one machine of {num_cpus} CPUs: CPU and memory are those of each host's processes "
-            "(shared pages count in each), GPU those of the machine."
+            " The hosts share one machine: CPU and memory are those of each host's processes (shared pages count in "
+            "each), GPU those of the machine."
         )
-    return _known_columns(header, rows, right=range(1, len(header))) + _more(len(usages)) + note
+    yield note
 
 
 def _answer(comparison: Comparison) -> str:
@@ -427,11 +454,15 @@ def _hosts_text(report: Report) -> str:
     return " + ".join(f"{group.count} x {code_span(group.instance_type)}" for group in report.run.groups)
 
 
-def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
-    """Return the table without columns that have no known value."""
+def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return a table without columns that have no known value."""
     kept = [i for i in range(len(header)) if any(row[i] != NOT_KNOWN for row in rows)]
-    cells = [[row[i] for i in kept] for row in rows]
-    return markdown_table([header[i] for i in kept], cells, right=[at for at, i in enumerate(kept) if i in right])
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def numbers_of(header: Sequence[str]) -> list[int]:
+    """Return the columns with numbers, which are aligned to the right."""
+    return [at for at, name in enumerate(header) if name not in _TEXT_COLUMNS]
 
 
 def _list(lines: Sequence[str]) -> str:
@@ -455,7 +486,3 @@ def _value(figure: Figure | None) -> float | None:
 
 def _usd(value: float | None) -> str:
     return NOT_KNOWN if value is None else f"{value:.4g}" if value < 1 else f"{value:.3f}"
-
-
-def _cpus(percent: float | None) -> str:
-    return NOT_KNOWN if percent is None else f"{percent / 100:.2f}"

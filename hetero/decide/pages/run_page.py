@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from hetero.decide.pages.drawing import PALETTE
 from hetero.decide.pages.page import figures_html, html_page, more_html, plots_html, table_html
 from hetero.decide.pages.run_plots import ShownRun, cost_plot, cpu_plot, parts_plot, steps_plot
-from hetero.documents.quantities import NOT_KNOWN, bytes_text, seconds_text
+from hetero.documents.quantities import NOT_KNOWN, seconds_text
 from hetero.documents.tables import MAX_ROWS
 from hetero.documents.text import html_text
-from hetero.metrics.hosts import HostUsage
 from hetero.metrics.step_series import StepSeries
 from hetero.report.compare import Comparison
+from hetero.report.markdown import host_table, numbers_of
 from hetero.report.model import REPORT_FILE_NAME, Report
 from hetero.report.verdict import pace_text, saving_text, speedup_text, verdict_text
 
@@ -163,14 +163,9 @@ def _tables(run: ShownRun) -> Iterator[str]:
     facts = run.report.run
     yield f"<h2>Hosts, {html_text(run.name)}</h2>"
     yield f"<p>{html_text(run.report.verdict.advice)}</p>"
-    roles = facts.host_roles
-    header = ("host", "role", "batches made", "time of its vCPUs", "CPUs busy", "peak", "memory peak", "GPU")
-    is_emulated = facts.options.get("emulate_sample_s", "None") != "None"
-    rows = [_host_row(usage, roles.get(usage.host, NOT_KNOWN), is_emulated=is_emulated) for usage in facts.hosts]
-    known = [at for at in range(len(header)) if any(row[at] != NOT_KNOWN for row in rows)]
-    shown = [[row[at] for at in known] for row in rows[:MAX_ROWS]]
+    header, rows = host_table(facts)
     if rows:
-        yield table_html([header[at] for at in known], shown, right=[place for place, at in enumerate(known) if at > 1])
+        yield table_html(header, rows[:MAX_ROWS], right=numbers_of(header))
     yield more_html(len(rows), "host", REPORT_FILE_NAME)
     taken = sum(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
     made = facts.events.get("batches computed", 0)
@@ -184,20 +179,6 @@ def _tables(run: ShownRun) -> Iterator[str]:
         yield f"<h3>Events, {html_text(run.name)}</h3>"
         yield table_html(("time of the run", "host", "event"), events, right=(0,))
         yield more_html(len(facts.timeline), "event", REPORT_FILE_NAME)
-
-
-def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, ...]:
-    busy_s, slots = usage.endpoints_busy_s, usage.endpoint_slots
-    return (
-        usage.host,
-        role,
-        NOT_KNOWN if usage.batches_computed is None else f"{usage.batches_computed:,}",
-        f"{busy_s:,.0f} s of {slots} vCPUs" if is_emulated and busy_s is not None and slots else NOT_KNOWN,
-        NOT_KNOWN if usage.cpu_percent_mean is None else f"{usage.cpu_percent_mean / 100:.2f} of {usage.num_cpus}",
-        NOT_KNOWN if usage.cpu_percent_peak is None else f"{usage.cpu_percent_peak / 100:.2f}",
-        bytes_text(usage.memory_peak_bytes),
-        NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",
-    )
 
 
 def _list(lines: Sequence[str]) -> str:
