@@ -28,8 +28,7 @@ from hetero.metrics.steps import StepSummary
 from hetero.pricing.catalog import Catalogue
 from hetero.report.build import missing_emulation
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, Headline, Report, RunFacts, load_report
-from hetero.report.overruns import excess_share
-from hetero.report.verdict import upper_bounds_note
+from hetero.report.overruns import excess_share, upper_bounds_note
 
 __all__ = ["load_any_profile", "profile_of_report"]
 

@@ -17,7 +17,7 @@ from hetero.metrics.figures import Figure
 from hetero.pricing import cost
 from hetero.report.build import cost_objection
 from hetero.report.model import Headline, Report
-from hetero.report.overruns import lost_share, overrun_sentences
+from hetero.report.overruns import upper_bounds_note
 
 __all__ = ["FEW_STEPS", "Comparison", "Range", "compare"]
 
@@ -190,10 +190,8 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
             f"The times are of {base.loader} in the first run and of {other.loader} in the second. If these do other "
             "work, give each loader a different name (an argument of the loader)."
         )
-    for which, report in (("the first run", baseline), ("the second run", candidate)):
-        yield from overrun_sentences(which, report.headline_ranks.values(), report.run.events)
-        if lost := lost_share(report.run):
-            yield f"In {which}, other work of the machine may have taken up to {100 * lost:.0f} % of the time."
+    if note := upper_bounds_note({"the first run": baseline, "the second run": candidate}):
+        yield note
     if len({(price.region, price.as_of) for report in (baseline, candidate) for price in report.cost.prices}) > 1:
         yield "The prices are not all of one region and date."
 

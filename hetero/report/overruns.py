@@ -8,8 +8,10 @@ programs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
+from hetero.documents.quantities import seconds_text
+from hetero.documents.text import counted, first_names
 from hetero.metrics.excess import SMALL_EXCESS, lost_cpu_share
 from hetero.metrics.steps import StepSummary
 from hetero.report.model import Report, RunFacts
@@ -19,14 +21,13 @@ __all__ = [
     "excess_share",
     "least_step_time_s",
     "lost_share",
-    "overrun_sentences",
+    "upper_bounds_note",
 ]
 
 EMULATION_FLAGS = {"emulate_sample_s": "--emulate-sample-seconds", "emulate_step_s": "--emulate-step-seconds"}
 """Flag of each option that emulates."""
 
 _LATE_COUNTER = "milliseconds later than emulated"
-_OVERRUN_COUNTER = "emulation overruns"
 
 
 def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int]) -> float | None:
@@ -83,21 +84,24 @@ def _least_total_s(summary: StepSummary, late_s: float) -> float:
     return compute_s + max(0.0, summary.data_wait_total_s - late_s)
 
 
-def overrun_sentences(which: str, ranks: Collection[StepSummary], events: Mapping[str, int]) -> Iterator[str]:
-    """Yield a sentence for each kind of work that took longer than emulated.
+def upper_bounds_note(reports: Mapping[str, Report]) -> str:
+    """Return a sentence about runs whose times are only upper bounds, because other work shows. Empty without them.
 
     Args:
-        which: The run in words, for example ``the second run``.
-        ranks: Summaries of the same loader on all ranks.
-        events: Counters of the run, summed over its hosts.
+        reports: The runs by name.
     """
-    num_late, num_steps = (
-        sum(getattr(summary, name) for summary in ranks) for name in ("num_emulation_overruns", "num_steps")
+    found = []
+    for name, report in reports.items():
+        times_s = None if report.headline is None else report.headline.step_time_range_s
+        if times_s is not None and seconds_text(times_s[0]) != seconds_text(times_s[1]):
+            found.append(
+                f"{name} (a step took {seconds_text(times_s[1])}, without it {seconds_text(times_s[0])} or more)"
+            )
+        elif times_s is None and (share := excess_share(report)):
+            found.append(f"{name} (up to {100 * share:.0f} % of its time)")
+    if not found:
+        return ""
+    return (
+        f"Other work of this machine shows in {len(found)} of {counted(len(reports), 'run')}, so their times are "
+        f"upper bounds: {first_names(found)}."
     )
-    if num_late:
-        why = "computed longer" if len(ranks) == 1 else "computed longer, or waited longer for another rank,"
-        yield f"In {which}, {num_late} of {num_steps} steps (over all ranks) {why} than the emulated accelerator would."
-    num_late = events.get(_OVERRUN_COUNTER, 0)
-    if num_late:
-        num_batches = max(num_late, events.get("batches computed", 0))
-        yield f"In {which}, {num_late} of {num_batches} batches took longer to make than the emulated vCPUs would."

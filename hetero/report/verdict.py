@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hetero.documents.quantities import NOT_KNOWN, seconds_text
-from hetero.documents.text import counted, first_names
 from hetero.report.build import missing_emulation
 from hetero.report.compare import Comparison
-from hetero.report.model import Report
-from hetero.report.overruns import EMULATION_FLAGS, excess_share, lost_share
+from hetero.report.overruns import EMULATION_FLAGS, lost_share
 
-__all__ = ["answer_text", "bound_text", "pace_text", "saving_text", "speedup_text", "upper_bounds_note", "verdict_text"]
+__all__ = ["answer_text", "bound_text", "pace_text", "saving_text", "speedup_text", "verdict_text"]
 
 
 def answer_text(comparison: Comparison) -> str:
@@ -81,29 +77,6 @@ def bound_text(low: str, high: str, is_worth_it: bool | None) -> str:
     if is_worth_it is None:
         return f"{low} to {high}"
     return f"at least {low}" if is_worth_it else f"at most {high}"
-
-
-def upper_bounds_note(reports: Mapping[str, Report]) -> str:
-    """Return a sentence about runs whose times are only upper bounds, because other work shows. Empty without them.
-
-    Args:
-        reports: The runs by name.
-    """
-    found = []
-    for name, report in reports.items():
-        times_s = None if report.headline is None else report.headline.step_time_range_s
-        if times_s is not None and seconds_text(times_s[0]) != seconds_text(times_s[1]):
-            found.append(
-                f"{name} (a step took {seconds_text(times_s[1])}, without it {seconds_text(times_s[0])} or more)"
-            )
-        elif times_s is None and (share := excess_share(report)):
-            found.append(f"{name} (up to {100 * share:.0f} % of its time)")
-    if not found:
-        return ""
-    return (
-        f"Other work of this machine shows in {len(found)} of {counted(len(reports), 'run')}, so their times are "
-        f"upper bounds: {first_names(found)}."
-    )
 
 
 def _percent(fraction: float) -> str:

@@ -29,7 +29,7 @@ from hetero.documents.records import json_text
 from hetero.errors import BudgetError, ConfigError
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
-from hetero.report.verdict import upper_bounds_note
+from hetero.report.overruns import upper_bounds_note
 from hetero.simulate.simulate import parse_group
 
 __all__ = [

@@ -35,7 +35,7 @@ from hetero.pool.spawn import PoolOptions, child_environment
 from hetero.pricing import Catalogue
 from hetero.report.build import build_report
 from hetero.report.model import Report
-from hetero.report.overruns import excess_share, overrun_sentences
+from hetero.report.overruns import excess_share, upper_bounds_note
 from hetero.sample_costs.options import Channel, CostOptions
 from hetero.system.cgroups import usable_cpus
 from hetero.system.waits import LOG_INTERVAL_S
@@ -235,8 +235,8 @@ class JobProfile:
             logger.warning("asked to stop: no profile is written")
             return
         report = self._report()
-        overruns = overrun_sentences("the profile run", report.headline_ranks.values(), report.run.events)
-        facts = dataclasses.replace(facts, excess_share=excess_share(report), overruns=tuple(overruns))
+        note = upper_bounds_note({"the profile run": report})
+        facts = dataclasses.replace(facts, excess_share=excess_share(report), overruns=(note,) if note else ())
         profile = assemble_profile(ranks, hosts, facts)
         folder = self._host.output_folder
         folder.mkdir(parents=True, exist_ok=True)

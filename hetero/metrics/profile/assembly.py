@@ -40,7 +40,7 @@ class JobFacts:
     excess_share: float = 0.0
     """See `hetero.metrics.excess`."""
     overruns: tuple[str, ...] = ()
-    """One sentence for each kind of work that took longer than emulated."""
+    """A sentence about work that made the times upper bounds, if there was any."""
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
 

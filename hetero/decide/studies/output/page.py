@@ -27,8 +27,7 @@ from hetero.documents.findings import Finding
 from hetero.documents.tables import MAX_ROWS
 from hetero.documents.text import counted, html_text
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN
-from hetero.report.overruns import excess_share
-from hetero.report.verdict import upper_bounds_note
+from hetero.report.overruns import excess_share, upper_bounds_note
 
 __all__ = [
     "PAGE_FILE_NAME",
