@@ -25,6 +25,13 @@ __all__ = [
 ]
 
 
+_BECAUSE = {
+    "storage": "their processes would wait for storage most of the time",
+    "window": "the ranks' memory holds too few batches at the same time to use them",
+    "data network": "their network interfaces limit what they can send",
+}
+
+
 def reason_of(profile: Profile, found: Search) -> str:
     """Return the reason for the choice, one of `REASONS`."""
     chosen, base = found.chosen, found.baseline
@@ -53,12 +60,12 @@ def answer_of(profile: Profile, found: Search, reason: str) -> str:
             send = "" if form == AS_IS else f", and send batches {form_text(form)}"
             return f"Add {hosts_text(chosen.candidate)} as data hosts{send}: {change}."
         case "free CPUs":
-            return f"Use {_processes(chosen.candidate)}{_instead(base.candidate)}: {change}."
+            return f"Use {_processes(chosen, base)}: {change}."
         case "bigger machine":
             old, new = base.candidate.trainer.instance_type, chosen.candidate.trainer.instance_type
             return f"Train on {new} instead of {old}: {change}."
         case "storage" if chosen is not base:
-            processes = f"{_processes(chosen.candidate)}{_instead(base.candidate)}"
+            processes = _processes(chosen, base)
             return f"Do not add data hosts: processes wait for storage most of the time. Use {processes}: {change}."
         case "accelerator":
             busy = 100 * (1 - _waiting_share(profile, base))
@@ -88,23 +95,17 @@ def _refusal(found: Search, reason: str) -> str:
                 f"Do not add data hosts: the network interface of {machine.instance_type} carries "
                 f"{machine.network_bytes_per_s / 1e6:,.0f} MB/s, which {hosts_text(needed.candidate)} fill{cost}."
             )
-        case "storage":
-            return f"Do not add data hosts: their processes would wait for storage most of the time{cost}."
         case "memory":
-            kind, number = best.candidate.data[0].machine.instance_type, best.endpoints_per_host or 0
-            return (
-                f"Do not add data hosts: the memory of {kind} holds only {number} endpoint{'' if number == 1 else 's'}"
-                f"{cost}."
-            )
+            kind = best.candidate.data[0].machine.instance_type
+            number = _count(best.endpoints_per_host or 0, "endpoint")
+            return f"Do not add data hosts: the memory of {kind} holds only {number}{cost}."
         case "trainer CPU":
             return (
                 f"Do not add data hosts: the CPUs of {machine.instance_type} cannot receive batches faster, even from "
                 f"{hosts_text(fastest.candidate)}{cost}."
             )
-        case "window":
-            return f"Do not add data hosts: the ranks' memory holds too few batches at the same time to use them{cost}."
-        case "data network":
-            return f"Do not add data hosts: their network interfaces limit what they can send{cost}."
+        case "storage" | "window" | "data network":
+            return f"Do not add data hosts: {_BECAUSE[reason]}{cost}."
         case _:
             cost = _cost_text(best, base, names=False) if is_about_cost else ""
             change = best.prediction.step_s / base.prediction.step_s - 1
@@ -281,13 +282,9 @@ def _limit_text(alternative: Alternative) -> str:
     }[alternative.prediction.bottleneck]
 
 
-def _processes(candidate: Candidate) -> str:
-    number = candidate.local_endpoints
-    return f"{number} process{'' if number == 1 else 'es'} per trainer host to preprocess"
-
-
-def _instead(base: Candidate) -> str:
-    return f" instead of {base.local_endpoints}"
+def _processes(chosen: Alternative, base: Alternative) -> str:
+    number = _count(chosen.candidate.local_endpoints, "process", "processes")
+    return f"{number} per trainer host to preprocess instead of {base.candidate.local_endpoints}"
 
 
 def _waiting_share(profile: Profile, base: Alternative) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ def scaling_plot(found: Results, *, cost: bool) -> Plot | None:
         return None
     unit = "USD" if cost else _time_unit(found)
     (axes,) = new_axes()
-    are_joined = _draw_series(axes, found, value_of)
+    are_joined, _ = _draw_series(axes, found.series(), _ranks, value_of)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _ticks_at(axes, sorted({_ranks(result) for result in runs}))
@@ -103,33 +103,13 @@ def quality_plot(found: Results) -> Plot | None:
         return None
     (axes,) = new_axes()
     # One series per combination of the other factors.
-    series = found.series(without=axis)
-    has_intervals, are_joined = False, True
-    for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
-        # Otherwise the intervals of two series would hide each other.
-        shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2)
-        combinations = _combinations(
-            members, lambda each: _number(each.levels.get(axis)), lambda each: _quality(each, metric)
-        )
-        is_joined = _is_line(combinations)
-        are_joined &= is_joined
-        known = [(x * shift, each) for x, values in combinations if (each := interval_of(values)) is not None]
-        errors = [
-            [each.mean - each.low if each.low is not None else 0.0 for _, each in known],
-            [each.high - each.mean if each.high is not None else 0.0 for _, each in known],
-        ]
-        has_intervals |= is_joined and any(each.low is not None for _, each in known)
-        axes.errorbar(
-            [x for x, _ in known],
-            [each.mean for _, each in known],
-            # Intervals of several combinations would hide each other.
-            yerr=errors if is_joined else None,
-            capsize=4,
-            label=label,
-            **style | ({} if is_joined else {"linestyle": "none"}),
-        )
-        for x, values in combinations:
-            axes.scatter([x * shift] * len(values), values, s=10, color=style["color"], alpha=0.5, linewidths=0)
+    are_joined, has_intervals = _draw_series(
+        axes,
+        found.series(without=axis),
+        lambda each: _number(each.levels.get(axis)),
+        lambda each: _quality(each, metric),
+        has_bars=True,
+    )
     if metric.target is not None:
         axes.axhline(metric.target, color=QUIET, linestyle="--", linewidth=1)
         axes.annotate("target", (0.995, metric.target), xycoords=("axes fraction", "data"), ha="right", va="bottom")
@@ -202,7 +182,7 @@ def communication_plot(found: Results) -> Plot | None:
     if not runs:
         return None
     (axes,) = new_axes()
-    are_joined = _draw_series(axes, found, lambda each: ratios[each.run_id])
+    are_joined, _ = _draw_series(axes, found.series(), _ranks, lambda each: ratios[each.run_id])
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     _ticks_at(axes, sorted({_ranks(each) for each in runs}))
@@ -299,25 +279,46 @@ def _styles() -> Iterator[dict[str, Any]]:
         yield {"color": colour, "marker": marker, "markersize": 6, "linewidth": 1.4}
 
 
-def _draw_series(axes: Axes, found: Results, value_of: Callable[[RunResult], float | None]) -> bool:
-    """Draw each series against the ranks: its runs, and the means of its combinations. Return whether lines join all.
+def _draw_series(
+    axes: Axes,
+    series: Mapping[str, Sequence[RunResult]],
+    x_of: Callable[[RunResult], float],
+    value_of: Callable[[RunResult], float | None],
+    *,
+    has_bars: bool = False,
+) -> tuple[bool, bool]:
+    """Draw each series: its runs, and the means of its combinations. Return whether lines join all, and bars are drawn.
 
     A series that has several combinations at one place has no line.
     """
-    are_joined = True
-    for style, (label, members) in zip(_styles(), found.series().items(), strict=False):
-        combinations = _combinations(members, _ranks, value_of)
+    are_joined, has_intervals = True, False
+    for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
+        combinations = _combinations(members, x_of, value_of)
         if not combinations:
             continue
         is_joined = _is_line(combinations)
         are_joined &= is_joined
-        means = [sum(values) / len(values) for _, values in combinations]
-        axes.plot(
-            [x for x, _ in combinations], means, label=label, **style | ({} if is_joined else {"linestyle": "none"})
+        # Otherwise the intervals of two series would hide each other.
+        shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2) if has_bars else 1.0
+        known = [(x * shift, each) for x, values in combinations if (each := interval_of(values)) is not None]
+        errors = [
+            [each.mean - each.low if each.low is not None else 0.0 for _, each in known],
+            [each.high - each.mean if each.high is not None else 0.0 for _, each in known],
+        ]
+        # Intervals of several combinations would hide each other too.
+        is_barred = has_bars and is_joined
+        has_intervals |= is_barred and any(each.low is not None for _, each in known)
+        axes.errorbar(
+            [x for x, _ in known],
+            [each.mean for _, each in known],
+            yerr=errors if is_barred else None,
+            capsize=4,
+            label=label,
+            **style | ({} if is_joined else {"linestyle": "none"}),
         )
         for x, values in combinations:
-            axes.scatter([x] * len(values), values, s=12, color=style["color"], alpha=0.6, linewidths=0)
-    return are_joined
+            axes.scatter([x * shift] * len(values), values, s=12, color=style["color"], alpha=0.6, linewidths=0)
+    return are_joined, has_intervals
 
 
 def _combinations(
