@@ -215,24 +215,25 @@ def _check(options: LaunchOptions, groups: Sequence[StatedGroup], channels: Mapp
 
 
 @contextlib.contextmanager
-def locked_folder(path: Path) -> Iterator[None]:
+def locked_folder(path: Path, writer: str = "simulation") -> Iterator[None]:
     """Reserve an output folder. The lock leaves no file behind, and the kernel releases it when the process ends.
 
     Args:
         path: The folder, which must exist.
+        writer: What writes to it, for messages.
 
     Raises:
-        ConfigError: If another simulation writes to the folder.
+        ConfigError: If another one writes to the folder.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise ConfigError(f"another simulation writes to {path}; wait for it, or give another --output-dir") from None
+        raise ConfigError(f"another {writer} writes to {path}; wait for it, or give another --output-dir") from None
     # A file system without locks, or NFS, which locks no folders.
     except OSError as error:
-        logger.info("cannot lock %s (%s); make sure that no other simulation writes there", path, error)
+        logger.info("cannot lock %s (%s); make sure that no other %s writes there", path, error, writer)
     try:
         yield
     finally:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import fcntl
 import hashlib
 import json
 import logging
@@ -28,6 +27,7 @@ from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric, thinned
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report, load_report
+from hetero.simulate.simulate import locked_folder
 
 __all__ = [
     "JOB_FILE_NAME",
@@ -246,7 +246,7 @@ class Ledger(RecordedRuns):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / LEDGER_FILE_NAME
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_locked(folder))
+            stack.enter_context(locked_folder(folder, "study"))
             # Under the lock, because a study may be writing this ledger. A second start with --fresh once deleted it
             # before it was refused.
             if fresh:
@@ -342,24 +342,6 @@ def _values_of(run: EndedRun) -> dict[str, Any]:
 def _without(values: Sequence[LoggedMetric], known: Sequence[LoggedMetric]) -> tuple[LoggedMetric, ...]:
     seen = set(known)
     return thinned([value for value in values if value not in seen], MAX_METRICS)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Reserve the folder of a study. The kernel releases the lock when the process ends."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"another study writes to {folder}; wait for it, or give another --output-dir") from None
-    # A file system without locks.
-    except OSError as error:
-        logger.info("cannot lock %s (%s); make sure that no other study writes there", folder, error)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _now() -> str:
