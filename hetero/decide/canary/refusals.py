@@ -58,8 +58,15 @@ processes has 2 n batches in flight, so each process then makes three."""
 
 def check_script(points: Sequence[CanaryPoint]) -> list[Refusal]:
     """Return what the script did that a longer run would do otherwise."""
-    found = ((name, rule(points)) for name, rule in _SCRIPT_RULES)
-    return [Refusal(rule=name, figure="", reason=reason) for name, reason in found if reason]
+    found = [("failed", _failed(points))]
+    names = [sorted(loader.name for loader in point.loaders) for point in points]
+    if any(each != names[0] for each in names):
+        reason = "some canary runs used loaders that others did not use, so the whole may use others too"
+        found.append(("loaders", reason))
+    for name in dict.fromkeys(loader.name for point in points for loader in point.loaders):
+        fractions, works = _works(points, name)
+        found += [(rule, reason_of(name, fractions, works)) for rule, reason_of in _LOADER_RULES]
+    return [Refusal(rule=rule, figure="", reason=reason) for rule, reason in found if reason]
 
 
 def check_line(
@@ -222,74 +229,50 @@ def _failed(points: Sequence[CanaryPoint]) -> str:
     return f"{len(failed)} of {len(points)} canary runs failed, the first with: {failed[0].failure}"
 
 
-def _passes(points: Sequence[CanaryPoint]) -> str:
-    for name in _names(points):
-        counts = {
-            loader.num_passes: point.fraction
-            for point in points
-            for loader in point.loaders
-            if loader.name == name and loader.num_passes
-        }
-        if len(counts) > 1:
-            texts = " and ".join(f"{count} at {percent(fraction)}" for count, fraction in sorted(counts.items()))
-            return (
-                f"the number of passes over loader {name} differs between runs ({texts}), so the script decides by its "
-                "values when it ends"
-            )
-    return ""
+def _passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
+    counts = {work.num_passes: fraction for fraction, work in zip(fractions, works, strict=True) if work.num_passes}
+    if len(counts) < 2:
+        return ""
+    texts = " and ".join(f"{count} at {percent(fraction)}" for count, fraction in sorted(counts.items()))
+    return (
+        f"the number of passes over loader {name} differs between runs ({texts}), so the script decides by its values "
+        "when it ends"
+    )
 
 
-def _fixed_steps(points: Sequence[CanaryPoint]) -> str:
-    for name in _names(points):
-        fractions, works = _works(points, name)
-        is_left = any(work.num_passes > work.num_complete_passes for work in works)
-        if is_left and is_fixed_loader(works, fractions):
-            return (
-                f"loader {name} delivers {works[0].num_samples:,} samples whatever the amount of data, and the script "
-                "leaves its passes early, so something else fixes the number of its steps"
-            )
-    return ""
+def _fixed_steps(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
+    is_left = any(work.num_passes > work.num_complete_passes for work in works)
+    if not is_left or not is_fixed_loader(works, fractions):
+        return ""
+    return (
+        f"loader {name} delivers {works[0].num_samples:,} samples whatever the amount of data, and the script leaves "
+        "its passes early, so something else fixes the number of its steps"
+    )
 
 
-def _short_passes(points: Sequence[CanaryPoint]) -> str:
-    for name in _names(points):
-        fractions, works = _works(points, name)
-        longest = max(work.num_steps / max(1, work.num_passes) for work in works)
-        in_flight = max(work.max_in_flight for work in works)
-        # A loader with eight processes makes its first eight batches at the same time. A job bound by its loader took
-        # 240 s, where 81 s were forecast.
-        if in_flight > 1 and longest < _FLIGHTS * in_flight and not is_fixed_loader(works, fractions):
-            return (
-                f"a pass over loader {name} has at most {longest:.3g} batches in the canaries, of which the loader "
-                f"fetches {in_flight} at the same time, so the canaries do not show how fast batches follow each other"
-            )
-    return ""
+def _short_passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
+    longest = max(work.num_steps / max(1, work.num_passes) for work in works)
+    in_flight = max(work.max_in_flight for work in works)
+    # A loader with eight processes makes its first eight batches at the same time. A job bound by its loader took
+    # 240 s, where 81 s were forecast.
+    if in_flight <= 1 or longest >= _FLIGHTS * in_flight or is_fixed_loader(works, fractions):
+        return ""
+    return (
+        f"a pass over loader {name} has at most {longest:.3g} batches in the canaries, of which the loader fetches "
+        f"{in_flight} at the same time, so the canaries do not show how fast batches follow each other"
+    )
 
 
-def _loaders(points: Sequence[CanaryPoint]) -> str:
-    names = [tuple(sorted(loader.name for loader in point.loaders)) for point in points]
-    if len(set(names)) > 1:
-        return "some canary runs used loaders that others did not use, so the whole may use others too"
-    for name in _names(points):
-        fractions, works = _works(points, name)
-        per_fraction = [work.num_samples / fraction for fraction, work in zip(fractions, works, strict=True)]
-        is_fixed = is_fixed_loader(works, fractions)
-        # Passes of one or two batches differ by rounding alone.
-        if not is_fixed and max(per_fraction) > 1.3 * min(per_fraction) and _few_samples(works) > 3:
-            return (
-                f"the samples of loader {name} are not in proportion to the data: the runs extrapolate to "
-                f"{min(per_fraction):,.0f} and to {max(per_fraction):,.0f} samples"
-            )
-    return ""
-
-
-def _few_samples(works: Sequence[LoaderWork]) -> float:
-    """Return the fewest batches that a run had. With one or two, rounding to whole batches explains the difference."""
-    return min(work.num_samples / max(1, work.batch_samples) for work in works)
-
-
-def _names(points: Sequence[CanaryPoint]) -> list[str]:
-    return list(dict.fromkeys(loader.name for point in points for loader in point.loaders))
+def _disproportion(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
+    per_fraction = [work.num_samples / fraction for fraction, work in zip(fractions, works, strict=True)]
+    # Passes of one or two batches differ by rounding alone.
+    is_rounded = min(work.num_samples / max(1, work.batch_samples) for work in works) <= 3
+    if is_rounded or is_fixed_loader(works, fractions) or max(per_fraction) <= 1.3 * min(per_fraction):
+        return ""
+    return (
+        f"the samples of loader {name} are not in proportion to the data: the runs extrapolate to "
+        f"{min(per_fraction):,.0f} and to {max(per_fraction):,.0f} samples"
+    )
 
 
 def _works(points: Sequence[CanaryPoint], name: str) -> tuple[list[float], list[LoaderWork]]:
@@ -298,10 +281,10 @@ def _works(points: Sequence[CanaryPoint], name: str) -> tuple[list[float], list[
     return [fraction for fraction, _ in pairs], [work for _, work in pairs]
 
 
-_SCRIPT_RULES: tuple[tuple[str, Callable[[Sequence[CanaryPoint]], str]], ...] = (
-    ("failed", _failed),
+_LOADER_RULES: tuple[tuple[str, Callable[[str, Sequence[float], Sequence[LoaderWork]], str]], ...] = (
     ("passes", _passes),
     ("fixed-steps", _fixed_steps),
     ("short-passes", _short_passes),
-    ("loaders", _loaders),
+    ("loaders", _disproportion),
 )
+"""Rules about one loader: its name, the fractions of the runs that used it, and its work in each."""
