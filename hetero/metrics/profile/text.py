@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hetero.documents.quantities import bytes_text, number_text, seconds_text
 from hetero.documents.tables import markdown_table
@@ -98,16 +98,12 @@ def _training(training: TrainingProfile) -> str:
         _times("step as it runs", training.step_s),
         _times("data wait as it runs", training.data_wait_s),
     ]
-    rows += [
-        (name, text, "", "", "", figure.basis)
-        for name, figure, text in (
-            ("CPUs busy per rank", training.rank_cpu_cores, _format(training.rank_cpu_cores, "{:.2f}")),
-            ("CPU per GB received", training.receive_cpu_s_per_gb, _format(training.receive_cpu_s_per_gb, "{:.2f} s")),
-            ("GPU utilisation", training.gpu_percent, _format(training.gpu_percent, "{:.0f} %")),
-        )
-        if figure is not None
-    ]
-    return _table(rows, "steps")
+    figures = (
+        ("CPUs busy per rank", training.rank_cpu_cores, "{:.2f}".format),
+        ("CPU per GB received", training.receive_cpu_s_per_gb, "{:.2f} s".format),
+        ("GPU utilisation", training.gpu_percent, "{:.0f} %".format),
+    )
+    return _table(rows, figures, "steps")
 
 
 def _supply(supply: SupplyProfile) -> str:
@@ -116,17 +112,13 @@ def _supply(supply: SupplyProfile) -> str:
         _times("wait per sample, mostly for storage", supply.sample_wait_s),
         _times("CPU of collating and encoding, per sample", supply.batch_cpu_s),
     ]
-    rows += [
-        (name, text(figure.value), "", "", "", figure.basis)
-        for name, figure, text in (
-            ("read from storage per sample", supply.storage_bytes_per_sample, _short_bytes),
-            ("building the data set", supply.build_s, seconds_text),
-            ("memory of one process", supply.endpoint_private_bytes, bytes_text),
-            ("memory that processes share", supply.endpoint_shared_bytes, bytes_text),
-        )
-        if figure is not None
-    ]
-    return _table(rows, "values")
+    figures = (
+        ("read from storage per sample", supply.storage_bytes_per_sample, _short_bytes),
+        ("building the data set", supply.build_s, seconds_text),
+        ("memory of one process", supply.endpoint_private_bytes, bytes_text),
+        ("memory that processes share", supply.endpoint_shared_bytes, bytes_text),
+    )
+    return _table(rows, figures, "values")
 
 
 def _concurrency(supply: SupplyProfile) -> str:
@@ -176,8 +168,14 @@ def _times(name: str, spread: Spread) -> tuple[str, ...]:
     return name, *times, str(spread.num_measured), spread.basis
 
 
-def _table(rows: Sequence[tuple[str, ...]], counted_things: str) -> str:
-    return markdown_table(("", "mean", "p50", "p95", counted_things, ""), rows, right=(1, 2, 3, 4))
+def _table(
+    rows: Sequence[tuple[str, ...]],
+    figures: Sequence[tuple[str, Figure | None, Callable[[float], str]]],
+    counted_things: str,
+) -> str:
+    """Return a table of distributions, and of figures that are known."""
+    known = [(name, text(each.value), "", "", "", each.basis) for name, each, text in figures if each is not None]
+    return markdown_table(("", "mean", "p50", "p95", counted_things, ""), [*rows, *known], right=(1, 2, 3, 4))
 
 
 def _duration(value: float) -> str:
@@ -192,7 +190,3 @@ def _uint8_text(leaf: LeafProfile) -> str:
     if leaf.dtype in _ONE_BYTE:
         return "-"
     return "yes" if leaf.fits_uint8 else "no"
-
-
-def _format(figure: Figure | None, form: str) -> str:
-    return "" if figure is None else form.format(figure.value)
