@@ -58,20 +58,15 @@ def _shown(reports: Sequence[Report]) -> list[ShownRun]:
 
 
 def _shown_run(name: str, report: Report, colour: str) -> ShownRun:
-    # The slowest rank comes first, then those of the host whose clock the events have.
+    # The slowest rank comes first.
     slowest = None if report.headline is None else report.headline.slowest_step_rank
-    hosts = {rank.rank: rank.host for rank in report.run.ranks}
-    first_host = hosts[min(hosts)] if hosts else ""
-    found = sorted(report.headline_ranks.items(), key=lambda item: (item[0] != slowest, hosts[item[0]] != first_host))
-    steps = found[0][1] if found else None
-    rank, history = next(((rank, each.history) for rank, each in found if each.history.begin_s), (0, StepSeries()))
+    found = [each for _, each in sorted(report.headline_ranks.items(), key=lambda item: item[0] != slowest)]
     return ShownRun(
         name=name,
         report=report,
         colour=colour,
-        steps=steps,
-        history=history,
-        timeline=report.run.timeline if hosts.get(rank) == first_host else (),
+        steps=found[0] if found else None,
+        history=next((each.history for each in found if each.history.begin_s), StepSeries()),
     )
 
 

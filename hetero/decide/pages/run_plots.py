@@ -11,17 +11,13 @@ from hetero.documents.quantities import seconds_text
 from hetero.metrics.step_series import StepSeries
 from hetero.metrics.steps import StepSummary
 from hetero.report.compare import Comparison
-from hetero.report.model import Report, TimedEvent
+from hetero.report.model import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["ShownRun", "cost_plot", "cpu_plot", "parts_plot", "steps_plot"]
 
-_WINDOW = 0.3
-"""Length of the moving mean, as a share of a run's history. A step waits for data or does not, so single steps jump."""
-_MAX_EVENT_TEXTS = 12
-"""Events of a run that the plot of steps names. More would cover each other; the page has a table of them."""
 _HOST_COLOURS = PALETTE[2:]
 """Colours of hosts, which are not those of runs."""
 _PARTS = {"accelerator": PALETTE[0], "compute": PALETTE[0], "real work that shows": PALETTE[4], "data wait": PALETTE[1]}
@@ -39,12 +35,10 @@ class ShownRun:
     """The loader that the report is about, on the rank with the longest steps. None if no rank has a step."""
     history: StepSeries
     """Steps of that loader, on that rank or on another that has a history."""
-    timeline: Sequence[TimedEvent]
-    """Events by the clock of ``history``. Empty if the history is of another host than the events."""
 
 
 def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
-    """Return step times over the time of the runs, with the events of the runs. None if no run has a history."""
+    """Return step times over the time of the runs. None if no run has a history."""
     if not any(run.history.begin_s for run in runs):
         return None
     (axes,) = new_axes(is_wide=True)
@@ -60,9 +54,7 @@ def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
     legend(axes, is_outside=True)
     num_steps = max((number for run in runs for number in run.history.num_steps), default=1)
     dot = "A dot is one step" if num_steps == 1 else f"A dot is the mean of up to {num_steps} steps"
-    caption = f"{dot}, the line is the mean of the steps around. Where batches come in bursts, few steps wait long."
-    if any(map(_events_of_steps, runs)):
-        caption += " A dashed vertical line is an event."
+    caption = f"{dot}. Where batches come in bursts, few steps wait long."
     return Plot(title="Step time over time", caption=caption, svg=svg_of(axes), is_wide=True)
 
 
@@ -72,28 +64,7 @@ def _draw_steps(axes: Axes, run: ShownRun) -> None:
         return
     times_s = [(begin + end) / 2 for begin, end in zip(history.begin_s, history.end_s, strict=True)]
     steps_ms = [1000 * (a + b) for a, b in zip(history.compute_s, history.data_wait_s, strict=True)]
-    axes.plot(times_s, steps_ms, "o", color=run.colour, alpha=0.35, markersize=4)
-    axes.plot(times_s, _moving_mean(steps_ms), color=run.colour, linewidth=2, label=run.name)
-    for number, event in enumerate(_events_of_steps(run)):
-        axes.axvline(event.at_s, color=run.colour, linewidth=1, linestyle="--")
-        if number < _MAX_EVENT_TEXTS:
-            text = f"{event.host}: {event.what} "
-            drawn = axes.text(event.at_s, 0.98, text, color=run.colour, rotation=90, va="top", ha="right")
-            drawn.set(transform=axes.get_xaxis_transform(), fontsize="small")
-
-
-def _events_of_steps(run: ShownRun) -> list[TimedEvent]:
-    """Return the events between the first and the last step."""
-    history = run.history
-    return [
-        event for event in run.timeline if history.begin_s and history.begin_s[0] <= event.at_s <= history.end_s[-1]
-    ]
-
-
-def _moving_mean(values: Sequence[float]) -> list[float]:
-    half = max(1, round(_WINDOW * len(values) / 2))
-    windows = (values[max(0, at - half) : at + half + 1] for at in range(len(values)))
-    return [sum(window) / len(window) for window in windows]
+    axes.plot(times_s, steps_ms, "o", color=run.colour, alpha=0.5, markersize=4, label=run.name)
 
 
 def step_parts_s(steps: StepSummary) -> dict[str, float]:
