@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetero.decide.canary.forecast import _MEMORY
-from hetero.decide.canary.line import NUM_DRAWS, Form, Noise, _f_tail, constant_draws, fit_line, fit_ratio, interval
+from hetero.decide.canary.line import NUM_DRAWS, Form, Noise, constant_draws, fit_line, fit_ratio, interval
 
 NOISE = Noise(relative=0.02, absolute=0.02)
 X = [fraction for fraction in (0.01, 0.02, 0.03) for _ in range(3)]
@@ -109,14 +109,6 @@ def test_draws_of_the_same_runs_are_the_same() -> None:
     y = observed(np.random.default_rng(6), 1.0, 100.0, 1.0, 0.02)
     lines = [fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.015) for _ in range(2)]
     assert (lines[0].single == lines[1].single).all()
-
-
-@pytest.mark.parametrize(
-    ("ratio", "first", "second", "expected"),
-    [(3.2, 1, 6, 0.12384917), (9.0, 2, 5, 0.02203461), (0.0, 1, 6, 1.0), (1e6, 1, 6, 0.0)],
-)
-def test_tail_of_f_is_that_of_tables(ratio: float, first: int, second: int, expected: float) -> None:
-    assert _f_tail(ratio, first, second) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("last", [3.05, 3.3, 3.6])

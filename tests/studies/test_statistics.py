@@ -8,6 +8,7 @@ import pytest
 
 from hetero.decide.studies.statistics import (
     best_value,
+    f_tail,
     interval_of,
     quality_after,
     t_quantile,
@@ -45,6 +46,14 @@ def test_quantile_of_students_distribution_is_that_of_the_tables(
     freedom: int, coverage: float, expected: float
 ) -> None:
     assert t_quantile(freedom, coverage) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "first", "second", "expected"),
+    [(3.2, 1, 6, 0.12384917), (9.0, 2, 5, 0.02203461), (0.0, 1, 6, 1.0), (1e6, 1, 6, 0.0)],
+)
+def test_tail_of_f_is_that_of_tables(ratio: float, first: int, second: int, expected: float) -> None:
+    assert f_tail(ratio, first, second) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(("freedom", "coverage"), [(0, 0.95), (3, 0.0), (3, 1.0)])

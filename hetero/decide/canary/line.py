@@ -26,6 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hetero.decide.studies.statistics import f_tail
+
 __all__ = [
     "NUM_DRAWS",
     "Exponent",
@@ -367,21 +369,4 @@ def _lack_of_fit(x: Array, y: Array, variances: Array, line: _Normal) -> float |
     if pure <= 0:
         return None
     ratio = max(0.0, line.rest - pure) / degrees_fit / (pure / degrees_error)
-    return _f_tail(ratio, degrees_fit, degrees_error)
-
-
-def _f_tail(ratio: float, first: int, second: int) -> float:
-    """Return the probability that an F variable exceeds a ratio, by Simpson's rule on its beta integral."""
-    if ratio <= 0:
-        return 1.0
-    # With t = sin^2(u), the beta integral has no singularity: 2 sin^(2a-1)(u) cos^(2b-1)(u) du.
-    a, b = first / 2, second / 2
-    end = math.asin(math.sqrt(first * ratio / (first * ratio + second)))
-    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-    u = np.linspace(0.0, end, 2001)
-    values = 2 * np.sin(u) ** (2 * a - 1) * np.cos(u) ** (2 * b - 1)
-    step = end / 2000
-    weights = np.ones(2001)
-    weights[1:-1:2], weights[2:-1:2] = 4, 2
-    below = step / 3 * float(weights @ values) / math.exp(log_beta)
-    return min(1.0, max(0.0, 1.0 - below))
+    return f_tail(ratio, degrees_fit, degrees_error)

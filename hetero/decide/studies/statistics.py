@@ -14,6 +14,7 @@ from hetero.metrics.logged import LoggedMetric
 __all__ = [
     "Interval",
     "best_value",
+    "f_tail",
     "interval_of",
     "quality_after",
     "series_of",
@@ -69,32 +70,39 @@ def t_quantile(freedom: int, coverage: float) -> float:
         raise ConfigError(
             f"t_quantile: found {freedom} degrees of freedom and coverage {coverage}; expected >= 1, (0, 1)"
         )
+    # The square of a variable with this distribution has the F distribution with 1 and `freedom` degrees.
     low, high = 0.0, 1.0
-    while _central_mass(high, freedom) < coverage:
+    while 1 - f_tail(high**2, 1, freedom) < coverage:
         low, high = high, 2 * high
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
         # The two bounds are neighbours among the floating point numbers.
         if middle in (low, high):
             break
-        if _central_mass(middle, freedom) < coverage:
+        if 1 - f_tail(middle**2, 1, freedom) < coverage:
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def _central_mass(t: float, freedom: int) -> float:
-    """Return the mass between -t and t. Abramowitz and Stegun, 26.7.3 and 26.7.4, which are finite sums."""
-    angle = math.atan(t / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    is_odd = freedom % 2 == 1
-    term = cosine if is_odd else 1.0
-    total = 0.0
-    for k in range(1 if is_odd else 0, freedom - 1, 2):
-        total += term
-        term *= cosine * cosine * (k + 1) / (k + 2)
-    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+def f_tail(ratio: float, first: int, second: int) -> float:
+    """Return the probability that an F variable exceeds a ratio, by Simpson's rule on its beta integral."""
+    import numpy as np
+
+    if ratio <= 0:
+        return 1.0
+    # With t = sin^2(u), the beta integral has no singularity: 2 sin^(2a-1)(u) cos^(2b-1)(u) du.
+    a, b = first / 2, second / 2
+    end = math.asin(math.sqrt(first * ratio / (first * ratio + second)))
+    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    u = np.linspace(0.0, end, 2001)
+    values = 2 * np.sin(u) ** (2 * a - 1) * np.cos(u) ** (2 * b - 1)
+    step = end / 2000
+    weights = np.ones(2001)
+    weights[1:-1:2], weights[2:-1:2] = 4, 2
+    below = step / 3 * float(weights @ values) / math.exp(log_beta)
+    return min(1.0, max(0.0, 1.0 - below))
 
 
 def series_of(metrics: Iterable[LoggedMetric], name: str) -> list[LoggedMetric]:
