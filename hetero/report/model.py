@@ -181,6 +181,12 @@ class RunFacts:
         return {**dict.fromkeys(trainers, "trainer"), **dict.fromkeys(others, "data")}
 
     @property
+    def trainer_usages(self) -> tuple[HostUsage, ...]:
+        """Usage of the hosts with ranks, or of all hosts if those are not known."""
+        trainers = {rank.host for rank in self.ranks}
+        return tuple(usage for usage in self.hosts if usage.host in trainers) or self.hosts
+
+    @property
     def num_hosts(self) -> int:
         """Number of hosts in all groups."""
         return sum(group.count for group in self.groups)

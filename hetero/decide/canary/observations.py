@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from hetero.decide.canary.points import CanaryPoint, LoaderWork, Part, Resources
@@ -14,6 +14,7 @@ from hetero.documents.files import read_bounded
 from hetero.documents.records import decode
 from hetero.errors import ConfigError
 from hetero.metrics.hosts import HostUsage
+from hetero.metrics.steps import StepSummary
 from hetero.metrics.usage_series import UsageSeries
 from hetero.report.model import RankFacts, Report
 from hetero.report.overruns import excess_share
@@ -21,6 +22,9 @@ from hetero.report.overruns import excess_share
 __all__ = ["Observed", "point_of", "read_observed"]
 
 logger = logging.getLogger(__name__)
+
+_OF_SUMMARIES = {each.name for each in fields(LoaderWork)} & {each.name for each in fields(StepSummary)} - {"name"}
+"""What a summary of steps and the work of a loader both have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +94,8 @@ def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
     return tuple(
         LoaderWork(
             name=label,
-            num_steps=summary.num_steps,
-            num_samples=summary.num_samples,
-            batch_samples=summary.batch_samples,
-            num_steps_measured=summary.num_steps_measured,
-            num_samples_measured=summary.num_samples_measured,
             measured_s=summary.total_s,
-            dataset_samples=summary.dataset_samples,
-            pass_samples=summary.pass_samples,
-            num_passes=summary.num_passes,
-            num_complete_passes=summary.num_complete_passes,
-            max_in_flight=summary.max_in_flight,
+            **{name: getattr(summary, name) for name in _OF_SUMMARIES},
         )
         for label, summary in longest.labelled
     )
@@ -108,9 +103,7 @@ def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
 
 def _resources(report: Report, observed: Observed | None) -> Resources:
     """Return the resources of the trainer host that used the most memory, and the CPU use of a mean trainer host."""
-    trainers = {rank.host for rank in report.run.ranks}
-    usages = [usage for usage in report.run.hosts if not trainers or usage.host in trainers]
-    found = [_of_host(usage, observed) for usage in usages]
+    found = [_of_host(usage, observed) for usage in report.run.trainer_usages]
     if not found:
         return Resources()
     most = max(found, key=lambda each: each.memory_peak_bytes or 0.0)

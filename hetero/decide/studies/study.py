@@ -17,7 +17,13 @@ from hetero.decide.studies.executors import LaunchExecutor, SimulateExecutor, ch
 from hetero.decide.studies.file_values import whole_of
 from hetero.decide.studies.ledger import LEDGER_FILE_NAME, digest_of_script
 from hetero.decide.studies.output.page import PAGE_FILE_NAME, cell_table, correlation_text, notes, study_page
-from hetero.decide.studies.output.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet
+from hetero.decide.studies.output.table import (
+    CSV_FILE_NAME,
+    PARQUET_FILE_NAME,
+    csv_text,
+    rows,
+    write_parquet,
+)
 from hetero.decide.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
 from hetero.decide.studies.runs import FAILED, STOPPED, Executor, PlannedRun, RunResult
 from hetero.decide.studies.study_file import MAX_RUNS, Settings, Study, read_study
@@ -301,7 +307,7 @@ def write_results(preparation: Preparation, results: Sequence[RunResult], folder
     """
     table = rows(results, metrics=preparation.whole.study.metrics)
     try:
-        write_csv(folder / CSV_FILE_NAME, table)
+        write_text(folder / CSV_FILE_NAME, csv_text(table))
         if not write_parquet(folder / PARQUET_FILE_NAME, table):
             logger.info("%s is not written, because pyarrow is not installed", PARQUET_FILE_NAME)
         write_text(folder / PAGE_FILE_NAME, study_page(preparation.whole, results, table, preparation.findings))

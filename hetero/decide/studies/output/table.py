@@ -11,7 +11,6 @@ from hetero.decide.studies.placeholders import level_text
 from hetero.decide.studies.runs import RunResult
 from hetero.decide.studies.statistics import best_value, quality_after, time_to_quality
 from hetero.decide.studies.study_file import Metric
-from hetero.documents.files import write_text
 from hetero.errors import ConfigError
 from hetero.metrics.logged import last_values
 from hetero.report.model import Report
@@ -25,7 +24,6 @@ __all__ = [
     "communication_ratio",
     "csv_text",
     "rows",
-    "write_csv",
     "write_parquet",
 ]
 
@@ -111,9 +109,7 @@ def _computed(result: RunResult, metrics: Sequence[Metric]) -> Row:
 
 def _from_report(report: Report | None) -> Row:
     headline = None if report is None else report.headline
-    hosts = () if report is None else report.run.hosts
-    trainers = {rank.host for rank in report.run.ranks} if report is not None else set()
-    usages = [usage for usage in hosts if usage.host in trainers] or list(hosts)
+    usages = () if report is None else report.run.trainer_usages
 
     def figure(name: str) -> float | None:
         found = getattr(headline, name, None)
@@ -158,15 +154,6 @@ def csv_text(table: Sequence[Row]) -> str:
     for row in table:
         writer.writerow({name: None if value is None else level_text(value) for name, value in row.items()})
     return target.getvalue()
-
-
-def write_csv(path: Path, table: Sequence[Row]) -> None:
-    """Write the table as CSV.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
-    write_text(path, csv_text(table))
 
 
 def write_parquet(path: Path, table: Sequence[Row]) -> bool:
