@@ -38,7 +38,6 @@ __all__ = [
     "level_2_bytes",
     "memory_limit_of",
     "raise_over_budget",
-    "report_of",
     "run_canaries",
     "write_report",
 ]
@@ -191,15 +190,18 @@ def run_canaries(
     runs = [each.run for each in planned]
 
     def write_forecast(results: Sequence[RunResult]) -> CanaryReport:
-        report = report_of(
-            request,
-            planned,
-            results,
-            executor=executor,
-            catalogue=catalogue,
-            memory_gib=memory_gib or {},
-            data_bytes=data_bytes,
-            options=options,
+        by_id = {result.run_id: result for result in results}
+        forecasts = []
+        for cluster in request.clusters:
+            limit = memory_limit_of(cluster, catalogue, memory_gib or {})
+            made, own = _candidate(cluster, request, planned, by_id, executor=executor, options=options)
+            forecasts.append(forecast(replace(made, memory_limit_bytes=limit, data_bytes=data_bytes), own))
+        report = CanaryReport(
+            schema_version=SCHEMA_VERSION,
+            command=shlex.join([request.script, *request.script_args]),
+            how=how_text(request),
+            candidates=tuple(each.shown for each in forecasts),
+            decision=decide(forecasts),
         )
         write_report(report, folder)
         return report
@@ -248,52 +250,34 @@ def _types_of(cluster: Cluster) -> list[str]:
     return list(dict.fromkeys(parse_group(text).instance_type for text in cluster.groups))
 
 
-def report_of(
+def _candidate(
+    cluster: Cluster,
     request: CanaryRequest,
     planned: Sequence[PlannedCanary],
-    results: Sequence[RunResult],
+    results: Mapping[str, RunResult],
     *,
     executor: Executor,
-    catalogue: Catalogue,
-    memory_gib: Mapping[str, float],
-    data_bytes: float | None,
     options: ForecastOptions,
-) -> CanaryReport:
-    """Return the forecast from the results of the runs."""
-    by_id = {result.run_id: result for result in results}
-    forecasts = []
-    for cluster in request.clusters:
-        own = [each for each in planned if each.cluster == cluster and each.run.run_id in by_id]
-        points = tuple(_point(each, by_id[each.run.run_id], by_samples=request.by_samples) for each in own)
-        named = {each.run.run_id: report for each in own if (report := by_id[each.run.run_id].report) is not None}
-        reports = list(named.values())
-        objections = dict.fromkeys(report.cost.objection for report in reports if report.cost.objection)
-        # Simulated hosts work with this machine. A forecast of their costs would hold only if the machine is as fast as
-        # they are.
-        missing = [kind for kind in _types_of(cluster) if kind not in request.as_fast_as]
-        has_cost = own and (not missing or not objections)
-        candidate = Candidate(
-            name=cluster.name,
-            groups=cluster.groups,
-            points=points,
-            hourly_usd=executor.hourly_usd(own[0].run) if has_cost else None,
-            memory_limit_bytes=memory_limit_of(cluster, catalogue, memory_gib),
-            data_bytes=data_bytes,
-            cache_bytes=level_2_bytes(),
-            notes=(
-                *filter(None, [upper_bounds_note(named)]),
-                *(() if has_cost else (_note(text, missing) for text in objections)),
-            ),
-        )
-        basis = "simulated" if any(report.run.simulated for report in reports) else options.basis
-        forecasts.append(forecast(candidate, replace(options, basis=basis)))
-    return CanaryReport(
-        schema_version=SCHEMA_VERSION,
-        command=shlex.join([request.script, *request.script_args]),
-        how=how_text(request),
-        candidates=tuple(each.shown for each in forecasts),
-        decision=decide(forecasts),
+) -> tuple[Candidate, ForecastOptions]:
+    """Return a cluster with its runs that have a result by their id, and the options of its forecast."""
+    own = [each for each in planned if each.cluster == cluster and each.run.run_id in results]
+    named = {each.run.run_id: report for each in own if (report := results[each.run.run_id].report) is not None}
+    objections = dict.fromkeys(report.cost.objection for report in named.values() if report.cost.objection)
+    # Simulated hosts work with this machine. A forecast of their costs would hold only if the machine is as fast as
+    # they are.
+    missing = [kind for kind in _types_of(cluster) if kind not in request.as_fast_as]
+    has_cost = own and (not missing or not objections)
+    note = upper_bounds_note(named)
+    candidate = Candidate(
+        name=cluster.name,
+        groups=cluster.groups,
+        points=tuple(_point(each, results[each.run.run_id], by_samples=request.by_samples) for each in own),
+        hourly_usd=executor.hourly_usd(own[0].run) if has_cost else None,
+        cache_bytes=level_2_bytes(),
+        notes=(*filter(None, [note]), *(() if has_cost else (_note(text, missing) for text in objections))),
     )
+    is_simulated = any(report.run.simulated for report in named.values())
+    return candidate, replace(options, basis="simulated" if is_simulated else options.basis)
 
 
 def _note(objection: str, missing: Sequence[str]) -> str:

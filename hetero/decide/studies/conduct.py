@@ -178,27 +178,24 @@ class _Session:
 
     def _refusal(self, run: PlannedRun) -> str:
         """Return why a run may not start: its expected cost or time would pass the budget. Empty if it may."""
-        own_s = self.estimates.expected_s(run)
+        # It may be unknown. The run is then stopped when the budget is really passed.
+        own_s = self.estimates.expected_s(run) or 0.0
         # A run that takes longer than expected counts with what it has taken.
         others = [
-            max(self.estimates.expected_s(each.run) or 0.0, self._elapsed_s(each)) for each in self.running.values()
+            (each.hourly_usd, max(self.estimates.expected_s(each.run) or 0.0, self._elapsed_s(each)))
+            for each in self.running.values()
         ]
-        if own_s is None:
-            # It is unknown, so the run is stopped when the budget is really passed.
-            own_s = 0.0
         spent_s, spent_usd = self.ledger.spent_s, self.ledger.spent_usd
         if self.budget.hours is not None:
             limit_s = 3600 * self.budget.hours
-            if spent_s + sum(others) + own_s > limit_s or spent_s >= limit_s:
+            if spent_s + sum(each_s for _, each_s in others) + own_s > limit_s or spent_s >= limit_s:
                 return (
                     f"the budget of {self.budget.hours:g} h does not allow run {run.run_id}: {spent_s / 3600:.2f} h "
                     f"are spent, and it is expected to take {own_s / 3600:.2f} h"
                 )
         if self.budget.usd is not None:
             expected = self._usd(self.prices[run.run_id], own_s)
-            committed = sum(
-                self._usd(each.hourly_usd, each_s) for each, each_s in zip(self.running.values(), others, strict=True)
-            )
+            committed = sum(self._usd(*each) for each in others)
             if spent_usd + committed + expected > self.budget.usd or spent_usd >= self.budget.usd:
                 return (
                     f"the budget of USD {self.budget.usd:g} does not allow run {run.run_id}: USD {spent_usd:.2f} are "
