@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from hetero.documents.quantities import seconds_text
-from hetero.documents.text import counted, first_names
+from hetero.documents.text import counted, listing
 from hetero.metrics.excess import SMALL_EXCESS, lost_cpu_share
 from hetero.metrics.steps import StepSummary
 from hetero.report.model import Report, RunFacts
@@ -103,5 +103,5 @@ def upper_bounds_note(reports: Mapping[str, Report]) -> str:
         return ""
     return (
         f"Other work of this machine shows in {len(found)} of {counted(len(reports), 'run')}, so their times are "
-        f"upper bounds: {first_names(found)}."
+        f"upper bounds: {listing(found)}."
     )

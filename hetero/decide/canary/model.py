@@ -76,7 +76,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One cluster with its canary runs, and the forecast from them. `hetero.decide.canary.forecast` adds the forecast."""
+    """One cluster with its canary runs, and their forecast, which `hetero.decide.canary.forecast` adds."""
 
     name: str
     """For example ``6 x ml.m5.4xlarge``."""

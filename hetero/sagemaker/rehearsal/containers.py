@@ -28,6 +28,7 @@ from hetero.sagemaker.preparation.ignore_file import copy_code, ignored_files
 from hetero.sagemaker.preparation.staging import LAUNCHER_FILE
 from hetero.sagemaker.request import TrainingRequest
 from hetero.simulate.launchers import HostCommand, SimulatedHost
+from hetero.system.scripts import python_path
 
 __all__ = ["THROUGH", "Container"]
 
