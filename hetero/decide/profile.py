@@ -69,7 +69,7 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
         catalogue: Knows the vCPUs of instance types. None for the shipped one.
 
     Raises:
-        ConfigError: If the run failed, has no measured step, or waited for nothing, or if it is not known how many
+        ConfigError: If the run failed, lacks a measured step, or waited for nothing, or if it is not known how many
             vCPUs preprocessed.
     """
     run, headline = report.run, report.headline

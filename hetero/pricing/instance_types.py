@@ -97,7 +97,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTypeInfo:
-    """Facts about one instance type. A fact that no source states is None."""
+    """Facts about one instance type. None: no source states the fact."""
 
     instance_type: str
     vcpus: int | None = None
@@ -123,7 +123,7 @@ class InstanceTypeInfo:
     """Bandwidth in each direction while the host has network credits, in Gbit/s. At least the sustained bandwidth. A
     burst lasts 5 to 60 minutes, and AWS does not guarantee it."""
     network_limit_gbps: float | None = None
-    """Upper limit of what a host sends, in Gbit/s. Google Cloud and Azure state this limit instead of the sustained
+    """Upper limit of a host's bandwidth, in Gbit/s. Google Cloud and Azure state this limit instead of the sustained
     bandwidth, and do not guarantee it."""
     num_network_cards: int | None = None
     network_card_gbps: float | None = None

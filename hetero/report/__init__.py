@@ -4,12 +4,12 @@ The launcher of the first trainer host writes the report when the job ends. ``he
 
 model.py      observations (`RunFacts`), conclusions (`Report`), and the reader of ``report.json``
 build.py      the conclusions: headline, cost, bottleneck, advice
-overruns.py   bounds of a step time if real work took longer than emulated, or others had the CPUs
+overruns.py   bounds of a step time if real work took longer than emulated, or others had the CPUs, and their sentence
 compare.py    compares two reports: speed-up, saving, and why the runs may not be comparable
 verdict.py    the verdict of a comparison in words
 markdown.py   shows a report or a comparison as Markdown
 plan.py       a plan (`Plan`), and the reader of ``plan.json``
-commands.py   reads and writes the files
+commands.py   writes and shows the files
 """
 
 from __future__ import annotations

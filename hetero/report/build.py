@@ -55,7 +55,7 @@ def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
         catalogue: Instance types with the prices to use.
 
     Returns:
-        The report. Figures whose definition does not apply are None.
+        The report. None: the definition of a figure does not apply.
     """
     headline = _headline(facts)
     verdict = _verdict(facts, headline, catalogue)
@@ -166,7 +166,7 @@ def _slowest(
 def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Cost:
     spot_usd = {group.name: group.spot_usd for group in facts.groups if group.spot_usd is not None}
     hosts = [(group.name, group.instance_type, float(group.count)) for group in facts.groups]
-    # Hosts that joined count for the share of the run in which they were there.
+    # Hosts that joined count for their share of the run.
     for joined in facts.joined_hosts:
         share = min(1.0, joined.present_s / facts.wall_s) if facts.wall_s > 0 else 1.0
         hosts.append((joined.group, joined.instance_type, share))

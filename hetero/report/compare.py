@@ -52,7 +52,7 @@ class Comparison:
     saving: Range | None
     """Fraction of the baseline's cost for the same work. Negative if dearer. None if it cannot be determined."""
     objections: tuple[str, ...]
-    """Reasons other than missing prices why the saving is None, and possibly the speed-up too. One sentence each."""
+    """Reasons other than missing prices against a saving, and possibly against the speed-up too. One sentence each."""
     caveats: tuple[str, ...]
     """Other differences that make the runs less comparable, one sentence each."""
 
@@ -75,7 +75,7 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
         candidate: Report of the candidate, usually the heterogeneous run.
 
     Raises:
-        ConfigError: If a run has no measured step.
+        ConfigError: If a run lacks a measured step.
     """
     base, other = _headline(baseline, "first"), _headline(candidate, "second")
     per = "step" if base.global_batch_samples == other.global_batch_samples else "sample"
@@ -88,7 +88,7 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
     of_pace = [*_unlike(baseline, candidate, base, other)]
     of_prices = [*_other_prices(baseline, candidate)]
     of_cost = [*_cost_objections(baseline, candidate), *of_prices]
-    # The run with the shorter time has the lower bound of its own time against the upper bound of the other's.
+    # The lower bound of a speed-up compares the upper bound of one time with the lower bound of the other.
     speedup = saving = break_even = None
     if not of_pace:
         low, high = cost.speedup(other_s[1], base_s[0]), cost.speedup(other_s[0], base_s[1])

@@ -113,7 +113,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricePerformance:
-    """One row of the price-performance table. Unknown values are None. Text is already Markdown."""
+    """One row of the price-performance table. None: the value is not known. Text is already Markdown."""
 
     name: str
     hosts: str
@@ -455,7 +455,7 @@ def _hosts_text(report: Report) -> str:
 
 
 def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """Return a table without columns that have no known value."""
+    """Return a table without the columns whose values are all unknown."""
     kept = [i for i in range(len(header)) if any(row[i] != NOT_KNOWN for row in rows)]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 

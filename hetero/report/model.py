@@ -151,7 +151,7 @@ class RunFacts:
     versions: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
     expectation: Expectation | None = None
-    """Prediction of the plan that was given with ``--plan``. None without a plan, or if it has no such cluster."""
+    """Prediction of the plan that was given with ``--plan``. None without a plan, or if it lacks the cluster."""
     metrics: tuple[LoggedMetric, ...] = field(default=(), metadata=limits(max_items=MAX_METRICS))
     """Values that the script logged with `hetero.log_metric`, ordered by rank and time."""
 
@@ -194,7 +194,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """Figures of the loader that took the most time. A figure is None if its definition does not apply.
+    """Figures of the loader that took the most time. None: the definition of a figure does not apply.
 
     Times are those of the slowest rank. Step time is from the rank with the longest mean step. Data wait and
     utilisation are from the rank with the longest mean data wait.
@@ -245,7 +245,7 @@ class PriceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """List prices times time, not a bill. Every figure is None if a price is missing."""
+    """List prices times time, not a bill. If a price is missing, the figures are missing too."""
 
     prices: tuple[PriceFacts, ...]
     missing: tuple[str, ...]

@@ -37,7 +37,7 @@ def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int])
 
     - The compute of its steps beyond the emulated time. This includes waits for other ranks in a collective. They may
       not be due to real work, so the true step time may be longer than the bound.
-    - The time in which at least one emulated vCPU was late (`hetero.endpoint.compute.Compute.late_s`), at
+    - The time when at least one emulated vCPU was late (`hetero.endpoint.compute.Compute.late_s`), at
       most the rank's data wait. The batches that a rank waited for were made one after the other. So their delays
       together are at most this time.
 

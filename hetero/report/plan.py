@@ -47,7 +47,7 @@ REASONS = (
     "not registered",
 )
 """Why a plan is as it is. The reasons after the first are those of a plan without data hosts."""
-# Fewer bytes per batch are no step of their own, because batches travel only with data hosts.
+# Fewer bytes per batch belong to a step with data hosts, because other batches do not travel.
 STEPS_OF_SPENDING = (
     "as it is",
     "free CPUs",
@@ -162,7 +162,7 @@ class Plan:
     def cluster_of(
         self, groups: Iterable[PlannedGroup], local_endpoints: int | None, *, compression: str | None = None
     ) -> PlannedCluster | None:
-        """Return the prediction for a job's groups, or None if the plan has no such cluster.
+        """Return the prediction for a job's groups, or None if the plan lacks the cluster.
 
         Names of groups and spot prices do not matter. In a job without data hosts the script decides how many processes
         preprocess, so their number does not matter there.

@@ -59,7 +59,7 @@ def test_fixed_part_has_that_of_the_script_and_of_loaders_that_stay_whole() -> N
 def test_imports_that_read_the_data_grow_with_it() -> None:
     points = job(lambda fraction: 50 * fraction)
     points = tuple(
-        replace(each, wall_s=each.wall_s + 100 * each.fraction, parts=each.parts)  # what is no part is fixed
+        replace(each, wall_s=each.wall_s + 100 * each.fraction, parts=each.parts)  # the rest is fixed
         for each in points
     )
     time = forecast(candidate(points)).shown.figure("time")
@@ -177,7 +177,7 @@ def test_ten_percent_tell_n_log_n_from_a_line_and_three_percent_do_not() -> None
 
     for seed in range(5):
         small = forecast(candidate(job(n_log_n, noise=0.01, seed=seed))).shown
-        assert not small.refused("time")  # docs/canary.md says so
+        assert not small.refused("time")  # as docs/canary.md states
         large = forecast(candidate(job(n_log_n, noise=0.01, seed=seed, fractions=(0.01, 0.03, 0.1)))).shown
         assert "curved" in {refusal.rule for refusal in large.refused("time")}
 

@@ -98,7 +98,7 @@ def test_runs_beside_other_work_have_a_wider_interval_then_words_then_no_forecas
     assert times[1].low < (1 - 0.9 * share) * times[0].value < 0.97 * times[0].value < times[1].high
     assert not beside.refused("memory peak")
     if is_refused:
-        # Noise of a busy machine is no reason of its own.
+        # Noise of a busy machine is not another reason.
         noisy = shown(job(lambda _: 5.0, noise=0.3, more=lambda _: {"excess_share": share}))
         assert [refusal.rule for refusal in noisy.refused("time")] == ["busy"]
         assert beside.more_canaries == ""

@@ -22,7 +22,7 @@ def longest_s(found: Candidate) -> float | None:
 
 
 def with_square(fraction: float) -> float:
-    """Return the time of a job in which the square adds a tenth to the growth at 3 %, and 333 % to the whole."""
+    """Return the time of a job. Its square adds a tenth to the growth at 3 %, and 333 % to the whole."""
     return 2 + 1000 * fraction * (1 + fraction * 0.1 / 0.03)
 
 

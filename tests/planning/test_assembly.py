@@ -1,4 +1,4 @@
-"""Profiles made from what ranks and hosts have measured, and the page that shows them."""
+"""Profiles made from the measurements of ranks and hosts, and the page that shows them."""
 
 from __future__ import annotations
 

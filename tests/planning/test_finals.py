@@ -88,8 +88,8 @@ def test_timelines_end_at_their_budget() -> None:
 
 
 def test_endpoints_per_data_host_are_varied_if_they_wait_for_storage() -> None:
-    # A sample waits as long as it computes, so a host has about two endpoints per vCPU at first. But so many busy CPUs
-    # share too little memory bandwidth, and fewer endpoints are faster.
+    # A sample waits and computes equally long, so a host has about two endpoints per vCPU at first. But so many busy
+    # CPUs share too little memory bandwidth, and fewer endpoints are faster.
     job = make_profile(headspace_s=0.1, cpu_s=0.1, wait_s=0.1, batch=16)
     curve = tuple(
         ConcurrencyPoint(num_processes=number, samples_per_s=number / (cost + 0.1), cpu_s_per_sample=cost)

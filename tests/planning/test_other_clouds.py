@@ -1,4 +1,4 @@
-"""Plans with types of Google Cloud and Azure, and with hosts of which only the resources are stated."""
+"""Plans with types of Google Cloud and Azure, and with hosts whose resources alone are stated."""
 
 from __future__ import annotations
 

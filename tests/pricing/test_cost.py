@@ -77,7 +77,7 @@ def test_distributed_study_times_give_its_cost_difference() -> None:
     assert difference == pytest.approx(8.44, abs=0.1)  # printed from unrounded times
     assert cost.speedup(four_gpus_s, one_gpu_s) == pytest.approx(3.43, abs=5e-3)
     eight_gpus_s, thirty_two_gpus_s, saved_s = 3 * 3600 + 41 * 60, 53 * 60, 2 * 3600 + 18 * 60
-    sixteen_gpus_s = eight_gpus_s - saved_s  # 1 h 23 m; the row says 16 h 24 m
+    sixteen_gpus_s = eight_gpus_s - saved_s  # 1 h 23 m, where the row has 16 h 24 m
     assert thirty_two_gpus_s < sixteen_gpus_s < 1.5 * 3600
 
 

@@ -1,4 +1,4 @@
-"""Types of Google Cloud and Azure, and hosts of which only the resources are stated: facts, families and messages."""
+"""Types of Google Cloud and Azure, and hosts whose resources alone are stated: facts, families and messages."""
 
 from __future__ import annotations
 

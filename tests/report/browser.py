@@ -51,7 +51,7 @@ def open_page(page: Path, folder: Path) -> Opened:
 
 
 def _requests(net_log: Path) -> list[str]:
-    """Return the addresses that a page has asked for. Requests of the browser itself have no origin as initiator."""
+    """Return the addresses that a page has asked for. Requests of the browser itself lack an origin as initiator."""
     events = json.loads(net_log.read_text(encoding="utf-8"))["events"]
     asked = [params for event in events if "initiator" in (params := event.get("params") or {})]
     return sorted({params["url"] for params in asked if params["initiator"] != "not an origin"})

@@ -63,7 +63,7 @@ def make_usage(host: str, **changes: Any) -> HostUsage:
 
 @pytest.fixture
 def make_facts() -> FactsMaker:
-    """A run of the published PyTorch pair; keyword arguments change it."""
+    """A run of the published PyTorch pair. Keyword arguments change it."""
 
     def make(*, is_heterogeneous: bool = False, step_time_s: float | None = None, **changes: Any) -> RunFacts:
         groups = [GroupFacts(name="dnn_group", role="trainer", instance_type="ml.p3.2xlarge", count=1)]

@@ -1,4 +1,4 @@
-"""Reports of jobs on types of other clouds, and on hosts of which only the resources are stated."""
+"""Reports of jobs on types of other clouds, and on hosts whose resources alone are stated."""
 
 from __future__ import annotations
 

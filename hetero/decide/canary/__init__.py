@@ -6,7 +6,7 @@
         design.py        hetero.decide.studies    observations.py   forecast.py   conducting.py
 
 files.py         chooses a fraction of a channel's files, and links them
-design.py        the runs: which fraction of which data each gets
+design.py        the runs, with the data and the fraction that each gets
 identity.py      what must be the same if a study goes on
 conducting.py    executes the runs through `hetero.decide.studies`, and writes the result
 observations.py  a run's report, and what its ranks observed, as a point

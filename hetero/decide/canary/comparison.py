@@ -12,7 +12,7 @@ from hetero.decide.canary.model import Decision
 __all__ = ["CERTAIN", "decide"]
 
 CERTAIN = 0.9
-"""Probability from which a candidate counts as the cheapest."""
+"""Least probability of a candidate that counts as the cheapest."""
 
 
 def decide(forecasts: Sequence[Forecast]) -> Decision | None:
@@ -23,13 +23,13 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
     """
     if len(forecasts) < 2:
         return None
-    # A cluster that most probably fails is no choice. With it, one such candidate made every comparison undecided.
+    # A cluster that most probably fails cannot be chosen. With it, one such candidate made every comparison undecided.
     able = [each for each in forecasts if (each.shown.out_of_memory or 0.0) <= 0.5]
     refused = [each.shown.name for each in able if not _has_cost(each)]
     if refused or not able:
         why = f"the cost of {refused[0]} has no forecast" if refused else "none has enough memory"
         return Decision(cheapest="", probability=0.0, sentence=f"Which cluster is the cheapest is not known: {why}.")
-    # Each draw is one future in which the candidates are compared, so a share of draws is a probability.
+    # Each draw is one future, and candidates are compared in each, so a share of draws is a probability.
     usd = np.stack([each.usd for each in able])
     shares = np.bincount(np.argmin(usd, axis=0), minlength=len(able)) / usd.shape[1]
     best = int(np.argmax(shares))

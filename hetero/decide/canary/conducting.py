@@ -84,7 +84,7 @@ class _PreparingExecutor:
     def execute(self, run: PlannedRun, folder: Path) -> RunResult:
         """Run the job, see `hetero.decide.studies.runs.Executor.execute`."""
         planned = self._planned[run.run_id]
-        # Linked only now, so that a second start of the study touches no data of runs that are being executed.
+        # Linked only now, because a second start of the study must not touch the data of runs that are being executed.
         planned.link(self._folder)
         if self._is_cold:
             evict(path for linked in planned.links for path in linked.paths)
@@ -342,7 +342,7 @@ def level_2_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> float | Non
     Level 3 caches do not count, because a virtual machine often sees that of its host.
 
     Args:
-        folder: The folder in which the kernel describes the CPUs.
+        folder: The folder where the kernel describes the CPUs.
     """
     sizes: dict[str, int] = {}
     try:

@@ -1,4 +1,4 @@
-"""The runs of a canary study: which fraction of which data each gets. Files are linked, nothing is executed."""
+"""The runs of a canary study: the data and the fraction that each gets. Files are linked, nothing is executed."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class CanaryRequest:
     options: Mapping[str, object] = field(default_factory=dict)
     """Launch options by name."""
     as_fast_as: frozenset[str] = frozenset()
-    """Instance types that are as fast as this machine. Simulated hosts of other types have no costs, unless vCPUs and
-    accelerators are emulated."""
+    """Instance types that are as fast as this machine. The costs of other simulated hosts are not known, unless vCPUs
+    and accelerators are emulated."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -258,16 +258,16 @@ def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCan
 
     Returns:
         The runs in the order of their execution, and the bytes of the whole data if they are known. The order is
-        random, so that a machine that becomes slower does not look like growth.
+        random, because a machine that becomes slower would look like growth.
 
     Raises:
-        ConfigError: If a channel has no files, or too few for different fractions.
+        ConfigError: If a channel is empty, or has too few files for different fractions.
     """
     for name, path in request.channels.items():
         if not path.is_dir():
             raise ConfigError(f"--channel {name}={path}: the folder does not exist; expected the files of the channel")
     source = _Files(request) if set(request.channels) - request.whole_channels else None
-    # By replicate, so that more replicates leave the names of the other runs unchanged.
+    # By replicate, because more replicates must not change the names of the other runs.
     cells = itertools.product(range(1, request.repeats + 1), request.clusters, request.fractions)
     found = [
         _planned(request, cluster, run_name(number, fraction, replicate), fraction, replicate, folder, source)
@@ -351,7 +351,7 @@ def _planned(
     real = fraction
     folders: dict[str, LinkedFolder] = {}
     if source is not None:
-        # Each host of the job needs a file of its own.
+        # Each host of the job needs another file.
         num_hosts = sum(int(text.rpartition(":")[2]) for text in cluster.groups)
         real, folders = source.part(fraction, replicate, num_hosts, data_folder(folder) / run_id)
         channels |= {name: str(linked.target.resolve()) for name, linked in folders.items()}

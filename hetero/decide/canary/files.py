@@ -74,7 +74,7 @@ def data_files(folder: Path, *, keep: Sequence[str] = ()) -> tuple[list[DataFile
             ``/`` is compared with the last part of a name.
 
     Raises:
-        ConfigError: If the folder has no files to choose from, more than `MAX_FILES`, or one that cannot be read.
+        ConfigError: If the folder lacks files to choose from, has more than `MAX_FILES`, or one cannot be read.
     """
     found: list[DataFile] = []
     kept: list[DataFile] = []
@@ -110,7 +110,7 @@ def files_of(folder: Path) -> Iterator[DataFile]:
                 path = entry
                 try:
                     status = entry.stat()
-                # A link without a target has no bytes.
+                # A link without a target adds 0 bytes.
                 except FileNotFoundError:
                     continue
                 if stat.S_ISDIR(status.st_mode):
@@ -141,7 +141,7 @@ def choose_files(
         files: All files.
         fraction: Share of the bytes to choose, in (0, 1].
         seed: Seed of the choice.
-        replicate: Number of this choice, from 0. As long as there are enough files, replicates get different ones.
+        replicate: Number of this choice, from 0. Replicates get different files if there are enough.
         min_files: Fewest files, for example one for each host.
     """
     ordered = sorted(files, key=lambda file: (file.folder, file.num_bytes, file.name))
@@ -181,7 +181,7 @@ def link_files(linked: LinkedFolder, *, within: Path) -> None:
         within: Folder of the study's own data. Nothing outside of it is changed.
 
     Raises:
-        ConfigError: If the folder is not below ``within``, has something that is no link, or cannot be made.
+        ConfigError: If the folder is not below ``within``, has other files than links, or cannot be made.
     """
     target = linked.target
     # With the channel name ../data, a folder of the user was once deleted and replaced by links.
@@ -212,7 +212,7 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def evict(paths: Iterable[Path]) -> None:
-    """Ask the kernel to drop files from its page cache, so that the next reader reads them from storage.
+    """Ask the kernel to drop files from its page cache. The next reader then reads them from storage.
 
     A job on a fresh machine begins with data that is in no cache, but canaries that read the same files would not.
     Files that a process has mapped, and systems without this call, keep their pages.

@@ -2,7 +2,7 @@
 
 Time is a sum of parts, because each part grows differently:
 
-    fixed parts      start-up, imports, end: their mean, as one run tells as much as another. If they grow: a line
+    fixed parts      start-up, imports, end: their mean, because all runs tell the same. If they grow: a line
     steps            seconds of the measured steps of each loader, in proportion to its steps. The intercept is known
                      to be zero, so the slope has the error of a mean and not that of an extrapolated line
     the rest         of the script: building the data set, warm-up steps, work between epochs. A line with a fixed part
@@ -99,9 +99,9 @@ class Forecast:
 
     shown: Candidate
     time_s: Array
-    """Draws of the time. Empty if there is no forecast."""
+    """Draws of the time. Empty without a forecast."""
     usd: Array
-    """Draws of the cost. Empty if there is no forecast or no price."""
+    """Draws of the cost. Empty without a forecast or a price."""
 
 
 def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Forecast:
@@ -155,7 +155,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
-        # A figure without a line has no interval to judge.
+        # The interval of a figure without a line cannot be judged.
         named = {refusal.figure for refusal in refusals}
         refusals += [
             refusal
@@ -188,7 +188,7 @@ class _Model:
         self._points = points
         self._options = options
         self.fractions = [point.fraction for point in points]
-        # Candidates are compared draw by draw, so each has draws of its own, also if the runs are equal.
+        # Candidates are compared draw by draw, so each has other draws, also if the runs are equal.
         own = zlib.crc32("\n".join((candidate.name, *candidate.groups)).encode())
         self._random = np.random.default_rng((options.seed, len(points), own))
         self.refusals: list[Refusal] = []
@@ -310,7 +310,7 @@ class _Model:
         if is_fixed_loader(works, self.fractions):
             return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS)
         steps, samples = self._shares(works)
-        # The last batch of a pass may be small. Does its step cost as much as others, or in proportion to its samples?
+        # The last batch of a pass may be small. Does its step cost the same as others, or in proportion to its samples?
         # The middle of both is right within half of their difference, which the spread of the exponent allows for.
         shares = [math.sqrt(a * b) for a, b in zip(steps, samples, strict=True)]
         doubt = max(abs(math.log(a / b)) for a, b in zip(steps, samples, strict=True)) / 2

@@ -6,9 +6,9 @@ A figure of run i with the fraction x_i of the data is modelled as
 
 * a is the fixed part, b the growing part of the whole, and neither is negative.
 * p is 1 in the best case. What canaries of a few percent cannot see (caches that no longer hold the data, sorting,
-  longer searches) changes it a little. The prior of p is N(1, curvature^2). The canaries correct it as far as they can.
+  longer searches) changes it a little. The prior of p is N(1, curvature^2). The canaries correct it.
 * The noise has a part that is proportional to the value, and an absolute part t. Its scale phi has an inverse gamma
-  prior, so that three replicates that agree by chance do not give an interval of zero.
+  prior. Otherwise three replicates that agree by chance would give an interval of zero.
 
 a, b and phi have a closed posterior for each p (normal, inverse gamma), and p is on a grid. The forecast is a set of
 draws. Sums, costs and comparisons of candidates are then arithmetic on draws, and a probability is a share of draws.
@@ -48,12 +48,12 @@ NUM_DRAWS = 4000
 _GRID = np.linspace(-3.0, 3.0, 25)
 """Exponents of the grid, in standard deviations of their prior."""
 _EXPONENTS = np.linspace(0.025, 3.0, 120)
-"""Exponents for the test of linearity, which has no prior. With 0, the growing part would be a second fixed part."""
+"""Exponents for the test of linearity, without a prior. With 0, the growing part would be a second fixed part."""
 _MAX_TRIES = 6
 _TYPICAL = 0.8
 """Share of the root mean square of the residuals that is not a sign of outliers."""
 _TAIL = 4.0
-"""Degrees of freedom of the noise as far as outliers are concerned. Runs within two standard deviations count fully."""
+"""Degrees of freedom of the noise, for the weights of outliers. Runs within two standard deviations count fully."""
 
 
 class Form(enum.Enum):
@@ -110,7 +110,7 @@ class Line:
     expected: Array
     """Draws of the mean of the whole."""
     single: Array
-    """Draws of one run of the whole, which has noise of its own."""
+    """Draws of one run of the whole, with the noise of a run."""
     fixed: Array
     """Draws of the fixed part a."""
     growth: float
@@ -142,7 +142,7 @@ def fit_line(
         form: Which parts the line has.
     """
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    # The growing column is 1 at the centre, so that both columns have the same size.
+    # The growing column is 1 at the centre. Both columns then have the same size.
     centre = float(np.exp(np.mean(np.log(xs))))
     unit = noise.absolute / noise.relative
     columns = Columns.GROWING if form is Form.THROUGH_ORIGIN else Columns.BOTH
@@ -180,7 +180,7 @@ def fit_line(
         is_simple = random.random(NUM_DRAWS) < 1 / (1 + math.exp(min(50.0, gap)))
         simple = draws_of(other)
         fixed, growing, phis = (np.where(is_simple, a, b) for a, b in zip(simple, (fixed, growing, phis), strict=True))
-    # One run of the whole has noise of its own, beside the doubt about the mean.
+    # One run of the whole has noise, beside the doubt about the mean.
     expected = fixed + growing
     spread = np.sqrt(phis * (expected**2 + unit**2))
     return Line(
@@ -304,7 +304,7 @@ class _Normal:
         nothing = np.zeros(len(betas))
         fixed = nothing if self._columns is Columns.GROWING else betas[:, 0]
         growing = nothing if self._columns is Columns.FIXED else betas[:, -1] * self._at_whole
-        # Nearly all draws have a negative part, so there is none.
+        # Nearly all draws have a negative part, so this part is zero.
         if left > 0 and self._columns is Columns.BOTH:
             other = self._without(Columns.GROWING if self.best[0] <= self.best[1] else Columns.FIXED)
             rest = other.draw(left, random)

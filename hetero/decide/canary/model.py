@@ -52,7 +52,7 @@ class ForecastFigure:
     fixed: float | None = None
     """Part of the value that does not grow with the data."""
     points: tuple[float, ...] = ()
-    """The figure in each canary run, in the order of the candidate's points. Empty if the figure has no line."""
+    """The figure in each canary run, in the order of the candidate's points. Empty for a figure without a line."""
 
     @property
     def half_width(self) -> float:
@@ -95,7 +95,7 @@ class Candidate:
     cache_bytes: float | None = None
     """Level 2 caches of all CPUs of the machine that ran the canaries. None if they are unknown."""
     out_of_memory: float | None = field(default=None, metadata=limits(maximum=1.0))
-    """Probability that a host needs more memory than it has. None if it has no limit or the memory was refused."""
+    """Probability that a host needs more memory than it has. None without a limit, or if the memory was refused."""
     canary_share: float | None = None
     """`canary_s` as a share of the whole job's forecast time. None if the time was refused."""
     more_canaries: str = ""

@@ -120,7 +120,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
             memory_peak_bytes=usage.memory_peak_bytes,
             memory_p99_bytes=usage.memory_p99_bytes,
         )
-    # The script's own work begins after its imports, as far as these are at its beginning.
+    # The script's own work begins after the imports at its beginning.
     begin_s, end_s = 0.0, series.end_s[-1]
     if observed is not None and usage.began_monotonic_s is not None:
         begin_s = observed.began_monotonic_s + observed.import_s - usage.began_monotonic_s

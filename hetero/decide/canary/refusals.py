@@ -36,11 +36,11 @@ MAX_P_VALUE = 0.003
 _BENT = 0.12
 """Distance of the exponent's whole 98 % interval from 1 that bends the forecast more than its interval allows for."""
 _FAST_TO = 2.0
-"""Memory that grows with the data / level 2 caches, up to which memory is fast. Not all of it is used by inner loops,
+"""Memory that grows with the data / level 2 caches. Up to this ratio, memory is fast. Inner loops do not use all of it,
 because it includes copies and temporary arrays."""
 _SLOW_FROM = 32.0
-"""The same, from which on memory hardly becomes slower. Random reads of rows of 400 bytes took 36 ns in 2 MB, 50 ns in
-10 MB, 98 ns in 48 MB and 131 ns in 240 MB, on a machine with 4 MB of level 2 caches."""
+"""The same. From this ratio on, memory hardly becomes slower. Random reads of rows of 400 bytes took 36 ns in 2 MB,
+50 ns in 10 MB, 98 ns in 48 MB and 131 ns in 240 MB, on a machine with 4 MB of level 2 caches."""
 _CACHE_RATIO = 2.0
 """Memory of the whole / memory of the largest canary within this span, above which the forecast is refused."""
 _MOSTLY_WAITING_PERCENT = 20.0
@@ -50,9 +50,9 @@ _OUT_OF_MEMORY = ("out of memory", "memoryerror")
 """Words in the cause of a run that failed: Python's exception, and the messages of PyTorch, CUDA and SageMaker."""
 _STATED_PEAK = re.compile(r"\(peak of [^:)]*: ([\d.]+) GiB")
 _NEAR_LIMIT = 0.8
-"""Peak / limit from which on a run that was killed ran out of memory."""
+"""Least peak / limit of a killed run that counts as out of memory."""
 _FLIGHTS = 1.5
-"""Batches of a pass / batches in flight from which on the pass shows how fast batches follow each other. A loader of n
+"""Least batches of a pass / batches in flight, if the pass shows how fast batches follow each other. A loader of n
 processes has 2 n batches in flight, so each process then makes three."""
 
 
@@ -97,7 +97,7 @@ def check_line(
             f"{exponent.best:.1f} of it ({exponent.low:.1f} to {exponent.high:.1f})"
         )
         return [Refusal(rule="curved", figure=figure, reason=reason)]
-    # Replicates that agree by chance are no sign of a curve, unless the bend is large too.
+    # Replicates that agree by chance show a curve only if the bend is large too.
     if line.lack_of_fit is not None and line.lack_of_fit < MAX_P_VALUE and _bends_much(line, points):
         reason = (
             f"the {what} is not on a line {span}: replicates that agree this much better than the line have a "

@@ -18,7 +18,7 @@ _NUM_DRAWS = 20_000
 """Draws of the parabola. Most of them have a negative part, and do not count."""
 _MIN_ACCEPTED = 200
 _FAR_ABOVE = 2.0
-"""Bound / upper end of the forecast's interval, from which on a note states the bound."""
+"""Least ratio of the bound and the upper end of the forecast's interval, for a note with the bound."""
 
 
 def quadratic_bound(

@@ -26,7 +26,7 @@ __all__ = ["PALETTE", "QUIET", "Plot", "bar_axes", "has_matplotlib", "legend", "
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c510a", "#808080")
 """Colours that people with colour blindness can tell apart (Okabe and Ito). They are visible on white and on black."""
 QUIET = PALETTE[-1]
-"""Colour of reference lines and of what a rule refused."""
+"""Colour of reference lines and of refused figures."""
 _WIDTH_IN = 11.0
 """Width of a wide plot. Others have half of it, so all texts of a page have one size."""
 _HEIGHT_IN = 3.4

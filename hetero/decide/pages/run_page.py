@@ -21,7 +21,7 @@ __all__ = ["comparison_page", "run_page"]
 
 
 def run_page(report: Report) -> str:
-    """Return the page of one run. Without matplotlib it has no plots."""
+    """Return the page of one run. Its plots need matplotlib."""
     runs = _shown([report])
     kind = f"{report.run.placement.capitalize()} run"
     if report.run.exit_code:
@@ -37,7 +37,7 @@ def run_page(report: Report) -> str:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Return the page that compares two runs. Without matplotlib it has no plots."""
+    """Return the page that compares two runs. Its plots need matplotlib."""
     runs = _shown([comparison.baseline, comparison.candidate])
     command = comparison.candidate.run.command
     return html_page(

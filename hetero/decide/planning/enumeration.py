@@ -1,4 +1,4 @@
-"""The clusters that a plan considers, in the order in which money should be spent."""
+"""The clusters that a plan considers, in the order of spending."""
 
 from __future__ import annotations
 

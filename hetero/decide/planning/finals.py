@@ -24,7 +24,7 @@ __all__ = ["Finals"]
 _SHORTLIST = 500
 """Number of candidates whose mean cost is computed. A menu of 60 types has 20,000 candidates."""
 _PATIENCE = 12
-"""Timelines without a better candidate after which the ranking is not followed further."""
+"""Number of timelines without a better candidate that ends the search along the ranking."""
 _MAX_BATCHES = 50_000
 """Batches of all short timelines together, about 0.4 s. Half of them may follow the ranking. bench_planner limits the
 seconds of a plan."""

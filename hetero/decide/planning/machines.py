@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One instance type. An unknown fact is None."""
+    """One instance type. Unknown facts are set to None."""
 
     instance_type: str
     vcpus: int
@@ -68,7 +68,7 @@ def is_on_default_menu(info: InstanceTypeInfo) -> bool:
         and info.vcpus is not None
         and info.hourly_usd is not None
         # Burstable and flex types sustain 20 to 40 % of each vCPU. Their prices are low, so a plan would prefer them.
-        # But the model has no CPU credits, so its answer would be too good.
+        # But the model knows nothing of CPU credits, so its answer would be too good.
         and info.cpu_baseline_percent is None
     )
 
@@ -86,7 +86,7 @@ def menu_of(
         spot_usd: Spot prices by type in USD per hour. Each adds a second machine of the type.
 
     Raises:
-        ConfigError: If a type is unknown or has no price or no vCPUs, or no type has a price.
+        ConfigError: If a type or its price or vCPUs are unknown, or if all prices are.
     """
     spot_usd = spot_usd or {}
     spot_infos = [_with_vcpus(catalogue, name) for name in spot_usd]

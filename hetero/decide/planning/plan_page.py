@@ -19,7 +19,7 @@ __all__ = ["plan_page"]
 
 
 def plan_page(plan: Plan) -> str:
-    """Return the page. It is valid both as HTML and as XML. Without matplotlib it has no plot."""
+    """Return the page. It is valid both as HTML and as XML. The plot needs matplotlib."""
     parts = [_headline(plan), _figures(plan), _plot(plan), _table(plan), _to_paste(plan), _notes(plan)]
     return html_page(f"Plan for {plan.command}", parts)
 

@@ -157,7 +157,7 @@ def _draw_clusters(axes: Axes, plan: Plan, points: Sequence[_Point]) -> None:
 
 
 def _name_of(plan: Plan, point: _Point) -> str:
-    """Return the name of the chosen cluster and of the baseline. Others have none."""
+    """Return the name of the chosen cluster and of the baseline, or an empty text."""
     names = {"chosen": plan.chosen, "as it is now": plan.baseline}
     return ", ".join(name for name, cluster in names.items() if cluster == point.cluster)
 

@@ -1,4 +1,4 @@
-"""Ranks the candidates of a plan by what the goal minimises, without timelines."""
+"""Ranks the candidates of a plan by the cost or time that the goal minimises, without timelines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIE = 0.003
 """Relative difference in cost below which the simpler cluster wins. Without it, a plan for the shortest step adds hosts
 for the rounding errors of a timeline."""
 _NUM_TYPES = 4
-"""Number of types of data hosts in the table, and from which mixtures of two types start."""
+"""Number of types of data hosts in the table. Mixtures of two types start from these types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Ranking:
         """Return the candidates within the limits.
 
         Raises:
-            ConfigError: If there are none.
+            ConfigError: If all break a limit.
         """
         found = [entry for entry in self._entries.values() if self.constraints.allow(entry.step_s, entry.hourly_usd)]
         if not found:

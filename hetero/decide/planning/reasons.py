@@ -171,7 +171,7 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
             notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
     low, high = INTERVAL
     best = _cheapest_with_data(found)
-    # A "do not add" may be wrong too, so it also says with which chance.
+    # A "do not add" may be wrong too, so it also states the chance.
     if chosen.candidate.data or best is None:
         chance, doubt = found.chance_to_pay, "this pays: the chance"
     else:

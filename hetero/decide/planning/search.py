@@ -100,7 +100,7 @@ def search(
         local_endpoints=profile.training.num_local_processes,
     )
 
-    # All models share the timelines, so that each is computed once.
+    # All models share the timelines, because each must be computed only once.
     timelines = Timelines(
         profile, vcpu_speeds=vcpu_speeds or {}, endpoints_per_host=endpoints_per_host, measured=measured
     )

@@ -124,8 +124,7 @@ class _Session:
 
     def _await_some(self, pending: list[PlannedRun]) -> None:
         """Wait until a run ends, the budget is passed, or the ledger must see the runs again."""
-        # The ledger notes every few seconds that a run is alive, so that an interrupted run costs what it cost until
-        # then.
+        # The ledger notes every few seconds that a run is alive. An interrupted run then costs what it cost until then.
         for running in self.running.values():
             self.ledger.see(running.run)
         done, _ = wait(self.running, timeout=_LOOK_INTERVAL_S, return_when=FIRST_COMPLETED)
@@ -180,7 +179,7 @@ class _Session:
         """Return why a run may not start: its expected cost or time would pass the budget. Empty if it may."""
         # It may be unknown. The run is then stopped when the budget is really passed.
         own_s = self.estimates.expected_s(run) or 0.0
-        # A run that takes longer than expected counts with what it has taken.
+        # A run that takes longer than expected counts with its time so far.
         others = [
             (each.hourly_usd, max(self.estimates.expected_s(each.run) or 0.0, self._elapsed_s(each)))
             for each in self.running.values()
@@ -295,8 +294,8 @@ def conduct(
 
     Raises:
         BudgetError: If the budget does not allow a run, or a run passed it. `read_results` returns what ended.
-        ConfigError: If the ledger is of another study, ids are not distinct, a budget in USD has no prices, or the
-            folder cannot be written to.
+        ConfigError: If the ledger is of another study, ids are not distinct, prices for a budget in USD are missing, or
+            the folder cannot be written to.
         KeyboardInterrupt: After the runs were stopped and recorded.
     """
     if len({run.run_id for run in runs}) < len(runs):
@@ -347,7 +346,7 @@ def read_results(
     It writes nothing, so a study may write to the folder at the same time.
 
     Raises:
-        ConfigError: If the folder has no ledger, or the ledger is malformed or of another study.
+        ConfigError: If the ledger is missing, malformed or of another study.
     """
     return _results(RecordedRuns(folder, identity), runs)
 

@@ -226,7 +226,7 @@ class LaunchExecutor(_ChildExecutor):
             command = _with_script([*command, *_flags(run, without=("cluster_file", "host"))], run)
             if host != cluster.current_host:
                 variables = [f"{name}={value}" for name, value in self._environment(run).items()]
-                # By ssh, a command begins in the home folder and has none of this process's variables.
+                # By ssh, a command begins in the home folder, without this process's variables.
                 line = shlex.join(["cd", str(Path.cwd())]) + " && " + shlex.join(["env", *variables, *command])
                 command = [*(word.replace("{host}", host) for word in self._start), line]
             commands.append(command)
@@ -365,7 +365,7 @@ def phases_of(report: Report) -> dict[str, float]:
 def _cause(status: int, tail: Sequence[str]) -> str:
     """Return why a run failed: hetero's own words, or the end of the output."""
     own = [match.group() for line in tail if (match := _CAUSE.search(line))]
-    # The text HET-00 in a line of the script is no code of hetero.
+    # The text HET-00 in a line of the script does not come from hetero.
     coded = [text for text in own if stated_code(text) is not None]
     last = next((line for line in reversed(tail) if line.strip()), "")
     text = coded[0] if coded else last or describe_exit_status(status)

@@ -42,7 +42,7 @@ def sequence(value: object, path: str) -> Sequence[Any]:
 
 
 def check_keys(found: Mapping[str, Any], known: Sequence[str], path: str) -> None:
-    """Check that an object has no unknown keys."""
+    """Raise if an object has an unknown key."""
     for key in found:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)

@@ -107,7 +107,7 @@ def _plain(value: object) -> object:
 
 
 def report_in(folder: Path) -> Report | None:
-    """Return the report in the folder of a run, or None if there is none. A malformed report is logged and left out."""
+    """Return the report in the folder of a run, or None without one. A malformed report is logged and left out."""
     if not (folder / REPORT_FILE_NAME).is_file():
         return None
     try:
@@ -139,7 +139,7 @@ class RecordedRuns:
         identity: What the study is. A ledger of a study that differs is rejected. None: any ledger is accepted.
 
     Raises:
-        ConfigError: If there is no ledger, or it belongs to another study or is malformed.
+        ConfigError: If the ledger is missing, or belongs to another study or is malformed.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None) -> None:
@@ -300,7 +300,7 @@ class Ledger(RecordedRuns):
         wall_s = 0.0
         # If the next start follows a job, the result of the job has the whole cost.
         if not (folder / JOB_FILE_NAME).exists():
-            # A run that was never seen has no such file.
+            # The file is missing if the run was never seen.
             with contextlib.suppress(OSError, ValueError):
                 seen = dt.datetime.fromisoformat((folder / _ALIVE_FILE_NAME).read_text().strip())
                 wall_s = max(0.0, (seen - dt.datetime.fromisoformat(started.started_at)).total_seconds())

@@ -115,7 +115,7 @@ def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun
     folder = study.path.parent.resolve()
     options = dict(settings.options)
     if settings.groups and isinstance(values["ranks"], int) and study.executor.kind != "sagemaker":
-        # Simulated hosts have no accelerators, so the launcher would start one rank per host.
+        # Simulated hosts lack accelerators, so the launcher would start one rank per host.
         stated = options.setdefault("nproc_per_node", max(1, values["ranks"] // int(values["hosts"])))
         started = stated * int(values["hosts"]) if isinstance(stated, int) else 0
         if started != values["ranks"]:

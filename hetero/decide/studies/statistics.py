@@ -92,7 +92,7 @@ def f_tail(ratio: float, first: int, second: int) -> float:
 
     if ratio <= 0:
         return 1.0
-    # With t = sin^2(u), the beta integral has no singularity: 2 sin^(2a-1)(u) cos^(2b-1)(u) du.
+    # With t = sin^2(u), the beta integral is smooth: 2 sin^(2a-1)(u) cos^(2b-1)(u) du.
     a, b = first / 2, second / 2
     end = math.asin(math.sqrt(first * ratio / (first * ratio + second)))
     log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)

@@ -48,7 +48,7 @@ def check_ranks(ranks: Mapping[int, RankPart], facts: JobFacts) -> None:
     """Reject a job that has too few measured steps.
 
     Raises:
-        ConfigError: If there are no loaders, or too few steps on a rank.
+        ConfigError: If loaders are missing, or a rank measured too few steps.
     """
     if not ranks:
         raise ConfigError(

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MIN_STEPS = 10
-"""Fewest measured steps with which a step time is a figure. If steps vary by 30 %, the mean of ten has an error of
+"""Fewest measured steps of a figure. If steps vary by 30 %, the mean of ten has an error of
 10 %."""
 PHASES = ("warm-up", "as it runs", "headspace", "done")
 """The phases of a profile run in a rank, in order. See `hetero.loaders.measuring.phases`."""

@@ -81,7 +81,7 @@ class Spread:
         """Return the distribution of at least one value.
 
         Raises:
-            ConfigError: If there is no value, or one is not finite or below 0.
+            ConfigError: If values are missing, or one is not finite or below 0.
         """
         found = list(values)
         if not found or not all(math.isfinite(value) and value >= 0 for value in found):
@@ -114,7 +114,7 @@ class ConcurrencyPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupplyProfile:
-    """What a sample costs on one type of host. A figure is None if it was not measured."""
+    """What a sample costs on one type of host. None: the figure was not measured."""
 
     instance_type: str
     """Type of the host, or empty if unknown."""

@@ -14,7 +14,7 @@ PAGE_FILE_NAME = "canary.html"
 
 
 def canary_page(report: CanaryReport) -> str:
-    """Return the page. Without matplotlib it has no plots."""
+    """Return the page. Its plots need matplotlib."""
     decision = "" if report.decision is None else f"<p><strong>{html_text(report.decision.sentence)}</strong></p>"
     parts = [
         f"<h1>Canary forecast</h1>\n<p><code>{html_text(report.command)}</code></p>\n<p>{html_text(report.how)}</p>",

@@ -1,6 +1,6 @@
 """The step time of a job on a cluster, computed from its profile.
 
-A step takes as long as its slowest part. The parts overlap, so the step time is at least the largest of:
+The slowest part determines a step. The parts overlap, so the step time is at least the largest of:
 
 - the step time with batches always ready (headspace), which no cluster shortens
 - the time that the endpoints of all hosts need to make the batches of one step
@@ -173,7 +173,7 @@ class StepModel:
     def variable_endpoints_on(self, candidate: Candidate) -> int | None:
         """Return the smallest number of endpoints of a data host if another number may be better, else None.
 
-        Another number may be better if endpoints wait for storage, so that a host has more than one per vCPU.
+        Another number may be better if endpoints wait for storage. A host then has more than one per vCPU.
         """
         machines = [group.machine for group in candidate.data]
         if self._endpoints_per_host or all(self.endpoints_on(each, None)[0] <= each.vcpus for each in machines):
@@ -186,8 +186,8 @@ class StepModel:
         cpu_s, wait_s = self._figures.costs_on(machine, num_endpoints)
         cpu_s = np.maximum(cpu_s + self._forms.codec_s(form)[0], 1e-12)
         seconds = cpu_s + wait_s
-        # Either all endpoints compute and wait in turn, or the CPUs are always busy. A queueing model for what lies
-        # between chose no better clusters in parts of bench_planner.
+        # Either all endpoints compute and wait in turn, or the CPUs are always busy. A queueing model of the cases
+        # between them chose no better clusters in parts of bench_planner.
         rate = np.minimum(num_endpoints / seconds, machine.vcpus / cpu_s)
         limit = _PREPROCESSING
         if is_short_of_memory:
@@ -367,7 +367,7 @@ class StepModel:
         batch_s = np.maximum(slowest[:, None], np.where(local > 0, local_batch_s, 0.0))
         num_ranks = ranks * num_hosts
         in_flight = self._window(trainer, num_endpoints, nbytes, num_ranks)
-        # torch's own loader has no limit in bytes.
+        # torch's own loader limits batches, not bytes.
         if (as_profiled := self._is_as_profiled(candidates)).any():
             own = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
             in_flight = np.where(as_profiled, own, in_flight)

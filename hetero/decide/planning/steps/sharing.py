@@ -41,7 +41,7 @@ def pace(
     Args:
         vcpus: CPUs of the host.
         cpu_s: CPU seconds of a sample in a process that is alone.
-        wait_s: Seconds in which it waits for storage.
+        wait_s: Seconds that it waits for storage.
         slower: Pairs of a share of busy CPUs, in ascending order, and how many times more CPU time a sample then costs.
         thread: CPU share that a thread of a rank needs during a step.
         num_busy: Processes that make a batch.
@@ -58,7 +58,7 @@ def pace(
     factor = _interpolated(busy, slower)
     stretch = max(1.0, thread / share) if num_threads else 1.0
     own_s = cpu_s * factor
-    # Either each process takes as long as it computes and waits, or the CPUs that are left are always busy.
+    # Either each process takes its own time to compute and wait, or the CPUs that are left are always busy.
     sample_s = max(own_s + wait_s, own_s * max(1, num_busy) / left)
     return alone_s / sample_s, stretch
 

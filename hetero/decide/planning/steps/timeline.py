@@ -38,7 +38,7 @@ _LONG_STEPS = 2000
 _LONG_BATCHES = 16000
 """Limits of the batches of a timeline, and of a long one."""
 _BLOCK = 1024
-"""Batches after which the relative times repeat, in another order."""
+"""Number of relative times. They repeat in another order."""
 _LEAST_WINDOW = 3
 _MAX_GROWTH = 8
 """Places of a window at least, and how many times its size it grows at most, as in the reader's window."""
@@ -110,7 +110,7 @@ class _Host:
         self.paces = paces
         """Results of the host's ``pace``. Equal hosts share them."""
         self.busy: list[tuple[float, int, _Attempt]] = []
-        """Heap of the batches that are made, with the value of `done` at which each is ready."""
+        """Heap of the batches that are made, with the value of `done` when each is ready."""
         self.done = 0.0
         """Seconds of work that each process has done since the beginning."""
         self.speed = 1.0
@@ -168,7 +168,7 @@ class _Rank:
         self.number, self.host, self.used, self.window = number, host, used, window
         self.outstanding = dict.fromkeys(used, 0)
         self.loads = dict.fromkeys(used, 0)
-        # Below 0, so that endpoints that were never chosen come first, in this order.
+        # Below 0, because endpoints that were never chosen come first, in this order.
         self.chosen = {endpoint: order - len(used) for order, endpoint in enumerate(used)}
         self.free = [(0, 0, self.chosen[endpoint], endpoint) for endpoint in used]
         self.choices = 0
@@ -327,7 +327,7 @@ class Timeline:
             pass
 
     def _request(self, rank: _Rank, now_s: float) -> bool:
-        """Ask an endpoint for the next batch of the window. Return False if there is no room."""
+        """Ask an endpoint for the next batch of the window. Return False if the window is full."""
         if rank.requested >= rank.added:
             return False
         sequence = rank.requested
@@ -373,7 +373,7 @@ class Timeline:
         self.step += 1
         if not self.job.is_own_loader:
             for index, host in enumerate(self.hosts[: self.job.num_trainers]):
-                # Rounded, so that few different paces have to be computed.
+                # Rounded, because only few different paces should be computed.
                 host.receiving = round(4 * self.num_received[index] * self.job.receive_s / elapsed_s) / 4
                 self.num_received[index] = 0
         self._set_ranks(now_s, 0)
@@ -456,7 +456,7 @@ class Timeline:
                 self._refill(rank, now_s)
 
     def _mean_of_epoch_s(self) -> float:
-        """Return the mean step time of an epoch. The last steps stand for those after them.
+        """Return the mean step time of an epoch. The steps after the last one are taken to be like the last ones.
 
         While a window fills or empties, steps end sooner or later than batches are made. So the batches that were made
         count, and no step is shorter than its computation.

@@ -27,9 +27,9 @@ MAX_WINDOW_BYTES = 2.0**30
 MAX_WINDOW_SHARE = 0.25
 """Limits of the reader's window: two batches per endpoint, 1 GiB per rank, and a quarter of the host's memory."""
 _GROWTH_BYTES = 24 * 2.0**20
-"""Bytes by which the window may exceed two batches per endpoint."""
+"""Bytes of the window beyond two batches per endpoint, at most."""
 _MUCH_LONGER = 1.5
-"""The longest measured step / the longest expected one from which on batches count as slow."""
+"""Least ratio of the longest measured step and the longest expected one, if some batches count as slow."""
 _SLOW_FACTOR = 4.0
 """How much longer slow batches take. A profile does not tell the factor from their share. Of the 35 random jobs of
 bench_planner with slow batches, 54 % have a good plan with this assumption, and 37 % without it."""
@@ -90,7 +90,7 @@ class Timelines:
         return self._is_as_measured and is_profiled(self._profile, candidate)
 
     def step_s(self, candidate: Candidate, *, is_long: bool = False) -> float | None:
-        """Return the step time in seconds with the mean figures, or None if the cluster has no endpoints.
+        """Return the step time in seconds with the mean figures, or None without endpoints.
 
         Args:
             candidate: The cluster.
@@ -238,7 +238,7 @@ class Timelines:
 
 
 def is_profiled(profile: Profile, candidate: Candidate) -> bool:
-    """Return whether this is the cluster of the profile, in which processes of the ranks make the batches."""
+    """Return whether this is the cluster of the profile. There, processes of the ranks make the batches."""
     training = profile.training
     return (
         not training.has_data_hosts

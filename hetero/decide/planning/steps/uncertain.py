@@ -1,9 +1,9 @@
 """The figures of a profile with their uncertainty.
 
 Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow.
-These are means of resampled values, less a drawn part of what other work of the machine may have taken. Figures that
-were not measured get random values: the relative speed of another type's vCPUs, an unknown network bandwidth, and the
-error of the model itself.
+These are means of resampled values, less a drawn part of the time that other work of the machine may have taken.
+Figures that were not measured get random values: the relative speed of another type's vCPUs, an unknown network
+bandwidth, and the error of the model itself.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class UncertainFigures:
         self._training = profile.training
         self._given_speeds = dict(vcpu_speeds)
         self._num_draws = num_draws
-        # Each kind of draw has a generator of its own, so no draw depends on what was asked for before.
+        # Each kind of draw has a separate generator, so a draw does not depend on earlier calls.
         self._random = np.random.default_rng(0)
         undisturbed = 1 - profile.training.excess_share * np.random.default_rng((0, 2)).random(num_draws + 1)
         # Column 0 has the figures as measured.
@@ -161,7 +161,7 @@ class UncertainFigures:
         ]
 
     def _source_of(self, machine: Machine) -> tuple[_Costs, Array | float, float]:
-        """Return the measured costs that stand for a type, and the factors of their CPU seconds and waits."""
+        """Return the measured costs that a type is compared with, and the factors of their CPU seconds and waits."""
         name = machine.instance_type
         reference, correction = self._costs[self._reference_name], self._correction
         # The measured step time corrects the costs on the first type, and on types that are compared with it.

@@ -114,8 +114,8 @@ def trainer_groups(settings: Settings) -> list[tuple[str, int]]:
 def num_ranks(settings: Settings, catalogue: Catalogue) -> int:
     """Return the ranks of the job.
 
-    Without ``nproc_per_node``, a host has one rank per accelerator that the catalogue states. It has one rank if there
-    are none, or if TensorFlow trains. A study without groups has one host, unless a level states ``ranks`` or
+    Without ``nproc_per_node``, a host has one rank per accelerator that the catalogue states. It has one rank without
+    accelerators, or if TensorFlow trains. A study without groups has one host, unless a level states ``ranks`` or
     ``hosts``.
     """
     if settings.ranks is not None:

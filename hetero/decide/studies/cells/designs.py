@@ -8,7 +8,7 @@ that lowers the largest correlation. The seed makes the result repeatable. A com
 No library replaces this. pydoe 1.6 was compared on eight designs, with its exchange algorithms and the same columns. On
 six of them its best D-efficiency is the same to four digits. Its largest correlation is higher on two of these: 0.12
 instead of 0.01 for 12 runs of four factors with three levels, and 0.09 instead of 0.03 for 20 runs of factors with 5, 4
-and 3 levels. It cannot repeat a combination, so it has no design for 15 runs of a grid of 3 x 3. For 16 runs of 14
+and 3 levels. It cannot repeat a combination, so it finds nothing for 15 runs of a grid of 3 x 3. For 16 runs of 14
 factors with two levels its designs are singular, where this search has a D-efficiency of 0.96. pyoptex 1.2 needs numba,
 pandas, plotly, kaleido, scikit-learn and statsmodels.
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Correlations", "correlations", "rows_of"]
 
 _NUM_STARTS = 24
-"""Starts of a search. A large one has fewer, so that it takes about a minute at most."""
+"""Starts of a search. A large one has fewer, because it should take a minute at most."""
 _MAX_WORK = 4e6
 """Work of a search with all starts: runs x levels of all factors x the square of the main effects."""
 _MAX_PASSES = 50
@@ -66,7 +66,7 @@ class Correlations:
     def largest(self) -> tuple[float, str, str] | None:
         """The largest absolute correlation between columns of different factors, with both columns.
 
-        None if there is no such pair.
+        None without such a pair.
         """
         pairs = [
             (abs(value), self.columns[first], self.columns[second])
@@ -180,7 +180,7 @@ def _exchange(rows: list[list[int]], sizes: Sequence[int], codes: Sequence[Matri
     """Improve the rows in place. Return the logarithm of the determinant of their information matrix."""
     import numpy as np
 
-    # The matrix of random rows may be singular, and then its determinant has no logarithm.
+    # The matrix of random rows may be singular. The logarithm of its determinant is then minus infinity.
     ridge = 1e-9 * np.eye(1 + sum(size - 1 for size in sizes))
     information = ridge + sum(np.outer(model, model) for model in (_model(row, codes) for row in rows))
     found = float(np.linalg.slogdet(information)[1])

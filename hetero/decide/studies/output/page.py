@@ -41,7 +41,7 @@ PAGE_FILE_NAME = "study.html"
 
 
 def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Row], findings: Sequence[Finding]) -> str:
-    """Return the page of a study. Without matplotlib it has no plots.
+    """Return the page of a study. Its plots need matplotlib.
 
     Args:
         plan: The study with its runs.

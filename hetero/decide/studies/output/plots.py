@@ -289,7 +289,7 @@ def _draw_series(
 ) -> tuple[bool, bool]:
     """Draw each series: its runs, and the means of its combinations. Return whether lines join all, and bars are drawn.
 
-    A series that has several combinations at one place has no line.
+    A series with several combinations at one place gets marks without a line.
     """
     are_joined, has_intervals = True, False
     for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
@@ -386,7 +386,7 @@ def _quality(result: RunResult, metric: Metric) -> float | None:
 
 
 def _usd(result: RunResult) -> float | None:
-    # A logarithmic axis has no place for 0.
+    # A logarithmic axis cannot show 0.
     return result.usd or None
 
 

@@ -38,7 +38,7 @@ COMMUNICATION, COMPUTATION = "communication_s", "computation_s"
 
 
 def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> list[Row]:
-    """Return a row for each run. All rows have the same columns in the same order. A value that is not known is None.
+    """Return a row for each run. All rows have the same columns in the same order. None: the value is not known.
 
     The columns are: ``run_id``, levels and derived quantities, ``replicate``, ``state``, ``exit_code``, ``cause``,
     ``started_at``, ``wall_s``, a column ``PHASE_s`` per phase, ``usd``, then from the report ``step_time_s``,
@@ -54,8 +54,8 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
     """
     measured = [_measured(result) for result in results]
     computed = [_computed(result, metrics) for result in results]
-    # From all rows, so that a metric has the same column in each. A logged acc_best was once replaced by the computed
-    # one of acc.
+    # From all rows, because a metric must have the same column in each. A logged acc_best was once replaced by the
+    # computed one of acc.
     taken = {name for row in (*measured, *computed) for name in row}
     found = []
     for result, first, last in zip(results, measured, computed, strict=True):
