@@ -34,7 +34,8 @@ __all__ = ["MAX_HOURLY_USD", "Catalogue", "parse_prices", "read_price_file"]
 MAX_HOURLY_USD = 1000.0
 """Upper bound of a price. No instance costs this much an hour, so a larger value has a misplaced decimal point."""
 _PREFIX, _SUFFIX = "prices_", ".json"
-_NAME = re.compile(r"[A-Za-z0-9.:+_-]{1,64}")  # also the resources of a host: CPU:16, n1-standard-16+GPU:4
+# Also the resources of a host: CPU:16, n1-standard-16+GPU:4.
+_NAME = re.compile(r"[A-Za-z0-9.:+_-]{1,64}")
 
 
 class Catalogue:

@@ -159,6 +159,7 @@ def _slowest(
     keyed = [(value(summary), rank, summary) for rank, summary in ranks]
     if any(key is None for key, _, _ in keyed):
         return None, None
+    # Of equal ranks, the first one counts.
     _, rank, summary = max(keyed, key=lambda entry: (entry[0] or 0.0, -entry[1]))
     return rank, summary
 
@@ -237,7 +238,8 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
     num_on_data_hosts = facts.events.get(COMPUTED_ON_DATA_HOSTS)
     if num_on_data_hosts is None:
         has_batches = bool(num_received or num_computed)
-    else:  # a batch that was not counted may have come from a data host
+    # A batch that was not counted may have come from a data host.
+    else:
         has_batches = num_on_data_hosts > 0 or num_received > num_computed
     if not num_hosts or has_batches or facts.exit_code or facts.options.get("data service") != "grpc":
         return None
@@ -254,7 +256,8 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
 
 
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
-    has_real_cpus = "--emulate-sample-seconds" in missing_emulation(facts)  # CPUs of this machine, not emulated vCPUs
+    # The CPUs of this machine preprocess, not emulated vCPUs.
+    has_real_cpus = "--emulate-sample-seconds" in missing_emulation(facts)
     vcpus = None if has_real_cpus else _preprocessing_vcpus(facts, catalogue)
     # Without a measured utilisation the bottleneck is unknown.
     if headline is None or headline.utilisation is None:
@@ -322,7 +325,8 @@ def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
     # Trainer hosts use a part of their vCPUs, and that share is not recorded.
     if facts.placement == "hybrid":
         return None
-    if facts.joined_hosts:  # the number of vCPUs has changed during the run
+    # The number of vCPUs has changed during the run.
+    if facts.joined_hosts:
         return None
     role = "trainer" if facts.placement == "homogeneous" else "data"
     total = 0

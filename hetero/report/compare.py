@@ -169,6 +169,7 @@ def _other_prices(baseline: Report, candidate: Report) -> Iterator[str]:
     known = {price.instance_type: price.hourly_usd for price in baseline.cost.prices}
     for price in candidate.cost.prices:
         before = known.get(price.instance_type, price.hourly_usd)
+        # Prices of two sources may differ in their last digit.
         if not math.isclose(before, price.hourly_usd):
             yield (
                 f"{price.instance_type} costs {before:g} USD/h in the first run, {price.hourly_usd:g} in the second. "

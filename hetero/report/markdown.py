@@ -71,7 +71,8 @@ def render_comparison(comparison: Comparison) -> str:
     """Return a comparison as Markdown: the answer, the price-performance table, and the caveats."""
     reports = (comparison.baseline, comparison.candidate)
     has_same_step = comparison.per == "step"
-    has_costs = not comparison.objections  # otherwise readers would compare the costs
+    # Otherwise readers would compare the costs.
+    has_costs = not comparison.objections
     rows = [
         PricePerformance(
             name=f"{report.run.placement} {code_span(report.run.run_id)}",

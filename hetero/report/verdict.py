@@ -80,7 +80,8 @@ def bound_text(low: str, high: str, is_worth_it: bool | None) -> str:
 
 
 def _percent(fraction: float) -> str:
-    return f"{round(100 * fraction, 1) + 0.0:.1f}"  # no "-0.0"
+    # The sum of -0.0 and 0.0 is 0.0, which has no sign in the text.
+    return f"{round(100 * fraction, 1) + 0.0:.1f}"
 
 
 def _obstacle(comparison: Comparison) -> str:

@@ -50,6 +50,7 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
     return Decision(
         cheapest=name,
         probability=probability,
+        # Four thousand draws cannot show a probability of 100 %.
         sentence=f"{name} is the cheapest with a probability of {min(probability, 0.999):.1%}.{rest}",
     )
 

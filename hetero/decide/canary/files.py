@@ -152,9 +152,11 @@ def choose_files(
     target = fraction * sum(file.num_bytes for file in ordered)
     pool = _pool(ordered, len(ordered) // num_chosen, seed=seed, replicate=replicate)
     bounds = [len(pool) * i // num_chosen for i in range(num_chosen + 1)]
+    # A text of all three, because sums of them would be equal for different runs.
     draw = random.Random(f"{seed}/{replicate}/{fraction}")
     candidates = (
-        [pool[draw.randrange(begin, end)] for begin, end in itertools.pairwise(bounds)]  # one of each stride
+        # One file of each stride.
+        [pool[draw.randrange(begin, end)] for begin, end in itertools.pairwise(bounds)]
         for _ in range(_NUM_DRAWS)
     )
     return sorted(min(candidates, key=lambda chosen: abs(sum(file.num_bytes for file in chosen) - target)))

@@ -189,6 +189,7 @@ class _Model:
         self._options = options
         self.fractions = [point.fraction for point in points]
         # Candidates are compared draw by draw, so each has other draws, also if the runs are equal.
+        # The function hash gives another number for a text in each process.
         own = zlib.crc32("\n".join((candidate.name, *candidate.groups)).encode())
         self._random = np.random.default_rng((options.seed, len(points), own))
         self.refusals: list[Refusal] = []
@@ -339,6 +340,7 @@ class _Model:
         num_steps = max(1.0, samples / max(1, size) - num_excluded)
         num_samples = max(1.0, samples - num_excluded * size)
         return (
+            # Rounding may give a run more steps than the estimate of the whole has.
             [min(1.0, work.num_steps_measured / num_steps) for work in works],
             [min(1.0, max(1, work.num_samples_measured) / num_samples) for work in works],
         )

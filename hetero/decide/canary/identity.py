@@ -75,6 +75,7 @@ def _imported(source: Path, root: Path) -> Iterator[str]:
     """Yield the full names that a file may import, and those of the packages around them."""
     try:
         tree = ast.parse(source.read_bytes())
+    # The run itself reports a module that cannot be read.
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
     package = source.relative_to(root).parent.parts

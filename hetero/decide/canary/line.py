@@ -177,6 +177,7 @@ def fit_line(
         if form is Form.MOSTLY_CONSTANT:
             # A line has a prior of one in a hundred.
             gap -= math.log(99)
+        # The exponential of a larger gap would overflow.
         is_simple = random.random(NUM_DRAWS) < 1 / (1 + math.exp(min(50.0, gap)))
         simple = draws_of(other)
         fixed, growing, phis = (np.where(is_simple, a, b) for a, b in zip(simple, (fixed, growing, phis), strict=True))
@@ -289,6 +290,7 @@ class _Normal:
         found: list[tuple[Array, Array]] = []
         left = num
         for _ in range(_MAX_TRIES):
+            # More than are needed, because draws with a negative part are rejected.
             phis = self._rate / random.gamma(self._shape, size=4 * left)
             normal = random.standard_normal((4 * left, len(self.best)))
             betas = self.best + np.sqrt(phis)[:, None] * (normal @ factor.T)

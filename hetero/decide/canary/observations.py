@@ -169,6 +169,7 @@ def _seconds(chosen: Sequence[int], durations: Sequence[float]) -> list[list[tup
     """
     parts: list[list[tuple[int, float]]] = [[]]
     for i, duration in zip(chosen, durations, strict=True):
+        # Ten readings of 0.1 s add up to a little less than a second.
         if sum(each for _, each in parts[-1]) >= 0.999:
             parts.append([])
         parts[-1].append((i, duration))

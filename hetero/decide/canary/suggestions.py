@@ -42,6 +42,7 @@ def suggestion(points: Sequence[CanaryPoint], refusals: Sequence[Refusal]) -> st
         refusals: The reasons against the forecast of the time.
     """
     rules = {refusal.rule for refusal in refusals}
+    # A rule about the script counts before one about the growth, which more runs could change.
     found = next((text for rule, text in _OF_RULES.items() if rule in rules), None)
     if found is not None:
         return found

@@ -167,7 +167,8 @@ def svg_of(axes: Axes, tips: Mapping[str, str] | None = None) -> str:
         mpl.rc_context({"svg.hashsalt": "hetero", "svg.fonttype": "none", "text.parse_math": False}),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser's fonts draw the text
+        # The browser's fonts draw the text.
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     svg = _NOT_OF_THE_FIGURE.sub("", _PROLOGUE.sub("", target.getvalue()))
     for name, tip in (tips or {}).items():

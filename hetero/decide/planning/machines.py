@@ -91,6 +91,7 @@ def menu_of(
     spot_usd = spot_usd or {}
     spot_infos = [_with_vcpus(catalogue, name) for name in spot_usd]
     if instance_types:
+        # A type that is named twice counts once.
         infos = [_with_vcpus(catalogue, name) for name in dict.fromkeys(instance_types)]
         unpriced = [
             info.instance_type for info in infos if info.hourly_usd is None and info.instance_type not in spot_usd

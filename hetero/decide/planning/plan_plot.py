@@ -104,6 +104,7 @@ class _Point:
     def times_s(self) -> tuple[float, float]:
         """Ends of the bar. They are above 0."""
         low, high = self.cluster.step_time_low_s, self.cluster.step_time_high_s
+        # A logarithmic axis cannot show 0, where the interval of an uncertain step may begin.
         return max(low, self.place[0] / 100), max(high, self.place[0])
 
     @property

@@ -156,6 +156,7 @@ class Ranking:
         best: dict[int, Entry] = {}
         for entry in self._entries.values():
             if len(entry.candidate.data) == 1:
+                # The hash of a machine takes longer than its identity.
                 machine = id(entry.candidate.data[0].machine)
                 if machine not in best or entry.cost < best[machine].cost:
                     best[machine] = entry

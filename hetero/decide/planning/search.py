@@ -137,6 +137,7 @@ def search(
         unlimited = rank(is_limited=False).choose()
         prevented_by = model(num_draws=0).limit_of(unlimited) if unlimited.data else ""
     # Intervals cost time, so only the candidates that are shown get them.
+    # The finals may have chosen a neighbour that is not among the best of its kind.
     shown = list(dict.fromkeys([base, *ranking.shown(chosen), chosen]))
     alternatives = dict(zip(shown, _alternatives(shown, model()), strict=True))
     return Search(

@@ -103,6 +103,7 @@ class Job:
             if line is None:
                 num_open -= 1
                 continue
+            # A script may write any bytes.
             text = escape_line(line.decode("utf-8", "replace").rstrip("\r\n"))
             self._log.write(text + "\n")
             self._log.flush()

@@ -138,6 +138,7 @@ class _Session:
                 pending.clear()
             else:
                 self._end(future)
+                # In place, because `go` looks at the same list.
                 pending[:] = [run for run in pending if run.groups not in self.failed_groups]
         if not done and not self.stop_reason and (passed := self._passed()):
             self.stop_reason = passed
@@ -167,6 +168,7 @@ class _Session:
         """Wait for runs that were asked to stop, and record them."""
         for future in list(self.running):
             try:
+                # It waits until the run has ended.
                 future.exception()
                 self._end(future, why_stopped="the study was interrupted")
             except Exception as error:  # noqa: BLE001  the ledger keeps the run as interrupted

@@ -378,6 +378,7 @@ _PATHS = ("price_file", "tls_dir", "tf_work_dir", "plan")
 
 
 def _flags(run: PlannedRun, *, without: Sequence[str] = ()) -> list[str]:
+    # The study decides where the output of a run is.
     options = {name: value for name, value in run.options.items() if name not in ("output_dir", *without)}
     # Relative to the study, as all paths of its file.
     paths = {name: str(Path(run.base, str(options[name]))) for name in _PATHS if options.get(name)}

@@ -71,6 +71,7 @@ class _Started:
 
 def digest_of(run: PlannedRun) -> str:
     """Return a digest of everything that a run is made of. Paths in the folder of the study are relative to it."""
+    # The folder of a study may move between two starts.
     content = {each.name: getattr(run, each.name) for each in fields(run) if each.name != "base"}
     if run.base:
         # Without the folder, because a study that was moved or copied could not continue with absolute paths.
@@ -207,7 +208,8 @@ class RecordedRuns:
                     self._open[started.run_id] = started
                 else:
                     raise ConfigError(f"found kind {kind!r}, expected started or ended")
-            except ValueError as error:  # also ConfigError
+            # A ConfigError is a ValueError too.
+            except ValueError as error:
                 if number == 1:
                     raise ConfigError(f"{self._path}, line 1: {error}; {_TO_DO}") from error
                 logger.warning("%s, line %d is malformed and is skipped: %s", self._path, number, error)

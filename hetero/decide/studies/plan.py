@@ -108,6 +108,7 @@ def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun
     seed = cell.levels.get("seed", study.seed + replicate - 1)
     values: dict[str, Level] = {**cell.levels, **cell.quantities, "seed": seed, "replicate": replicate}
     shown = [f"{name}={level_text(level)}" for name, level in cell.levels.items()]
+    # The id is the name of a folder, which may have at most 255 bytes.
     label = _UNSAFE.sub("_", "-".join(shown))[:_MAX_ID_CHARS]
     run_id = f"{number:03d}-{label}-r{replicate}"
     values["run_id"] = run_id

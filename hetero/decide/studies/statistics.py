@@ -88,6 +88,7 @@ def t_quantile(freedom: int, coverage: float) -> float:
 
 def f_tail(ratio: float, first: int, second: int) -> float:
     """Return the probability that an F variable exceeds a ratio, by Simpson's rule on its beta integral."""
+    # The package must be importable without NumPy, which a plan of runs does not need.
     import numpy as np
 
     if ratio <= 0:

@@ -234,6 +234,7 @@ def identity_of(study: Study) -> dict[str, Any]:
     found["executor"] = study.executor.kind
     every = [study.settings, *(each for factor in study.factors for each in factor.settings.values())]
     is_module = any(settings.options.get("module") for settings in every)
+    # The script of a module has no path in the file.
     script = find_script(study.script, is_module=True) if is_module else study.script_path
     # Runs before and after an edit of the script are not comparable. A canary once forecast from both.
     return {"script": study.script, "content of the script": digest_of_script(script), **found}

@@ -95,6 +95,7 @@ class Spread:
             num_measured=len(found),
             mean=mean,
             p50=ordered[(len(ordered) - 1) // 2],
+            # The nearest rank, because an interpolated value was never measured.
             p95=ordered[math.ceil(0.95 * len(ordered)) - 1],
             variation=statistics.pstdev(found) / mean if mean else 0.0,
             values=tuple(found[int(index * stride)] for index in range(min(len(found), MAX_VALUES))),

@@ -31,6 +31,7 @@ def fair_share(cpus: float, num_processes: int, each: float, num_threads: int, t
     return equal
 
 
+# A timeline asks thousands of times, with few different arguments.
 @functools.lru_cache(maxsize=65536)
 def pace(
     vcpus: int, cpu_s: float, wait_s: float, slower: tuple[tuple[float, float], ...],

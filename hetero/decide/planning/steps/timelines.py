@@ -258,6 +258,7 @@ def window_batches(trainer: Machine, num_endpoints: int, nbytes: float, num_rank
     limit = min(MAX_WINDOW_BYTES, planned * nbytes + _GROWTH_BYTES)
     if trainer.memory_bytes is not None:
         limit = min(limit, trainer.memory_bytes * MAX_WINDOW_SHARE / ranks_per_host)
+    # A limit of exactly two batches must hold two, whatever the rounding.
     return max(1, int(limit / nbytes + 1e-9))
 
 

@@ -185,6 +185,7 @@ class UncertainFigures:
         """Return the drawn relative cost of a vCPU. Equal names have equal draws, whatever was asked for before."""
         if name not in self._relative_costs:
             number = int.from_bytes(name.encode()[:16].ljust(16, b"\0"), "big")
+            # The hash of a text differs between processes, but its bytes are always the same.
             random = np.random.default_rng((0, number))
             self._relative_costs[name] = np.concatenate([[1.0], np.exp(random.normal(0.0, spread, self._num_draws))])
         return self._relative_costs[name]

@@ -272,6 +272,7 @@ def _duration(
         # The stated steps are those of the smallest batch. For the same samples, the published study has 84,375 on one
         # GPU and 2,637 on 32.
         steps = _number("steps", stated) * smallest / batch
+        # Half a step is rounded up. The function round would take 2.5 to 2.
         return {"steps": math.floor(steps + Fraction(1, 2)), "epochs": _level(steps * batch / samples)}
     if "epochs" in stated and samples is not None and batch is not None:
         epochs = _number("epochs", stated)
@@ -291,6 +292,7 @@ def _number(name: str, stated: Mapping[str, Level]) -> Fraction:
     value = stated[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
         raise ConfigError(f"{name}: found {value!r}, expected a number above 0")
+    # As written in the file: 0.1 is a tenth here, not the nearest binary number.
     return Fraction(str(value))
 
 

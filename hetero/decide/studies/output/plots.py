@@ -292,6 +292,7 @@ def _draw_series(
     A series with several combinations at one place gets marks without a line.
     """
     are_joined, has_intervals = True, False
+    # There are at most as many series as styles, see `Results.series`.
     for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
         combinations = _combinations(members, x_of, value_of)
         if not combinations:
@@ -353,6 +354,7 @@ def _marks_text(are_joined: bool) -> str:
 
 def _ticks_at(axes: Axes, xs: Sequence[float]) -> None:
     """Label a logarithmic x axis at these values with plain numbers."""
+    # matplotlib is an extra, so it is imported when something is drawn.
     from matplotlib.ticker import NullLocator
 
     axes.set_xticks(list(xs), [f"{x:g}" for x in xs])

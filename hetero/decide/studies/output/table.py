@@ -88,6 +88,7 @@ def _measured(result: RunResult) -> Row:
         "started_at": result.started_at,
         "wall_s": result.wall_s,
     }
+    # A level may be called start_s, as a phase is.
     for phase, seconds in result.phases.items():
         name = f"{phase.replace(' ', '_')}_s"
         row[f"phase_{name}" if name in result.levels else name] = seconds
