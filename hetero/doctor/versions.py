@@ -24,8 +24,8 @@ FLOORS: Mapping[str, str] = {
     "xxhash": "3.0",
 }
 """Lowest versions of the packages that hetero needs, the same as in pyproject.toml."""
-_OPTIONAL = {"torch": "2.1", "tensorflow": "2.16", "sagemaker": "2.257"}
-_SHOWN = (*FLOORS, *_OPTIONAL, "sagemaker-training")
+_OPTIONAL = {"torch": "2.1", "tensorflow": "2.16"}
+_SHOWN = (*FLOORS, *_OPTIONAL, "sagemaker", "sagemaker-training")
 _NEEDED_MODULES = ("grpc", "hetero.wire.proto.control_pb2", "hetero.wire.proto.data_pb2")
 
 

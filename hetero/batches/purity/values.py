@@ -200,7 +200,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, FunctionType):
         cells = []
         for cell in value.__closure__ or ():
-            # The cell is still empty.
+            # A cell may still be empty.
             with contextlib.suppress(ValueError):
                 cells.append(cell.cell_contents)
         return [code_digest(value.__code__), value.__defaults__, value.__kwdefaults__, cells]
