@@ -107,7 +107,7 @@ class HeteroError(Exception):
         return str(self.record)
 
 
-def first_line(error: HeteroError) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or the name of its type if the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 

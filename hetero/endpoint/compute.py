@@ -22,7 +22,6 @@ __all__ = ["Compute", "Task"]
 _ASK_INTERVAL_S = 0.005
 _MAX_LATE = 100
 """Late intervals that are kept apart. A task that was late for longer than these counts more than once."""
-_MAX_QUEUED = 256
 
 logger = logging.getLogger(__name__)
 
@@ -138,8 +137,6 @@ class Compute:
         self._changed = threading.Condition(self._lock)
         self._queue: list[tuple[int, int, Task]] = []
         self._num_submitted = 0
-        # With more tasks, the cancelled ones are removed.
-        self._most_queued = _MAX_QUEUED
         self._running: set[Task] = set()
         self._is_closed = False
         self._real_work = threading.Lock()
@@ -176,18 +173,10 @@ class Compute:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("compute is closed")
-            if len(self._queue) >= self._most_queued:
-                self._forget_cancelled()
             heapq.heappush(self._queue, (priority, self._num_submitted, task))
             self._num_submitted += 1
             self._changed.notify()
         return task
-
-    def _forget_cancelled(self) -> None:
-        """Remove the tasks that were cancelled, which readers that come and go would leave in any number."""
-        self._queue = [entry for entry in self._queue if not entry[2].was_cancelled]
-        heapq.heapify(self._queue)
-        self._most_queued = max(_MAX_QUEUED, 2 * len(self._queue))
 
     @property
     def num_queued(self) -> int:

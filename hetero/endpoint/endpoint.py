@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +31,7 @@ from hetero.control.security import ServerInterceptor, call_metadata, token_from
 from hetero.endpoint.compute import Compute
 from hetero.endpoint.link import EndpointLink
 from hetero.endpoint.options import EndpointOptions
-from hetero.endpoint.prebuilt import Announcements, Prebuilt
+from hetero.endpoint.prebuilt import Prebuilt
 from hetero.endpoint.script import load_script
 from hetero.endpoint.service import DATA_POLICIES, DataServicer
 from hetero.errors import ChildFailure, ExitCode, HeteroError
@@ -67,7 +67,7 @@ class Endpoint:
         on_build: Called with False when the build of a data set begins, and with True when it has ended.
         prebuilt: Data sets that the main thread built before this process was forked. If there are any, the main thread
             has to call `compute`, because some objects may be used only by the thread that made them.
-        announcements: Names data sets to the fork server before this process builds any. None: it builds its own.
+        announce: See `hetero.endpoint.service.DataServicer`.
 
     Raises:
         AuthenticationError: The token file or the certificate cannot be used.
@@ -80,7 +80,7 @@ class Endpoint:
         on_build: Callable[[bool], None] = lambda has_ended: None,
         *,
         prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
-        announcements: Announcements | None = None,
+        announce: Callable[[Sequence[DatasetSpec]], object] | None = None,
     ) -> None:
         token = token_from_environment(os.environ)
         tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
@@ -105,7 +105,7 @@ class Endpoint:
             transport=choose_transport(tls),
             on_build=on_build,
             prebuilt=prebuilt or {},
-            announce=None if announcements is None else announcements.announce,
+            announce=announce,
             # An emulated endpoint waits for its emulated time after its work, so a helper's part would come too late.
             connect=None if options.sample_time_s or options.num_slots > 1 else self._connect,
         )
@@ -160,7 +160,6 @@ class Endpoint:
         Args:
             reads_memory: Whether the memory is to be read now. Otherwise it is up to 10 s old.
         """
-        self._service.show_life()
         now_s = time.monotonic()
         if reads_memory or now_s >= self._memory_due_s:
             # The kernel counts the pages of the process for this, which takes milliseconds per gigabyte.
@@ -191,7 +190,7 @@ def run_endpoint(
     reports: socket.socket,
     *,
     prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
-    announcements: Announcements | None = None,
+    announce: Callable[[Sequence[DatasetSpec]], object] | None = None,
 ) -> int:
     """Serve until the end signal. Blocks the main thread, which calls this.
 
@@ -199,7 +198,7 @@ def run_endpoint(
         options: The endpoint's settings. This process has imported the script already.
         reports: Socket to the pool for ``ready``, ``build``, ``statistics`` and ``failed`` events.
         prebuilt: Data sets that were built before this process was forked.
-        announcements: See `Endpoint`.
+        announce: See `hetero.endpoint.service.DataServicer`.
 
     Returns:
         The exit status.
@@ -220,7 +219,7 @@ def run_endpoint(
             report("build", {"has_ended": has_ended})
 
         try:
-            endpoint = Endpoint(options, report_build, prebuilt=prebuilt, announcements=announcements)
+            endpoint = Endpoint(options, report_build, prebuilt=prebuilt, announce=announce)
         except HeteroError as error:
             report_failure(reports, error)
             return int(error.exit_code)

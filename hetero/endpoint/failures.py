@@ -76,13 +76,9 @@ class Failures:
         # These texts are hetero's own. Details of other errors are logged here, and never sent.
         if isinstance(error, ProtocolError | ConfigError):
             return Fault.MALFORMED, one_line(str(error), 500)
-        return Fault.BROKEN, self._log_incident(error)
-
-    def _log_incident(self, error: BaseException) -> str:
-        """Log an unexpected error. Return a text for the reader, without the error's details."""
         incident = secrets.token_hex(4)
         logger.error("internal error %s", incident, exc_info=error)
-        return f"internal error {incident}, see the log of {self._name}"
+        return Fault.BROKEN, f"internal error {incident}, see the log of {self._name}"
 
 
 def record_of(error: DatasetError) -> SampleFailure:

@@ -144,13 +144,8 @@ class EndpointLink:
                 raise CallFailedError(Fault.UNREACHABLE, self.why_ended)
             if self._attendance is not None:
                 return
-            is_late = threading.Event()
-
-            def expire() -> None:
-                is_late.set()
-                call.cancel()
-
-            timer = threading.Timer(_ATTEND_TIMEOUT_S, expire)  # the call has no timeout, because it stays open
+            # The call has no timeout, because it stays open.
+            timer, begin_s = threading.Timer(_ATTEND_TIMEOUT_S, lambda: call.cancel()), time.monotonic()
             timer.daemon = True
             try:
                 with self._grpc_errors("Attend"):
@@ -160,7 +155,7 @@ class EndpointLink:
                     timer.start()
                     data = next(call, b"")
             except CallFailedError as error:
-                if is_late.is_set():
+                if time.monotonic() - begin_s >= _ATTEND_TIMEOUT_S:
                     raise CallFailedError(Fault.LATE, f"no answer to Attend within {_ATTEND_TIMEOUT_S:g} s") from error
                 raise
             finally:

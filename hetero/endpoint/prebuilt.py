@@ -14,7 +14,7 @@ from hetero.datasets import get_factory, prebuild, registered
 from hetero.spec import DatasetSpec
 from hetero.system.process import limit_threads
 
-__all__ = ["Announcements", "Prebuilt", "build", "is_shareable"]
+__all__ = ["Prebuilt", "announce", "build", "is_shareable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +49,21 @@ def is_shareable(spec: DatasetSpec) -> bool:
     return spec.name in registered() and get_factory(spec.name).fork_built
 
 
-class Announcements:
-    """An endpoint's way to name data sets to the fork server.
+def announce(channel: socket.socket, specs: Sequence[DatasetSpec]) -> None:
+    """Name the data sets that this endpoint may build to the fork server. Block until it has to build its own.
+
+    This does not return if they can be built once for all endpoints. Then the fork server ends this process. Later
+    calls return at once.
 
     Args:
         channel: Socket to the fork server, which all its endpoints share.
+        specs: The data sets. Empty if the user allows none to be shared.
     """
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-
-    def announce(self, specs: Sequence[DatasetSpec]) -> None:
-        """Name the data sets that this endpoint may build. Block until it has to build its own.
-
-        This does not return if they can be built once for all endpoints. Then the fork server ends this process. Later
-        calls return at once.
-
-        Args:
-            specs: The data sets. Empty if the user allows none to be shared.
-        """
-        # If the fork server has closed the other end, or this end was closed by an earlier call, this endpoint builds
-        # its own.
-        with self._channel, contextlib.suppress(OSError):
-            # The arguments have at most 64 KiB, and those of eight further data sets 4 KiB each. So the packet is
-            # shorter than the 208 KiB that the kernel allows.
-            self._channel.send(json.dumps({"datasets": [[spec.name, spec.arguments_json] for spec in specs]}).encode())
-            # The fork server never sends anything. This ends when the fork server has closed its end.
-            self._channel.recv(1)
+    # If the fork server has closed the other end, or this end was closed by an earlier call, this endpoint builds its
+    # own.
+    with channel, contextlib.suppress(OSError):
+        # The arguments have at most 64 KiB, and those of eight further data sets 4 KiB each. So the packet is shorter
+        # than the 208 KiB that the kernel allows.
+        channel.send(json.dumps({"datasets": [[spec.name, spec.arguments_json] for spec in specs]}).encode())
+        # The fork server never sends anything. This ends when the fork server has closed its end.
+        channel.recv(1)

@@ -85,7 +85,7 @@ class DataServicer:
         on_build: Called on a compute thread, with False when the build of a data set begins and True when it has ended.
         prebuilt: Data sets that were built before this process was forked.
         announce: Called on a compute thread before the first build, with the data sets that other endpoints may share.
-            It returns if this process has to build its own, see `Announcements.announce`. None: it has to.
+            It returns if this process has to build its own, see `hetero.endpoint.prebuilt.announce`. None: it has to.
         connect: Opens a link to an endpoint of a host that keeps samples. None: this endpoint asks no other one.
 
     Raises:
@@ -136,14 +136,9 @@ class DataServicer:
             },
         )
 
-    def show_life(self) -> None:
-        """Acquire and release the lock. Returns only if the service is not stuck."""
-        with self._lock:
-            pass
-
     @property
     def num_parts(self) -> int:
-        """Parts of batches that were computed for other endpoints."""
+        """Parts of batches that were computed for other endpoints. Blocks while the service is stuck."""
         with self._lock:
             return sum(served.experience.num_parts for served in self._served.values())
 

@@ -12,6 +12,7 @@ events back.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import signal
@@ -29,7 +30,7 @@ from hetero.endpoint.endpoint import (
     send_event,
 )
 from hetero.endpoint.options import EndpointOptions
-from hetero.endpoint.prebuilt import Announcements, Prebuilt
+from hetero.endpoint.prebuilt import Prebuilt, announce
 from hetero.endpoint.script import load_script
 from hetero.errors import ExitCode, HeteroError
 from hetero.pool.builder import Builder, build_all, receive_starts
@@ -191,8 +192,12 @@ class _ForkServer:
             os.close(output)
             child.close()
             channel = self._close_inherited()
-            announcements = None if channel is None else Announcements(channel)
-            return run_endpoint(options, self._pool, prebuilt=self._prebuilt, announcements=announcements)
+            return run_endpoint(
+                options,
+                self._pool,
+                prebuilt=self._prebuilt,
+                announce=None if channel is None else functools.partial(announce, channel),
+            )
 
         run_forked(run, server_pid, self._signals)
         raise AssertionError("unreachable")

@@ -341,26 +341,14 @@ class EndpointPool(PoolFigures):
             explanation = f"was stuck for {stuck_for_s:.0f} s and was killed"
             with self._changed:
                 self.num_stuck += 1
-        # If no restart is left, give up or wait for the next one.
-        if not self._may_restart():
-            wanted = self._slots[: self._num_wanted]
-            # An endpoint that still starts counts too. The pool once gave up while one was starting.
-            is_last = not any(other.is_started or other.start_at_s is not None for other in wanted)
-            if is_last and not self._may_wait():
-                self._give_up(slot.name, status, explanation, slot.last_lines)
-            else:
-                slot.awaits_restart = True
-                logger.error(
-                    "endpoint %s %s; no restarts are left%s",
-                    slot.name,
-                    explanation,
-                    self._budget.next_in_words(time.monotonic()),
-                )
-            return
-        slot.num_crashes += 1
-        wait_s = backoff_s(slot.num_crashes)
-        slot.start_at_s = time.monotonic() + wait_s
-        logger.warning("endpoint %s %s; starting it again in %.1f s", slot.name, explanation, wait_s)
+        wanted = self._slots[: self._num_wanted]
+        # An endpoint that still starts counts too. The pool once gave up while one was starting.
+        is_last = not any(other.is_started or other.start_at_s is not None for other in wanted)
+        slot.start_at_s = self._time_to_restart(
+            slot.name, status, explanation, slot.last_lines, num_crashes=slot.num_crashes + 1, is_last=is_last
+        )
+        slot.awaits_restart = slot.start_at_s is None and self.failure is None
+        slot.num_crashes += slot.start_at_s is not None
 
     def _on_starter_exit(self, status: int) -> None:
         """Plan a restart of the fork server, which has ended with all endpoints of this host, or give up."""
@@ -376,26 +364,36 @@ class EndpointPool(PoolFigures):
         self._publish()
         if self.failure is not None or self._stop_grace_s is not None:
             return
-        explanation = describe_exit_status(status)
-        # If no restart is left, give up or wait for the next one.
-        if not self._may_restart():
-            name = f"the process that imports {self._options.endpoint.script!r}"
-            if not self._may_wait():
-                self._give_up(name, status, explanation, self._starter_lines)
-            else:
-                self._starter_awaits_restart = True
-                when = self._budget.next_in_words(time.monotonic())
-                logger.error("%s %s; no restarts are left%s", name, explanation, when)
-            return
-        self._num_starter_crashes += 1
-        wait_s = backoff_s(self._num_starter_crashes)
-        self._starter_start_at_s = time.monotonic() + wait_s
-        logger.warning(
-            "endpoints of %s: the fork server %s; starting all again in %.1f s",
-            self._host,
-            explanation,
-            wait_s,
+        name = f"the process that imports {self._options.endpoint.script!r}"
+        self._starter_start_at_s = self._time_to_restart(
+            name,
+            status,
+            describe_exit_status(status),
+            self._starter_lines,
+            num_crashes=self._num_starter_crashes + 1,
+            is_last=True,
         )
+        self._starter_awaits_restart = self._starter_start_at_s is None and self.failure is None
+        self._num_starter_crashes += self._starter_start_at_s is not None
+
+    def _time_to_restart(
+        self, name: str, status: int, explanation: str, lines: deque[str], *, num_crashes: int, is_last: bool
+    ) -> float | None:
+        """Return when to start a process again that has ended. None if no restart is left.
+
+        If the process was the last one and no restart will be given back, the pool gives up.
+        """
+        now_s = time.monotonic()
+        if self._may_restart():
+            wait_s = backoff_s(num_crashes)
+            logger.warning("%s: %s %s; starting it again in %.1f s", self._host, name, explanation, wait_s)
+            return now_s + wait_s
+        if is_last and not self._may_wait():
+            self._give_up(name, status, explanation, lines)
+        else:
+            when = self._budget.next_in_words(now_s)
+            logger.error("%s: %s %s; no restarts are left%s", self._host, name, explanation, when)
+        return None
 
     def _may_restart(self) -> bool:
         if not self._budget.take(time.monotonic()):

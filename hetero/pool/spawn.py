@@ -64,12 +64,9 @@ class PoolOptions:
     """Environment variables of the processes, in addition to those of this process."""
 
     def __post_init__(self) -> None:
-        for name, value, bound in (
-            ("endpoint_restarts", self.endpoint_restarts, 0),
-            ("stuck_s", self.stuck_s, 1),
-        ):
-            if value < bound:
-                raise ConfigError(f"{name} is {value}; expected at least {bound}")
+        for name, bound in {"endpoint_restarts": 0, "stuck_s": 1}.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {bound}")
         if self.stable_s <= 0:
             raise ConfigError(f"stable_s is {self.stable_s}; expected more than 0")
 

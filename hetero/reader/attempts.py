@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,27 +109,21 @@ class PendingBatch:
     doubted: dict[EndpointConnection, frozenset[str]] = field(default_factory=dict)
     """Optional endpoints that skipped samples of the batch, with the indices of these samples. An endpoint that the job
     was planned with shows whether the samples or the endpoints are to blame."""
-    num_damaged: int = 0
-    """Answers that arrived damaged."""
-    num_late: int = 0
-    """Attempts without an answer in time."""
-    num_broken: int = 0
-    """Attempts that failed with an internal error of the endpoint."""
+    num_failures: Counter[str] = field(default_factory=Counter)
+    """Attempts that were late, broken (by an internal error of the endpoint) or damaged."""
 
     def failed(
         self, connection: EndpointConnection, error: CallFailedError, *, data_timeout_s: float
     ) -> BaseException | None:
         """Record a failed call whose endpoint was not lost. Return the exception to raise, or None to retry."""
         if error.fault is Fault.LATE:
-            self.num_late += 1
             message = (
                 f"no batch arrived within {data_timeout_s:g} s in {MAX_ATTEMPTS} attempts, last from {connection.name}"
             )
-            return BatchTimeoutError(message) if self.num_late >= MAX_ATTEMPTS else None
+            return BatchTimeoutError(message) if self._is_too_often("late") else None
         if error.fault is Fault.BROKEN:
-            self.num_broken += 1
             message = f"{connection.name} failed: {error.details}"
-            return DataPlaneError(message) if self.num_broken >= MAX_ATTEMPTS else None
+            return DataPlaneError(message) if self._is_too_often("broken") else None
         # A refusal is bound to the bytes of its request, so the request arrived as it was sent. Another endpoint would
         # refuse it too.
         if error.fault is Fault.MALFORMED:
@@ -137,12 +132,15 @@ class PendingBatch:
 
     def damaged(self, connection: EndpointConnection, error: ProtocolError) -> BaseException | None:
         """Record that the batch arrived damaged. Return the exception to raise, or None to retry."""
-        self.num_damaged += 1
-        if self.num_damaged < MAX_ATTEMPTS:
+        if not self._is_too_often("damaged"):
             return None
         damaged = ProtocolError(f"a batch arrived damaged {MAX_ATTEMPTS} times, last from {connection.name}: {error}")
         damaged.__cause__ = error
         return damaged
+
+    def _is_too_often(self, kind: str) -> bool:
+        self.num_failures[kind] += 1
+        return self.num_failures[kind] >= MAX_ATTEMPTS
 
     def killed_too_often(self) -> DatasetError:
         """Return the error of a request that killed too many endpoints. It names the request's indices."""

@@ -240,7 +240,7 @@ class Reader(Iterator[Any]):
                         fleet.describe_endpoints(),
                     )
                 fetchers.wait(POLL_S)
-                if window.deliverable() is not None:
+                if window.is_deliverable:
                     continue
             if self._on_wait is not None:
                 self._on_wait(unserved_since_s is not None)

@@ -148,19 +148,19 @@ class Window:
         if isinstance(outcome, Fetched):
             self._held_bytes += outcome.nbytes
         self.outcomes[sequence] = outcome
-        return self.deliverable() is not None or self._growth.is_held_up(num_waiting=len(self.outcomes), size=self.size)
+        return self.is_deliverable or self._growth.is_held_up(num_waiting=len(self.outcomes), size=self.size)
 
-    def deliverable(self) -> int | None:
-        """Return the number of the next outcome in order, None if it has not arrived."""
-        return self.next_sequence if self.next_sequence in self.outcomes else None
+    @property
+    def is_deliverable(self) -> bool:
+        """Whether the next outcome in order has arrived."""
+        return self.next_sequence in self.outcomes
 
     def pop(self) -> Fetched | BaseException | None:
         """Return the next outcome in order, None if it has not arrived."""
-        sequence = self.deliverable()
-        if sequence is None:
+        if not self.is_deliverable:
             return None
-        outcome = self.outcomes.pop(sequence)
-        self.request = self._requests.pop(sequence, None)
+        outcome = self.outcomes.pop(self.next_sequence)
+        self.request = self._requests.pop(self.next_sequence, None)
         self.next_sequence += 1
         self._growth.delivered()
         if isinstance(outcome, Fetched):

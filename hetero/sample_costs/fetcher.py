@@ -16,7 +16,7 @@ from typing import Any
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.datasets import build
-from hetero.documents.records import encode
+from hetero.documents.records import decode, encode
 from hetero.endpoint.endpoint import configure_process, exit_process
 from hetero.endpoint.script import load_script
 from hetero.errors import DatasetError, ExitCode, HeteroError
@@ -131,7 +131,7 @@ def main() -> None:
     die_with_parent(facts["parent_pid"])
     configure_process("WARNING")
     keep_freed_memory()
-    options = CostOptions.from_json(facts["options"])
+    options = decode(CostOptions, facts["options"])
     try:
         load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
         configure_process("WARNING")

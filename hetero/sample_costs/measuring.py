@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from hetero.documents.records import decode
+from hetero.documents.records import decode, encode
 from hetero.endpoint.endpoint import configure_process, exit_process
 from hetero.endpoint.script import load_script
 from hetero.errors import ChildFailedError, ExitCode, HeteroError, first_line
@@ -128,7 +128,7 @@ class _Fetchers:
             command = [sys.executable, "-m", "hetero.sample_costs.fetcher", str(theirs.fileno())]
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._children.append(process.pid)
-        channel.send({"parent_pid": os.getpid(), "index": index, "options": self._options.to_json()})
+        channel.send({"parent_pid": os.getpid(), "index": index, "options": encode(self._options)})
 
 
 def measure_host(options: CostOptions, progress: Callable[[str], object]) -> HostPart:
@@ -152,7 +152,7 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
             part = dataclasses.replace(part, supply=supply, contents=contents)
         except (HeteroError, OSError) as error:
             logger.warning("samples were not measured on %s: %s", options.host, error)
-            notes.append(f"Samples were not measured on {options.host}: {_first_line(error)}")
+            notes.append(f"Samples were not measured on {options.host}: {first_line(error)}")
     elif options.emulated_sample_s is not None:
         part = dataclasses.replace(part, supply=emulated_costs(options))
     # What receiving costs, with leaves of the sizes that were found.
@@ -165,7 +165,7 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
             value = _receive(leaf_bytes, seconds=options.burst_s)
             part = dataclasses.replace(part, receive_cpu_s_per_gb=Figure(value=value, unit="s/GB", basis="measured"))
         except (HeteroError, OSError) as error:
-            notes.append(f"The CPU time of receiving was not measured: {_first_line(error)}")
+            notes.append(f"The CPU time of receiving was not measured: {first_line(error)}")
     return dataclasses.replace(part, notes=tuple(notes))
 
 
@@ -316,10 +316,6 @@ def _receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
             process.wait()
 
 
-def _first_line(error: Exception) -> str:
-    return first_line(error) if isinstance(error, HeteroError) else str(error)
-
-
 def _figure(value: float | None, unit: str) -> Figure | None:
     return None if value is None else Figure(value=value, unit=unit, basis="measured")
 
@@ -327,7 +323,7 @@ def _figure(value: float | None, unit: str) -> Figure | None:
 def main() -> None:
     """Measure and send the result. See the module's docstring."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the launcher")
-    options = CostOptions.from_json(channel.receive(CALL_TIMEOUT_S))
+    options = decode(CostOptions, channel.receive(CALL_TIMEOUT_S))
     die_with_parent(options.parent_pid)
     configure_process("WARNING")
     keep_freed_memory()

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetero.documents.records import decode, encode, limits
+from hetero.documents.records import limits
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroError
 from hetero.metrics.profile.parts import SampledWork
 from hetero.pool.packets import MAX_PACKET_BYTES, make_channel
@@ -45,16 +45,6 @@ class CostOptions:
     """Seconds of one burst, and of receiving. On a host of many CPUs, each burst is shorter."""
     receives: bool = True
     """Whether to measure the CPU time of a receiver. Only trainer hosts receive."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON values."""
-        result: dict[str, Any] = encode(self)
-        return result
-
-    @classmethod
-    def from_json(cls, value: object) -> CostOptions:
-        """Return the options in parsed JSON."""
-        return decode(cls, value)
 
 
 class Channel:

@@ -8,7 +8,7 @@ block while the kernel receives the next one. lz4 and zstandard release the inte
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any, Protocol
 
@@ -114,9 +114,6 @@ class _Zstd:
             raise _damaged(data, room)
 
 
-_MAKERS: dict[str, Callable[[Any], Codec]] = {"lz4": _Lz4, "zstd": _Zstd}
-
-
 def _damaged(data: memoryview, room: memoryview) -> ChecksumError:
     return ChecksumError(f"a compressed block arrived damaged: its {len(data)} bytes do not give {len(room)}")
 
@@ -150,7 +147,7 @@ def load_codec(name: str) -> Codec:
             f"compression={name!r} needs the package {_PACKAGES[name][0]}, which is not installed here\n"
             "  pip install lz4 zstandard on every host, or leave compression out."
         )
-    return _MAKERS[name](module)
+    return _Lz4(module) if name == "lz4" else _Zstd(module)
 
 
 def package_of(name: str) -> str:

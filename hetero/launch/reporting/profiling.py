@@ -24,6 +24,7 @@ from hetero import __version__
 from hetero.cluster import Role
 from hetero.control.status import HostStatus, RankReport
 from hetero.documents.files import write_text
+from hetero.documents.records import encode
 from hetero.endpoint.options import EndpointOptions
 from hetero.errors import ConfigError, ExitCode, HeteroError, first_line
 from hetero.launch.reporting.summary import JobHistory, run_facts, simulated_parts
@@ -199,7 +200,7 @@ class JobProfile:
             command = [sys.executable, "-m", "hetero.sample_costs.measuring", str(theirs.fileno())]
             process = host.relay.start("profile", command, pass_fds=(theirs.fileno(),), env=self._environment())
         try:
-            channel.send(request.to_json())
+            channel.send(encode(request))
             return self._wait_for(channel)
         except HeteroError as error:
             logger.warning("the samples were not measured on %s: %s", host.plan.name, error)

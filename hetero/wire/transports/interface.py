@@ -80,14 +80,14 @@ class Connection(ABC):
             OSError: As in `send`, and if the connection ends in the middle of the message.
         """
         prefix = bytearray(_LENGTH.size)
-        if not self._fill(memoryview(prefix), deadline_s, may_end=True):
+        if not self.receive_into(memoryview(prefix), deadline_s=deadline_s, may_end=True):
             return None
         size = _size(prefix, max_bytes)
         if size <= self._end - self._begin:
             self._begin += size
             return bytes(self._buffer[self._begin - size : self._begin])
         message = bytearray(size)
-        self._fill(memoryview(message), deadline_s)
+        self.receive_into(memoryview(message), deadline_s=deadline_s)
         return bytes(message)
 
     def receive_message_now(self, max_bytes: int) -> bytes | None:
@@ -151,14 +151,32 @@ class Connection(ABC):
         After `receive_now` has returned 0, all bytes that arrived before have been received.
         """
 
-    def receive_into(self, room: memoryview, *, deadline_s: float = math.inf) -> int:
+    def receive_into(self, room: memoryview, *, deadline_s: float = math.inf, may_end: bool = False) -> int:
         """Receive payload until ``room`` is full, and return its length. ``room`` must not be empty. Blocks.
+
+        With ``may_end``, return 0 if the connection ends before the first byte.
 
         Raises:
             OSError: As in `send`, and if the connection ends first.
         """
-        self._fill(room, deadline_s)
-        return len(room)
+        filled = 0
+        while filled < len(room):
+            if self._begin < self._end:
+                size = min(len(room) - filled, self._end - self._begin)
+                room[filled : filled + size] = self._buffer[self._begin : self._begin + size]
+                self._begin += size
+                filled += size
+                continue
+            if len(room) - filled < _DIRECT_BYTES:
+                size = self._refill(deadline_s)
+            else:
+                size = self._receive(room[filled:], deadline_s, is_whole=True)
+                filled += size
+            if not size:
+                if may_end and not filled:
+                    return 0
+                raise ConnectionResetError("the connection ended in the middle of an answer")
+        return filled
 
     def wait_for_data(self, *, deadline_s: float = math.inf) -> None:
         """Block until there is something to receive.
@@ -216,27 +234,6 @@ class Connection(ABC):
     @abstractmethod
     def _peek(self) -> bytes | None:
         """Return an arrived byte, or empty bytes at the end of the connection, or None if nothing has arrived."""
-
-    def _fill(self, room: memoryview, deadline_s: float, *, may_end: bool = False) -> bool:
-        """Fill ``room``. Return False if the connection ended before the first byte and ``may_end`` is set."""
-        filled = 0
-        while filled < len(room):
-            if self._begin < self._end:
-                size = min(len(room) - filled, self._end - self._begin)
-                room[filled : filled + size] = self._buffer[self._begin : self._begin + size]
-                self._begin += size
-                filled += size
-                continue
-            if len(room) - filled < _DIRECT_BYTES:
-                size = self._refill(deadline_s)
-            else:
-                size = self._receive(room[filled:], deadline_s, is_whole=True)
-                filled += size
-            if not size:
-                if may_end and not filled:
-                    return False
-                raise ConnectionResetError("the connection ended in the middle of an answer")
-        return True
 
     def _refill(self, deadline_s: float) -> int:
         """Receive available bytes into the empty buffer. Return their number, 0 at the end of the connection."""

@@ -131,7 +131,7 @@ class TlsConnection(SocketConnection):
         # In TLS 1.3 the client is done before the server has looked at its certificate. Without this word it would see
         # a refusal as a reset, without the reason.
         welcome = bytearray(len(WELCOME))
-        self._fill(memoryview(welcome), deadline_s)
+        self.receive_into(memoryview(welcome), deadline_s=deadline_s)
         if welcome != WELCOME:
             raise TlsError("it speaks TLS, but is not an endpoint of hetero")
 

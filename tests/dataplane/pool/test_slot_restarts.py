@@ -87,7 +87,7 @@ def test_fork_server_that_was_stable_is_restarted_at_once(
         (pid,) = pool.pids
         os.kill(fork_server_of(pid), signal.SIGKILL)
         tools.wait_for(lambda pid=pid: pool.pids and pid not in pool.pids)
-    assert [message[-5:] for message in caplog.messages if "starting all again in" in message] == expected
+    assert [message[-5:] for message in caplog.messages if "starting it again in" in message] == expected
 
 
 def test_pool_that_is_stable_between_crashes_never_gives_up(job: Any, tools: Any) -> None:

@@ -140,7 +140,7 @@ def test_no_request_that_has_room_is_forgotten_while_fetchers_wait(
     window = reader._window
     delivered = 0
     while delivered < 400:
-        tools.wait_for(lambda: calls.pending or window.deliverable() is not None, 10.0)
+        tools.wait_for(lambda: calls.pending or window.is_deliverable, 10.0)
         tools.wait_for(lambda: is_at_rest(reader), 10.0)
         for position in rng.sample(sorted(calls.pending), rng.randint(0, len(calls.pending))):
             outcome: Outcome = rng.choice((1, 10, 1000))  # one that is small makes room for several
@@ -148,7 +148,7 @@ def test_no_request_that_has_room_is_forgotten_while_fetchers_wait(
                 outcome = CallFailedError(Fault.UNPREPARED, "")  # asked for again, when the endpoint is prepared again
             calls.end(position, outcome)
         tools.wait_for(lambda: is_at_rest(reader), 10.0)
-        while window.deliverable() is not None and rng.random() < 0.8:
+        while window.is_deliverable and rng.random() < 0.8:
             assert next(reader) == delivered
             delivered += 1
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hetero.documents.records import encode
 from hetero.metrics.profile.parts import HostPart, SampledWork
 from hetero.sample_costs.options import Channel, CostOptions
 
@@ -70,7 +71,7 @@ def measure(folder: Path, *, at_import: str = "", arguments: str = "{}", **chang
         command = [sys.executable, "-m", "hetero.sample_costs.measuring", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     try:
-        channel.send(options.to_json())
+        channel.send(encode(options))
         progress = []
         while "progress" in (message := channel.receive(60.0)):
             progress.append(message["progress"])

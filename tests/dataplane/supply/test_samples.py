@@ -10,6 +10,7 @@ import pytest
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.collation import collate_arrays
+from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError, DatasetError
 from hetero.metrics.profile.parts import SampledWork
 from hetero.metrics.profile.profile import Spread, SupplyProfile
@@ -199,4 +200,4 @@ def test_emulated_costs_is_what_the_emulation_states() -> None:
     assert (supply.instance_type, supply.vcpus) == ("ml.c5.xlarge", 4)
     assert (supply.sample_cpu_s.mean, supply.sample_cpu_s.basis) == (0.02, "simulated")
     assert [(point.num_processes, point.samples_per_s) for point in supply.concurrency] == [(1, 50), (2, 100), (4, 200)]
-    assert CostOptions.from_json(options.to_json()) == options
+    assert decode(CostOptions, encode(options)) == options
