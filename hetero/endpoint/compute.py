@@ -223,7 +223,7 @@ class Compute:
 
     @property
     def late_s(self) -> float:
-        """Seconds in which at least one slot was occupied for longer than emulated.
+        """Seconds while at least one slot was occupied for longer than emulated.
 
         The work was too slow, a thread woke up late, or finishing a task took time. Tasks on the critical path of a job
         are one after the other, so all their delays together are at most this time.

@@ -86,7 +86,7 @@ class Delivery:
 
     def admit(self) -> bytes:
         """Make a session token and return it."""
-        # A token of its own for each reader. The job's token never travels over these connections.
+        # Each reader has a separate token. The job's token never travels over these connections.
         session_token = secrets.token_bytes(SESSION_TOKEN_BYTES)
         with self._lock:
             self._session_tokens[session_token] = set()

@@ -46,7 +46,7 @@ from hetero.wire.tls import Tls
 from hetero.wire.transports import choose_transport
 
 import grpc  # isort: skip
-import grpc._server  # isort: skip - each endpoint would import these two itself, into memory of its own
+import grpc._server  # isort: skip - each endpoint would import these two itself, into its private memory
 import grpc._utilities  # isort: skip
 
 __all__ = ["Endpoint", "main", "run_endpoint", "run_to_end"]
@@ -172,7 +172,7 @@ class Endpoint:
             "num_parts": self._service.num_parts,
             # Emulated batches whose real work took longer than the emulated time.
             "num_overruns": self._compute.num_overruns,
-            # Seconds in which at least one slot was occupied for longer than emulated.
+            # Seconds while at least one slot was occupied for longer than emulated.
             "late_s": self._compute.late_s,
             # Seconds spent on batches, over all slots.
             "busy_s": self._compute.busy_s,

@@ -71,7 +71,7 @@ class Call:
             return connection
 
     def give_up(self) -> None:
-        """Close the connection of the fetch, which no thread uses any more. Idempotent."""
+        """Close the connection of the fetch, which no thread uses now. Idempotent."""
         self.give_back(self, is_usable=False)
 
     def cancel(self) -> None:
@@ -144,7 +144,7 @@ class EndpointLink:
                 raise CallFailedError(Fault.UNREACHABLE, self.why_ended)
             if self._attendance is not None:
                 return
-            # The call has no timeout, because it stays open.
+            # The call itself cannot have a timeout, because it stays open.
             timer, begin_s = threading.Timer(_ATTEND_TIMEOUT_S, lambda: call.cancel()), time.monotonic()
             timer.daemon = True
             try:
@@ -203,7 +203,7 @@ class EndpointLink:
         deadline_s = time.monotonic() + timeout_s
         call = Call(self._give_back)
         call.is_sent = was_sent
-        # Before anything blocks, so that another thread can cancel the connecting too.
+        # Before anything blocks, because another thread may cancel the connecting too.
         on_call(call)
         is_in_step = False  # whether the next answer on this connection will belong to the next request
         has_begun = False
@@ -221,7 +221,7 @@ class EndpointLink:
             is_in_step = True
             return len(message) + decoder.nbytes
         except (DatasetError, CallFailedError):
-            # A failure or a refusal has no payload, so the connection can be used again.
+            # A failure or a refusal comes without payload, so the connection can be used again.
             is_in_step = True
             raise
         except DeadlineError as error:
@@ -333,7 +333,7 @@ class EndpointLink:
                 self._connections.add(connection)
             call.hold(connection)
 
-        # Registered before it is open, so that `cancel` and `close` end the connecting too.
+        # Registered before it is open, because `cancel` and `close` must end the connecting too.
         connection = self._transport.connect(
             self._address, self._port, host=self._host, deadline_s=deadline_s, on_connection=register
         )

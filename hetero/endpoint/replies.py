@@ -40,9 +40,9 @@ class Reply:
 
     Args:
         connection: The connection that the request came from.
-        on_end: Called once, when the request is no longer in progress. Its argument is True if a batch was sent.
-        spoil: For tests. Returns the message and the payload to send instead of a batch, after which the connection
-            ends, or None to send the batch.
+        on_end: Called once, when the request has ended. Its argument is True if a batch was sent.
+        spoil: For tests. Returns the message and the payload to send instead of a batch, or None to send the
+            batch. The connection ends after such a payload.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Reply:
         self._spoil = spoil
         self._lock = threading.Lock()
         self._is_ended = False
-        # An event, but cheaper: locked until the request is no longer in progress.
+        # An event, but cheaper: locked until the request has ended.
         self._ended = threading.Lock()
         self._ended.acquire()
         self._sender: threading.Thread | None = None
         self._cancel: Callable[[], object] | None = None
 
     def has_left(self) -> bool:
-        """Return whether the reader has left. Does not block. Not for a thread to which `LATER` was returned."""
+        """Return whether the reader has left. Does not block. Not for a thread that got `LATER`."""
         return self._connection.is_ended()
 
     def if_given_up(self, cancel: Callable[[], object]) -> None:
@@ -124,7 +124,7 @@ class Reply:
             self._end(is_batch=is_batch)
 
     def wait(self) -> bool:
-        """Block until the request is no longer in progress. Return False if the reader has left before."""
+        """Block until the request has ended. Return False if the reader has left before."""
         while not self._ended.acquire(timeout=POLL_S):
             if self.has_left():
                 return False

@@ -83,7 +83,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
 
 
 def _advice(error: BaseException) -> str:
-    """Return advice on a line of its own, or an empty text if the error itself says what is wrong."""
+    """Return advice on a separate line, or an empty text if the error itself says what is wrong."""
     # Every error came with the advice about __main__ once, also a missing package.
     if isinstance(error, (SyntaxError, ConfigError)):
         return ""

@@ -270,7 +270,7 @@ class DataServicer:
             answer: Answer = None
             try:
                 answer = self._failures.answered(data, lambda: wanted.finish(task))
-            finally:  # if there is no memory for an answer, the connection ends
+            finally:  # if memory for an answer is lacking, the connection ends
                 reply.send(answer)
 
         # No thread waits for the batch, so the reply learns how to cancel it.

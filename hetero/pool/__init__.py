@@ -7,7 +7,7 @@ figures.py      what other threads read from a pool
 slot.py         one endpoint across restarts: its processes, whether they make progress, when they restart
 spawn.py        starts a fork server, communicates with it, and reads what its processes print
 tf_pool.py      a host's servers of tf.data service
-tf_server.py    one of these servers, a process of its own
+tf_server.py    one of these servers, in a separate process
 
 In a process that the launcher starts:
 

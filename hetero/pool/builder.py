@@ -119,7 +119,7 @@ def build_all(specs: Sequence[DatasetSpec], channel: socket.socket, *, host: str
             channel.send(json.dumps({"event": "refused", "number": number, "why": why}).encode())
             return None
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
-    # Before the fork server hears of it, because the host has no endpoints between that and the forks.
+    # Before the fork server hears of it, because the host is without endpoints between that and the forks.
     prepare_to_fork()
     channel.send(json.dumps({"event": "built"}).encode())
     return prebuilt
@@ -144,14 +144,14 @@ def receive_starts(channel: socket.socket) -> list[Start]:
 def _build_to_fork(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], host: str) -> str:
     """Build a data set. Return why processes that have it must not be forked, empty if they may be."""
     limit_threads()
-    # Before the factory runs, so that only what it has made counts.
+    # Before the factory runs, because only what it has made counts.
     files, maps, num_threads = open_files(), _shared_maps(), _num_threads()
     try:
         prebuilt[spec] = build(spec, host=host)
     except BaseException as error:  # noqa: BLE001 - each endpoint tries by itself, and reports the error
         text = first_line(error) if isinstance(error, HeteroError) else repr(error)
         return f"building it failed: {text[:200]}"
-    # A map that can only be read is harmless, because it has no position. Memory that processes can write to is not.
+    # A map that can only be read is harmless, because it lacks a position. Memory that processes can write to is not.
     if made := _shared_maps() - maps:
         return f"building it made memory that processes share ({listing(sorted(made))})"
     if why := why_not_fork(files, "building it"):

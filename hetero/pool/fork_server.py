@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 # Contract of the fork server. If this does not hold, it is a bug.
 #
 # Who forks whom
-#   1. The pool starts the fork server. It imports the script, and forks endpoints that have no data set yet. So the
+#   1. The pool starts the fork server. It imports the script, and forks endpoints without a data set. So the
 #      host is ready before a rank asks for anything, and readers can connect.
 #   2. An endpoint that is asked for its first data set announces all data sets that its reader has named, and waits.
 #   3. At the first announcement, the fork server forks one builder. The builder builds these data sets, one after the
@@ -62,8 +62,8 @@ logger = logging.getLogger(__name__)
 #
 # What holds at any time
 #   - One process reads the pool's commands: the fork server, or the builder that has taken over.
-#   - An endpoint that can announce has no data set, and builds none before the socket of announcements is closed. So it
-#     can be killed without loss. Its readers wait for a data set, and then ask its successor.
+#   - An endpoint that can announce is without a data set, and builds none before the socket of announcements is closed.
+#     So it can be killed without loss. Its readers wait for a data set, and then ask its successor.
 #   - A successor has the same incarnation and another port, which the pool publishes. The fork server reaps its
 #     endpoints before it hands over, so two processes never have one incarnation at the same time.
 #   - A data set that is first named after the first announcement is built by each endpoint that is asked for it.
@@ -81,7 +81,7 @@ logger = logging.getLogger(__name__)
 #   - Each process dies with its parent (parent-death signal), so none outlives the pool.
 #
 # What happens when a process dies
-#   - An endpoint: the pool is told, and starts it again. The new process is forked with the data sets.
+#   - An endpoint: the pool gets its exit status, and starts it again. The new process is forked with the data sets.
 #   - The builder while it builds: each endpoint builds its own.
 #   - The builder that has taken over: its endpoints die with it, and the fork server ends. The pool starts all again,
 #     which counts as one restart.
@@ -115,7 +115,7 @@ class _ForkServer:
         self._prebuilt = prebuilt or {}
         self._children: list[EndpointProcess] = []
         self._builder: Builder | None = None
-        # A single endpoint has nobody to share with.
+        # A single endpoint cannot share.
         may_share = not reason and not self._prebuilt and base.num_endpoints > 1
         self._announcements = make_channel() if may_share else None
         """The two ends of the socket of announcements: this process's, and that of its endpoints. None if closed."""
@@ -318,11 +318,11 @@ class _ForkServer:
     def _hand_over(self, builder: Builder) -> int:
         """Let the builder take over, and wait until it ends. Return the exit status."""
         for child in self._children:
-            # Killed without loss, because they have no data set yet. All are signalled before one is waited for.
+            # Killed without loss, because they are without a data set. All are signalled before one is waited for.
             child.signal(signal.SIGKILL)
         starts = []
         for child in self._children:
-            # Before the builder starts a successor, so that two processes never have the same incarnation.
+            # Before the builder starts a successor, because two processes must never have the same incarnation.
             status = child.wait()
             assert child.output is not None
             if child.was_asked_to_end:

@@ -455,8 +455,8 @@ class EndpointPool(PoolFigures):
     def _shut_down(self, grace_s: float) -> None:
         # Removes the endpoints from the directory, because readers must send no more requests.
         self._publish()
-        # A fork server that still imports the script has no endpoints. It would read the request to stop only after the
-        # import, and would hold up the end of a short job. `_run` kills it.
+        # A fork server that still imports the script is without endpoints. It would read the request to stop only after
+        # the import, and would hold up the end of a short job. `_run` kills it.
         if self._starter is None or self._starter.loaded_s is None:
             return
         self._starter.stop(grace_s)

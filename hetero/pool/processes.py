@@ -80,7 +80,7 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
 
     def start() -> int:
         die_with_parent(parent_pid)
-        # Each process needs a position of its own in the files that the script or a factory has opened. With a shared
+        # Each process needs a separate position in the files that the script or a factory has opened. With a shared
         # one, 2,099 of 40,000 samples were wrong in a test.
         reopen_files()
         signals.abandon()
@@ -109,7 +109,7 @@ def why_not_fork(before: Mapping[int, str], action: str = "importing the script"
         return f"{action} initialised CUDA"
     if not opened_since(before):
         return ""
-    # It may close files that nothing uses any more.
+    # It may close unused files.
     gc.collect()
     if opened := opened_since(before):
         return f"{action} opened {listing(sorted(names_for_message(opened.values())))}, which processes must not share"

@@ -104,7 +104,7 @@ class Slot:
         self.liveness.beat(now_s)
 
     def leave(self, now_s: float) -> None:
-        """Record that the endpoint is no longer wanted. Its record goes, because readers must send no new requests."""
+        """Record that the endpoint is not wanted now. Its record goes, because readers must send no new requests."""
         self.leaving_s = now_s
         self.record = None
 

@@ -89,7 +89,7 @@ class ProcessStarter(Protocol):
         """Ask all processes to end."""
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events that have arrived. The last is ``gone``, after which no more can come."""
+        """Yield the events that have arrived. The last one is ``gone``."""
 
     def poll(self) -> int | None:
         """Return the exit status once everything has ended, None before."""
@@ -103,7 +103,7 @@ class ForkServer:
 
     Args:
         options: The pool's settings.
-        output: Descriptor for what the process prints.
+        output: Descriptor for the output of the process.
     """
 
     def __init__(self, options: PoolOptions, output: int) -> None:

@@ -305,7 +305,7 @@ class EndpointConnection:
             DatasetError: The user's code raised on the endpoint.
             ProtocolError: The answer breaks the protocol or arrived damaged.
             ConfigError: The request is too large.
-            CallFailedError: The call failed. The fault is `Fault.UNSENT` if there is no link.
+            CallFailedError: The call failed. The fault is `Fault.UNSENT` without a link.
             AuthenticationError: As in `prepare`.
         """
         message, decoder = self._encode(request, allocate)

@@ -95,7 +95,7 @@ class ServedDataset:
         self._exclude(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
 
     def leave_to_others(self, connection: EndpointConnection, others: Iterable[EndpointConnection], why: str) -> bool:
-        """Stop using an optional endpoint on which a sample raised, if others serve the data set.
+        """Stop using an optional endpoint where a sample raised, if others serve the data set.
 
         The endpoint may lack files that the data hosts have, although the fingerprints agree. If a data host raises
         too, the sample is to blame.
@@ -139,7 +139,7 @@ class ServedDataset:
             if description is not None:
                 self.reference, self._reference_name = description, connection.record.endpoint_id
                 log_warnings(description.warnings)
-                # By id and incarnation, so that an endpoint that is started again later counts as one that joined
+                # By id and incarnation, because an endpoint that is started again later counts as one that joined
                 # later.
                 self._initial = {other.identity for other in connections}
                 return

@@ -227,7 +227,7 @@ class Fetchers:
 
         Only the next batch to deliver is hedged, because the trainer waits for no other. Batches that wait behind it on
         the same endpoint are overdue as well when they are next. A hedge may exceed the window's byte limit by one
-        batch until one of the attempts ends, because a window full of batches that wait for this one has no room. If
+        batch until one of the attempts ends, because a window full of batches that wait for this one is full. If
         the window exceeds its limit already, for example by one very large batch, the batch is not hedged. A request
         with a purity check is not hedged either, because the check is lost if its attempt is cancelled.
 

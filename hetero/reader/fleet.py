@@ -66,7 +66,7 @@ class FleetStatistics:
     hedges: int = 0
     """Second attempts, made because the first one was overdue but still in progress."""
     gathered: int = 0
-    """Batches for which other hosts have computed the samples that they keep."""
+    """Batches with samples that other hosts keep and have computed."""
     hedges_won: int = 0
     """Batches that came from the second attempt."""
 
@@ -375,7 +375,7 @@ class Fleet:
                     self.router.used, self._datasets, first=next(iter(self._table), None), now_s=now_s
                 )
                 for connection, spec in due:
-                    # Still with the lock, so that the next turn does not prepare it a second time.
+                    # Still with the lock, or the next turn would prepare it a second time.
                     connection.preparing.add(spec)
                 remaining = list(self._table)
             # Without the lock, close old connections and start the preparations.
@@ -464,8 +464,8 @@ _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # The child cannot use these fleets. A thread of the parent may have held a lock at the fork, and the child has no
-    # such thread that would release the lock.
+    # The child cannot use these fleets. A thread of the parent may have held a lock at the fork, and the child
+    # lacks the thread that would release the lock.
     for fleet in list(_fleets):
         atexit.unregister(fleet.close)
         fleet._table.clear()

@@ -75,7 +75,7 @@ class Outcomes:
             elif not self._is_final(attempt, outcome):
                 return
             others = tuple(batch.attempts)
-            # Marked before it is cancelled below, so that its end is not taken for a loss of its endpoint.
+            # Marked before it is cancelled below. Otherwise its end would be taken for a loss of its endpoint.
             for other in others:
                 other.is_given_up = True
         for other in others:
@@ -99,7 +99,7 @@ class Outcomes:
         return False
 
     def end(self, attempt: Attempt) -> None:
-        """Record that an attempt is no longer in progress. Idempotent."""
+        """Record that an attempt has ended. Idempotent."""
         if attempt not in self._window.attempts:
             return
         self._window.end(attempt)

@@ -10,9 +10,9 @@ from __future__ import annotations
 __all__ = ["ReceiverChoice"]
 
 _NUM_ROUNDS = 16
-"""Number of batches after which the choice is made anew."""
+"""Number of batches from one choice to the next."""
 _MAX_AWAY_S = 0.5e-3
-"""Mean time away up to which the consumer receives.
+"""Largest mean time away of a consumer that receives.
 
 Up to 0.4 ms it was quicker in nearly all loops, up to 1.9 times. From 0.5 ms on, loops that sleep or compute natively,
 as a training step does, were quicker with fetchers: see "Who receives" in benchmarks/README.md.
@@ -39,8 +39,8 @@ class ReceiverChoice:
         self._num_rounds += 1
         self._away_s += now_s - self._left_s
         if self._num_rounds == _NUM_ROUNDS:
-            # Not a median, which takes a loop that computes after several batches for a quick one. The time away is the
-            # same whoever receives, so the choice does not change the figure that it is made by.
+            # Not a median, which takes a loop that computes after several batches for a quick one. The time away does
+            # not depend on who receives, so the choice does not change its own figure.
             self.is_consumer = self._away_s <= _NUM_ROUNDS * _MAX_AWAY_S
             self._num_rounds, self._away_s = 0, 0.0
 

@@ -79,7 +79,7 @@ class ConnectionTable:
         )
 
     def pop_ended(self) -> list[EndpointConnection]:
-        """Remove and return the retired connections that have no calls in progress. The caller closes them."""
+        """Remove and return the retired connections without calls in progress. The caller closes them."""
         ended = [connection for connection in self._retired if not connection.num_outstanding]
         self._retired = [connection for connection in self._retired if connection.num_outstanding]
         return ended
@@ -191,8 +191,8 @@ class Router:
         Endpoints that the job added while it ran keep what they compute, because their number changes. Ranks of a large
         job use only some of the hosts. Then a sample has one owner among the hosts of each rank, often the same one.
 
-        If hosts have equally many endpoints, each endpoint asks the same endpoint of another host each time, so that
-        there are few connections.
+        If hosts have equally many endpoints, each endpoint asks the same endpoint of another host each time.
+        This keeps the connections few.
 
         Args:
             request: The request.
@@ -205,7 +205,7 @@ class Router:
         # Only positions are kept.
         if not isinstance(work, IndexedWork) or not isinstance(work.indices, np.ndarray):
             return (), None
-        # All ranks count all endpoints of a host, so that they find the same owners.
+        # All ranks count all endpoints of a host, and therefore find the same owners.
         hosts = {connection.record.host for connection in self.used}
         num_endpoints = Counter(
             connection.record.host

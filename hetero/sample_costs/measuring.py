@@ -82,14 +82,14 @@ class _Fetchers:
             (self._spawn if self._must_spawn else self._fork)(channel, theirs, index)
             self.channels.append(channel)
             new.append(channel)
-        # Not in the loop above, so that new processes import the script at the same time.
+        # Not in the loop above, because new processes import the script at the same time.
         for channel in new:
             if self._must_spawn:
                 channel.receive(_BUILD_S)
 
     def ask(self, channels: Sequence[Channel], timeout_s: float, **command: Any) -> list[dict[str, Any]]:
         """Send one command to several fetchers at the same time and return their answers."""
-        # All commands are sent before the first answer is awaited, so that the fetchers work at the same time.
+        # All commands are sent before the first answer is awaited, because the fetchers work at the same time.
         for channel in channels:
             channel.send(command)
         return [channel.receive(timeout_s) for channel in channels]

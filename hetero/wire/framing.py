@@ -375,7 +375,7 @@ class BatchDecoder:
             return
         if self._codec is None or compression != self._compression:
             raise ProtocolError(f"a batch is compressed with {compression}, but {self._compression} was requested")
-        # The header has all sizes, so that they are checked before anything is allocated. A size in front of each block
+        # The header has all sizes, and they are checked before anything is allocated. A size in front of each block
         # would let the endpoint send sooner, but the checksum needs the whole batch first anyway.
         sizes = list(header.block_bytes)
         expected = [size for shape in shapes for size in raw_block_sizes(shape.nbytes)]
@@ -394,7 +394,7 @@ class BatchDecoder:
 
     def _check_end(self) -> None:
         if self.done and self._hasher.intdigest() != self._expected_checksum:
-            # So that `done` stays false and `result` gives no damaged batch.
+            # This keeps `done` false, and `result` gives no damaged batch.
             self._missing = -1
             raise ChecksumError(f"a batch of {self.nbytes} bytes arrived damaged: its checksum differs")
 

@@ -54,7 +54,7 @@ class Wire:
 
 
 NOT_SENT = Wire(write=lambda _value: {}, read=lambda _message, _outer: None)
-"""For a field that stays in its process. The receiver has None."""
+"""For a field that stays in its process. The receiver gets None."""
 
 
 def at_most(bound: int, what: str, *, each: int | None = None) -> Wire:

@@ -127,7 +127,7 @@ def decode_items(data: bytes) -> tuple[Tree, ...]:
     """Return the trees in a serialised ``Children``, which may have leaves nevertheless.
 
     Raises:
-        ProtocolError: If the bytes are no such message, or too many.
+        ProtocolError: If the bytes are not such a message, or too many.
     """
     # Each part and each byte of a text takes at least one of these bytes, so their number bounds both.
     limits = Limits(max_nodes=MAX_PARSED_BYTES, max_inline_bytes=MAX_PARSED_BYTES)

@@ -57,7 +57,7 @@ def call(method: str, extra: Sequence[tuple[bytes, bytes]], *, stream: int = 1, 
 
 
 def opened(place: tuple[str, int], said: bytes = b"") -> socket.socket:
-    """Return a connection on which the preface, settings and more have been sent."""
+    """Return a connection after the preface, settings and more have been sent."""
     connection = socket.create_connection(place, 20.0)
     with contextlib.suppress(OSError):  # the server may have had enough before it has all
         connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + said)
@@ -83,7 +83,7 @@ def answer(connection: socket.socket, until: Sequence[bytes], timeout_s: float =
 
 
 def kinds(received: bytes) -> list[int]:
-    """Return the kinds of the frames in what was received."""
+    """Return the kinds of the received frames."""
     found = []
     while len(received) >= 9:
         size = int.from_bytes(received[:3], "big")

@@ -52,7 +52,7 @@ class Server:
     _channel: grpc.Channel = field(init=False)
 
     def __post_init__(self) -> None:
-        # Not with our own clients' options: an unauthenticated peer has no limits.
+        # Not with our own clients' options: an unauthenticated peer knows no limits.
         self._channel = grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)])
 
     @property
@@ -67,14 +67,14 @@ class Server:
         return security.call_metadata(self.token, JOB, incarnation=self.incarnation)
 
     def call(self, method: str, metadata: Any, *, arity: str = "unary_unary", request: bytes = b"") -> bytes:
-        """Call a method as if it were of some arity; raises `grpc.RpcError`."""
+        """Call a method as if it were of some arity. Raises `grpc.RpcError`."""
         stub = getattr(self._channel, arity)(method, None, None)
         given = iter([request]) if arity.startswith("stream") else request
         reply = stub(given, metadata=metadata, timeout=20)
         return next(reply) if arity.endswith("stream") else reply
 
     def refusal(self, method: str, metadata: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
-        """Return how a call is refused; one that comes before the server is rid of a flood is made again."""
+        """Return how a call is refused. One that comes before the server is rid of a flood is made again."""
         for _ in range(100):
             with pytest.raises(grpc.RpcError) as caught:
                 self.call(method, metadata, **options)
@@ -90,7 +90,7 @@ class Server:
 
 @contextlib.contextmanager
 def noted_methods() -> Iterator[list[str]]:
-    """Note the full names of all methods for which handlers are made meanwhile."""
+    """Record the full names of all methods whose handlers are made meanwhile."""
     names: list[str] = []
     make = grpc.method_handlers_generic_handler
 
@@ -105,7 +105,7 @@ def noted_methods() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def endpoint(folder: Path, **options: Any) -> Iterator[Server]:
-    """Run an endpoint; it serves no data set."""
+    """Run an endpoint that serves no data set."""
     token = security.Token.generate()
     path = folder / "token"
     path.unlink(missing_ok=True)
@@ -132,7 +132,7 @@ def endpoint(folder: Path, **options: Any) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def launcher() -> Iterator[Server]:
-    """Run a launcher's control plane; its only peer cannot be reached."""
+    """Run a launcher's control plane whose only peer cannot be reached."""
     token = security.Token.generate()
     members = (Member(host="algo-1", role=Role.TRAINER), Member(host="algo-2", role=Role.DATA))
     own = HostStatus(host="algo-1", incarnation="first", version="1", script_digest="d")
@@ -173,7 +173,7 @@ def launcher() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def registrar() -> Iterator[Server]:
-    """Run the registrar of a job, one of whose two hosts never comes."""
+    """Run the registrar of a job with two hosts. One of them never comes."""
     token = security.Token.generate()
     own = JoinedHost(host="10.0.0.1", address="10.0.0.1:1", group="trainer", instance_type="")
     running = Registrar(own, num_hosts=2, groups=["trainer"], token=token, tls=None, job_id=JOB)
@@ -192,7 +192,7 @@ def registrar() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def attended(server: Server) -> Iterator[bytes]:
-    """Attend the endpoint as a reader does; give the session token."""
+    """Attend the endpoint as a reader does. Yield the session token."""
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
             pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=server.metadata

@@ -82,7 +82,7 @@ def tokens(server: Server, name: str) -> list[tuple[str, str | bytes]]:
 
 
 def is_served(server: Server) -> bool:
-    """Tell whether a holder of the token gets an answer from the method behind, be it that its request is no good."""
+    """Tell whether a holder of the token gets an answer from the method behind, even if its request is malformed."""
     method = "/hetero.v1.Data/Prepare" if server.name == "endpoint" else "/hetero.v1.Control/Join"
     try:
         return server.call(method, server.metadata) == b""
@@ -245,7 +245,7 @@ def test_request_of_two_megabytes_exhausts_nothing(running: dict[str, Server], n
 @pytest.mark.parametrize("who", ["unauthenticated peer", "holder of the token"])
 @pytest.mark.parametrize("said", ["nothing", "half a message", "noise"])
 def test_calls_that_break_off_hold_no_place(running: dict[str, Server], name: str, who: str, said: str) -> None:
-    """As many as any server takes at the same time, and half as many more."""
+    """The calls that any server takes at the same time, and half that number more."""
     server = running[name]
     given = server.metadata if who != "unauthenticated peer" else [("hetero-job", JOB)]
     fields = [(key.encode(), value.encode()) for key, value in given]

@@ -1,4 +1,4 @@
-"""Unauthenticated peers at the port for batches: every bad form of what such a connection begins with."""
+"""Unauthenticated peers at the port for batches: every bad form of a greeting."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def answers(stream: Connection) -> bool:
 
 
 def heard(place: tuple[str, int], said: bytes) -> bytes:
-    """Say something to a port; return what it answers before it ends the connection."""
+    """Send something to a port. Return what it answers before it ends the connection."""
     with socket.create_connection(place, 20.0) as connection:
         with contextlib.suppress(OSError):
             connection.sendall(said)
         try:
             return connection.recv(1000)
-        except ConnectionResetError:  # it had said more than anybody read
+        except ConnectionResetError:  # it had sent more than was read
             return b""
 
 

@@ -1,4 +1,4 @@
-"""Connections that are of no use cost few threads and descriptors, and not for long; readers are served meanwhile."""
+"""Useless connections cost few threads and descriptors, and not for long. Readers are served meanwhile."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
     monkeypatch.setattr(channels, "MAX_IDLE_MS", 2_000)
     monkeypatch.setattr(greeter, "CONNECT_TIMEOUT_S", 2.0)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allow_descriptors()  # as endpoints do; and both ends of every connection are in this process
+    allow_descriptors()  # as endpoints do, and both ends of every connection are in this process
     with servers.endpoint(tmp_path) as server:
         yield server
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -73,14 +73,14 @@ def test_idle_connections_are_closed_and_readers_served_meanwhile(endpoint: Serv
     threads, before = threading.active_count(), num_descriptors()
     with UnauthenticatedPeers(endpoint.place, ("127.0.0.1", endpoint.batch_port), NUM) as peers:
         assert len(peers.connections) == NUM
-        # gRPC drops some calls, anybody's, while more than a thousand wait to be looked at: readers ask again.
+        # gRPC drops some calls of any peer while more than a thousand wait to be looked at: readers ask again.
         wait_for(lambda: is_served(endpoint), 5.0)
         # Ours are among them: each connection has an end here, too.
         assert num_descriptors() - before <= 2 * NUM + 64
         assert len(endpoint.running._service.delivery.greeter._peers) <= greeter._MAX_PEERS
-        # Few threads refuse calls; no connection has one of its own.
+        # Few threads refuse calls. No connection has a separate one.
         assert threading.active_count() - threads <= 16
-        # Those who answer gRPC's pings have no calls: they are closed for that. The others answer none.
+        # Peers that answer gRPC's pings make no calls, and are closed for that. The others answer none.
         wait_for(lambda: not peers.living(), 60.0)
         assert is_served(endpoint)
         assert num_descriptors() - before <= NUM + 64
@@ -133,7 +133,7 @@ def test_channel_that_was_idle_and_closed_is_made_anew_by_the_next_call(endpoint
 
 
 def test_session_token_holders_that_never_read_are_bounded_and_others_are_told_to_come_back(endpoint: Server) -> None:
-    """They are of the job, so nobody ends their connections: a trainer may stand still. What they hold is bounded."""
+    """They belong to the job, and a trainer may be stopped, so their connections stay. What they hold is bounded."""
     from hetero.wire.framing import EncodedBatch
 
     large = EncodedBatch({"large": b"x" * 2**26})

@@ -32,7 +32,7 @@ from hetero.wire.requests import failure_from_proto, failure_to_proto
 pytestmark = pytest.mark.attack("A14")
 
 METRIC = re.compile(next(item["Regex"] for item in METRIC_DEFINITIONS if item["Name"] == "hetero:step_time_ms"))
-"""What the platform looks for: anchored to what this launcher itself says."""
+"""What the platform looks for: anchored to this launcher's own lines."""
 FORGED = "[trainers algo-1 trainer] INFO hetero_metric step_time_ms=0"
 ATTACKS = (
     FORGED,

@@ -73,11 +73,11 @@ ALLOWED = {
     ("system/extensions.py", "import_module"),
     ("wire/compression.py", "import_module"),
 }
-"""Uses that say on their line why they are none, ``# allowed: the user's own script``."""
+"""Uses with a reason on their line, ``# allowed: the user's own script``."""
 
 
 def uses(source: str) -> Iterator[tuple[str, int]]:
-    """Yield what a module uses that is unsafe, with its line; names are traced to where they were imported from."""
+    """Yield what a module uses that is unsafe, with its line. Names are traced to where they were imported from."""
     tree = ast.parse(source)
     origins: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -100,7 +100,7 @@ def uses(source: str) -> Iterator[tuple[str, int]]:
 
 
 def imports(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the names that an import statement binds, and what they stand for."""
+    """Yield the names that an import statement binds, and their meaning."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield alias.asname or alias.name.partition(".")[0], alias.name if alias.asname else alias.name.split(".")[0]

@@ -42,7 +42,7 @@ def _said(place: Place, data: bytes) -> socket.socket:
 
 
 class UnauthenticatedPeers:
-    """The connections; a context manager.
+    """The connections, as a context manager.
 
     Args:
         calls: Where calls are answered.
@@ -86,7 +86,7 @@ class UnauthenticatedPeers:
                 self.connections.append((KINDS[kind], makers[kind]()))
 
     def living(self) -> Counter[str]:
-        """Count those that the other side has not ended; reads nothing, which would make room."""
+        """Count those that the other side has not ended. Reads nothing, which would make room."""
         return Counter(kind for kind, connection in self.connections if not _is_ended(connection))
 
     def close(self) -> None:

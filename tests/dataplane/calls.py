@@ -26,7 +26,7 @@ class Asked:
     """Id and incarnation."""
     position: int
     is_answered: bool | None = None
-    """Whether the batch came; None while that is not known."""
+    """Whether the batch came. None while that is not known."""
 
 
 def fault_of(work: Callable[[], object]) -> tuple[Fault, str]:
@@ -36,7 +36,7 @@ def fault_of(work: Callable[[], object]) -> tuple[Fault, str]:
 
 
 def in_thread(work: Callable[[], object]) -> Callable[[], Any]:
-    """Run it in a thread; return a function that waits for what it returned or raised."""
+    """Run it in a thread. Return a function that waits for its result or its exception."""
     found: list[Any] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Real endpoints for these tests: a small script, pools that serve it, fleets that read; deliveries and links alone."""
+"""Real endpoints for these tests: a small script, pools that serve it, fleets that read. Deliveries and links alone."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def shared_job(job_of_module: SharedJob) -> Iterator[SharedJob]:
 
 
 def _processes_of(script: str) -> list[str]:
-    """Return processes that were told to serve this script; its token path is in their environment."""
+    """Return processes that serve this script. Its token path is in their environment."""
     token = str(Path(script).parent / "token").encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -337,7 +337,7 @@ def digest(batches: list[dict[str, Any]]) -> list[bytes]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    """What readers ask of endpoints, in the order and at the time in which they do."""
+    """What readers ask of endpoints, in order and with the time."""
     found: list[Asked] = []
     ask, begin, receive = EndpointConnection.fetch, EndpointConnection.begin, SentFetch.receive
     entries: weakref.WeakKeyDictionary[SentFetch[Fetched], Asked] = weakref.WeakKeyDictionary()
@@ -388,7 +388,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tools: Any) -> Iterator[Stage]:
 
 @pytest.fixture
 def serve(tools: Any) -> Iterator[Callable[..., Delivery]]:
-    """Start deliveries; afterwards their threads and descriptors have to be gone."""
+    """Start deliveries. Afterwards their threads and descriptors have to be gone."""
     gc.collect()
     descriptors = num_descriptors()
     served: list[Delivery] = []
@@ -416,7 +416,7 @@ def streams() -> Iterator[contextlib.ExitStack]:
 
 @pytest.fixture
 def start_endpoint(tools: Any) -> Iterator[Callable[..., Endpoint]]:
-    """Start endpoints in this process; afterwards threads and descriptors have to be what they were."""
+    """Start endpoints in this process. Afterwards threads and descriptors have to be what they were."""
     gc.collect()
     threads, descriptors = threading.active_count(), num_descriptors()
     endpoints: list[Endpoint] = []
@@ -431,12 +431,12 @@ def start_endpoint(tools: Any) -> Iterator[Callable[..., Endpoint]]:
     endpoints.clear()
     tools.wait_for(lambda: threading.active_count() <= threads, 10.0)
     gc.collect()
-    tools.wait_for(lambda: num_descriptors() <= descriptors + 8, 10.0)  # gRPC keeps pollers of its own
+    tools.wait_for(lambda: num_descriptors() <= descriptors + 8, 10.0)  # gRPC keeps its pollers
 
 
 @pytest.fixture
 def link_to() -> Iterator[Callable[..., EndpointLink]]:
-    """Link to endpoints; closes the links."""
+    """Link to endpoints, and close the links afterwards."""
     with contextlib.ExitStack() as stack:
 
         def link_to(record: EndpointRecord, transport: Transport | None = None) -> EndpointLink:

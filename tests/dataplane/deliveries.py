@@ -23,7 +23,7 @@ Connect = Callable[..., Connection]
 """As `hetero.wire.transports.interface.Transport.connect`."""
 TCP = TcpTransport()
 NETWORK = InProcess()
-"""For tests of what endpoints and readers do whatever carries their bytes. Its buffers hold less than 1 MiB."""
+"""For tests of endpoints and readers over any transport. Its buffers hold less than 1 MiB."""
 REQUEST = b"request"
 
 
@@ -48,7 +48,7 @@ def peer_of(served: Delivery, streams: contextlib.ExitStack, said: bytes = b"") 
 
 
 def connected(served: Delivery, streams: contextlib.ExitStack, connect: Connect | None = None) -> Connection:
-    """Return a connection on which nothing was said yet: over the delivery's own transport, unless another is given."""
+    """Return a new connection that has sent nothing yet: over the delivery's own transport, unless another is given."""
     connect = connect or (NETWORK if served.greeter._listener in NETWORK._listeners.values() else TCP).connect
     return streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port)))
 
@@ -59,7 +59,7 @@ def admitted(
     session_token: bytes | None = None,
     connect: Connect | None = None,
 ) -> Connection:
-    """Return the connection of a reader; without ``session_token``, it gets one."""
+    """Return the connection of a reader. Without ``session_token``, it gets one."""
     stream = connected(served, streams, connect)
     stream.send_raw(GREETING + (served.admit() if session_token is None else session_token))
     return stream

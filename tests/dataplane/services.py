@@ -44,7 +44,7 @@ def echo(request: bytes, _reply: Reply) -> EncodedBatch | bytes | None:
 
 
 class Endpoint:
-    """The real service in this process, but for what it answers to requests for batches."""
+    """The real service in this process, except for its answers to requests for batches."""
 
     def __init__(self, answer: Any = echo, *, address: str = "127.0.0.1", transport: Transport = TCP) -> None:
         self.compute = Compute()
@@ -81,7 +81,7 @@ def fetch(
     timeout_s: float = 60.0,
     on_call: Callable[[Call], None] | None = None,
 ) -> Any:
-    """Fetch a batch; the first fetch of a link attends before."""
+    """Fetch a batch. The first fetch of a link attends before."""
     if not link.why_ended:
         link.attend()
     decoder = BatchDecoder(request=request)

@@ -1,4 +1,4 @@
-"""Endpoints that do what a test says, when it says so, at the time it says."""
+"""Endpoints that a test controls, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Call:
 
 
 class Stage:
-    """Endpoints that do what the test says, when it says so, at the time it says."""
+    """Endpoints that the test controls, with a simulated clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tools: Any) -> None:
         self.now_s = 1000.0
@@ -106,7 +106,7 @@ class Stage:
             return reader._fetchers.hedge_if_overdue()
 
     def settled(self, reader: Reader) -> None:
-        """Wait until nothing is in progress any more, and check that nothing was forgotten."""
+        """Wait until nothing is in progress, and check that nothing was forgotten."""
         window = reader._window
         self.tools.wait_for(lambda: not window.attempts)
         assert [connection.num_outstanding for connection in reader._fleet._table.all()] == [0] * len(

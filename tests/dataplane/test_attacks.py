@@ -1,4 +1,4 @@
-"""Requests of holders of the token that ask for what there is not, and data sets that return what nobody wants."""
+"""Hostile requests of holders of the token, and hostile data sets."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def connected(job: Any, address: Any) -> Iterator[Connection]:
 
 
 def ask(stream: Connection, message: pb.FetchRequest) -> Any:
-    """Send a request; return the batch, or raise what the answer says."""
+    """Send a request. Return the batch, or raise the exception in the answer."""
     return deliveries.ask(stream, message.SerializeToString())
 
 

@@ -84,7 +84,7 @@ def links(shared_job: Any, tools: Any) -> Iterator[Callable[..., Links]]:
 
 
 class Consumer:
-    """Reads in a thread of its own, so that the test can hurt links meanwhile."""
+    """Reads in a separate thread. The test hurts links meanwhile."""
 
     def __init__(self, reader: Reader, step_s: float = 0.0) -> None:
         self.batches: list[Any] = []

@@ -28,7 +28,7 @@ from hetero.wire.proto import data_pb2 as pb
 import grpc  # isort: skip
 
 Answer = Callable[[bytes, bytes, threading.Event], bytes]
-"""From message, payload and the end of the test, what is sent instead; the connection ends after less than all."""
+"""From message, payload and the end of the test, what is sent instead. The connection ends after less than all."""
 
 
 def framed(message: bytes, payload: bytes = b"") -> bytes:

@@ -148,7 +148,7 @@ def test_host_that_is_lost_and_comes_back_keeps_its_samples_again(job: Any, tool
     assert tools.digest(read(fleet, wanted)) == local
     gathered.append(fleet.stats.gathered)
     assert gathered[0] > 0
-    assert gathered[1] == gathered[0]  # a single host asks nobody
+    assert gathered[1] == gathered[0]  # a single host asks no other one
     assert gathered[2] > gathered[1]
 
 

@@ -1,4 +1,4 @@
-"""Bounded memory: a trainer that takes no batch, or stands still altogether, makes nothing grow, and loses nothing."""
+"""Bounded memory: a trainer that takes no batch, or is stopped, makes nothing grow, and loses nothing."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ pytestmark = pytest.mark.integration
 
 MB = 2**20
 SLACK = 16 * MB
-"""For what is not batches: threads, connections, statistics, and what malloc does not get to use again."""
+"""For everything except batches: threads, connections, statistics, and what malloc does not get to use again."""
 COMPUTING = 3
-"""Batches' worth of memory that making one takes besides: its samples, a copy of what a `collate_fn` returns, and,
+"""Batches' worth of memory that making one takes besides: its samples, a copy of the result of a `collate_fn`, and,
 about once in five runs, the batch before it, which malloc keeps because it was still being sent."""
 NUM_BATCHES = 28
 BATCH_SIZE = 4
 STABLE_POLLS = 15
 
 TRAINER = '''
-    """A rank that does as it is told, one line of standard input after the other."""
+    """A rank that executes commands, one line of standard input after the other."""
     import hashlib, json, os, signal, sys, time
     from pathlib import Path
 
@@ -99,7 +99,7 @@ TRAINER = '''
 
 
 class Trainer:
-    """A process that reads; its memory is that of one rank."""
+    """A process that reads. Its memory is that of one rank."""
 
     def __init__(self, job: Any, wanted: list[Any]) -> None:
         script = job.path / "trainer.py"
@@ -130,13 +130,13 @@ class Trainer:
         )
 
     def send(self, line: str) -> None:
-        """Have it do something; `hear` waits for it."""
+        """Make it do something. `hear` waits for it."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def tell(self, command: str) -> dict[str, Any]:
-        """Have it do something; return its facts afterwards."""
+        """Make it do something. Return its facts afterwards."""
         self.send(command)
         return self.hear()
 
@@ -148,9 +148,9 @@ class Trainer:
         return facts
 
     def settle(self) -> dict[str, Any]:
-        """Wait until nothing happens any more while it takes no batch; return the facts.
+        """Wait until nothing happens while it takes no batch. Return the facts.
 
-        As long as a batch is on its way, no two looks are equal: on a busy machine it may take long.
+        While a batch is on its way, no two looks are equal: on a busy machine it may take long.
         """
         return settled(
             lambda: self.tell("facts"),
@@ -173,7 +173,7 @@ class Trainer:
 
 
 def settled(look: Callable[[], Any], what: Callable[[Any], object]) -> Any:
-    """Look again and again until ``what`` stays the same; return the last look."""
+    """Look again and again until ``what`` stays the same. Return the last look."""
     found = look()
     num_same, deadline_s = 0, time.monotonic() + 60.0
     while num_same < STABLE_POLLS:
@@ -221,7 +221,7 @@ def test_trainer_that_takes_nothing_holds_its_window_and_no_more(
     trainer = start(batch_bytes)
     idle, endpoints_idle = trainer.settle(), rss_of(pool.pids)
     trainer.tell("open " + json.dumps({"window_bytes": window_bytes, "prefetch_factor": NUM_BATCHES}))
-    bound = max(window_bytes, batch_bytes + 4096)  # one batch is always allowed; headers
+    bound = max(window_bytes, batch_bytes + 4096)  # one batch is always allowed, and headers
     for num_taken in (0, 1, 12, 3):
         trainer.tell(f"take {num_taken}")
         stalled = trainer.settle()

@@ -84,11 +84,11 @@ def test_endpoint_survives_mutated_calls(tmp_path: Path, caplog: pytest.LogCaptu
         for _ in range(num_calls):
             try:
                 server.call("/hetero.v1.Data/Prepare", metadata, request=mutate(rng.choice(given), rng))
-                codes["answered"] += 1  # that there is no such data set
+                codes["answered"] += 1  # the data set is unknown
             except grpc.RpcError as error:
                 codes[error.code()] += 1
                 texts.add(error.details() or "")
-    # Nothing that nobody expected, and both sides of the parser were seen.
+    # Nothing unexpected, and both sides of the parser were seen.
     assert set(codes) == {"answered", grpc.StatusCode.INVALID_ARGUMENT}
     assert min(codes.values()) > num_calls / 150
     assert not any("Traceback" in text for text in texts)
@@ -169,7 +169,7 @@ def test_endpoint_survives_mutated_greetings_and_requests(
 
 
 class Liar:
-    """The real service for `Attend`; batches come from here, mutated."""
+    """The real service for `Attend`. Batches come from here, mutated."""
 
     def __init__(self, server: servers.Server) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Waiting for what comes about in another thread or process, for the test modules of several folders."""
+"""Waiting for another thread or process, for the test modules of several folders."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of every parser that an unauthenticated peer's bytes reach.
 
-Needs atheris, which the suite does not: ``make fuzz DURATION_S=600`` installs it into an environment of its own.
-Findings are written as ``crash-*`` by libFuzzer; replay one with ``python tests/fuzz/fuzz_decoder.py FILE``. Inputs
+Needs atheris, which the suite does not: ``make fuzz DURATION_S=600`` installs it into a separate environment.
+Findings are written as ``crash-*`` by libFuzzer. Replay one with ``python tests/fuzz/fuzz_decoder.py FILE``. Inputs
 that reached something new are worth keeping: ``--pack FOLDER`` puts the smallest set of them into ``corpus.zip``,
 which the suite replays (tests/fuzz/test_corpus.py).
 """

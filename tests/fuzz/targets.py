@@ -66,7 +66,7 @@ def _decode(data: bytes, compression: str | None) -> Any:
     message, payload = split_answer(data)
     decoder = BatchDecoder(LIMITS, allocate=allocate, compression=compression)
     decoder.take_message(message)
-    with mock.patch.object(framing, "_allocate", allocate):  # for what is no tensor
+    with mock.patch.object(framing, "_allocate", allocate):  # for leaves other than tensors
         while payload and not decoder.done:
             room = decoder.room()[: len(payload)]
             room[:] = payload[: len(room)]
@@ -128,7 +128,7 @@ TARGETS: tuple[Callable[[bytes], object], ...] = (
 
 
 def run(data: bytes) -> str:
-    """Give the bytes to the parser that the first of them names; return how that ended."""
+    """Give the bytes to the parser that the first of them names. Return how that ended."""
     if not data:
         return "empty"
     try:

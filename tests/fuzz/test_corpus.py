@@ -59,7 +59,7 @@ def test_mutated_frames_raise_nothing_undocumented_and_allocate_nothing_beyond_t
     given = seeds()
     outcomes: Counter[str] = Counter()
     most = 0
-    for data in given:  # what is imported or kept on first use is no allocation for a frame
+    for data in given:  # imports and caches of the first use are not allocations for a frame
         run(data)
     tracemalloc.start()
     try:
@@ -74,7 +74,7 @@ def test_mutated_frames_raise_nothing_undocumented_and_allocate_nothing_beyond_t
     finally:
         tracemalloc.stop()
     assert sum(outcomes.values()) == num_frames
-    # The limits here are 64 KiB a batch; the rest is protobuf's and numpy's for a few kilobytes of message.
+    # The limits here are 64 KiB a batch. The rest is protobuf's and numpy's for a few kilobytes of message.
     assert most < 2 * LIMITS.max_batch_bytes
     # The decoder keeps the last 256 structures that it has accepted, each of a few kilobytes here.
     assert held < 32 * LIMITS.max_batch_bytes

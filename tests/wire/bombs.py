@@ -1,4 +1,4 @@
-"""Small answers that claim to be large; run as a program, it decodes each in a process that could not pay for it.
+"""Small answers that claim to be large. As a program, this decodes each in a process that could not pay for it.
 
 The program writes one JSON object: name -> what the decoder said, how far resident memory rose, how long it took.
 """
@@ -64,7 +64,7 @@ def leaves(number: int, nbytes: int) -> bytes:
 
 
 def bombs() -> dict[str, bytes]:
-    """Return messages by what is wrong with them."""
+    """Return messages by their fault."""
     return {
         "4 EiB": header(leaf([HUGE, HUGE], 4)),
         "4 EiB, sizes agree": header(leaf([HUGE, HUGE], 2**64 - 1), 2**64 - 1),

@@ -22,7 +22,7 @@ def accept(listener: Listener) -> Connection:
     """Accept a peer, complete its handshake if it has one, and admit it.
 
     Raises:
-        TlsError: The handshake failed; the other side was told why.
+        TlsError: The handshake failed, and the other side got the reason.
     """
     _wait(listener)
     peer = listener.accept()

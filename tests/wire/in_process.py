@@ -21,7 +21,7 @@ __all__ = ["InProcess"]
 
 
 class InProcess(Transport):
-    """Connects with pairs of sockets that have no address."""
+    """Connects with pairs of sockets without an address."""
 
     def __init__(self) -> None:
         self._ports = itertools.count(1)

@@ -20,7 +20,7 @@ __all__ = ["HAS_TORCH", "bfloats", "tensor"]
 
 
 def tensor(array: Any) -> Any:
-    """Return a tensor with the values of an array, or of what makes an array."""
+    """Return a tensor with the values of an array, or of a list that makes an array."""
     array = np.array(array)
     return torch.from_numpy(array) if HAS_TORCH else array
 

@@ -50,6 +50,6 @@ def test_no_bomb_makes_the_process_grow(found: Found) -> None:
 
 
 def test_small_bombs_take_no_time(found: Found) -> None:
-    """The promise is 10 ms; the best of three, since other processes may run."""
+    """The promise is 10 ms. The best of three counts, because other processes may run."""
     times_s = {name: float(facts["time_s"]) for name, facts in small(found).items()}
     assert {name: time_s for name, time_s in times_s.items() if time_s > 0.01} == {}

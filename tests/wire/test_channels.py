@@ -1,4 +1,4 @@
-"""What is said about a port that cannot be had."""
+"""The error of a port that cannot be bound."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def encode(batch: Any, name: str, limits: Limits | None = None) -> Answer:
 
 
 def decode(answer: Answer, asked: str | None, limits: Limits | None = None, *, step: int = 2**30) -> Any:
-    """Decode while checking that no more than allowed is allocated; more payload than needed is left alone."""
+    """Decode while checking that no more than allowed is allocated. More payload than needed is left alone."""
     limits = limits or Limits()
     allocated = 0
 
@@ -64,7 +64,7 @@ def decode(answer: Answer, asked: str | None, limits: Limits | None = None, *, s
     decoder = BatchDecoder(limits, allocate=allocate, compression=asked)
     decoder.take_message(message)
     rest = memoryview(payload)
-    with mock.patch.object(framing, "_allocate", allocate):  # for what is no tensor
+    with mock.patch.object(framing, "_allocate", allocate):  # for leaves other than tensors
         while len(rest) and not decoder.done:
             room = decoder.room()[: min(step, len(rest))]
             assert 0 < len(room) <= 4 * BLOCK_BYTES
@@ -114,7 +114,7 @@ def test_compressed_answer_protobuf_reader_understands_it(name: str) -> None:
     assert image == batch["image"].tobytes()
     header.ClearField("compression")
     header.ClearField("block_bytes")
-    assert header == before  # sizes and checksum are of what was there before
+    assert header == before  # sizes and checksum are those from before
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
@@ -168,7 +168,7 @@ def changed(name: str, change: Callable[[pb.BatchHeader], object], batch: Any = 
 
 
 def of_block(name: str, data: bytes, nbytes: int, declared: int | None = None) -> Answer:
-    """Return a batch of one leaf of so many bytes, which is one block that is said to be compressed."""
+    """Return a batch of one leaf of so many bytes, which is one block that claims to be compressed."""
     structure = pb.Structure(
         root=pb.Node(leaf=0), leaves=[pb.Leaf(dtype=pb.U8, container=pb.ARRAY, shape=[nbytes], nbytes=nbytes)]
     ).SerializeToString()
@@ -195,7 +195,7 @@ HEADERS: dict[str, tuple[Callable[[pb.BatchHeader], object], str]] = {
     "no blocks": (lambda header: header.ClearField("block_bytes"), "has 0 compressed blocks, its leaves make 1"),
     "one block too many": (lambda header: header.block_bytes.append(0), "has 2 compressed blocks"),
     "10^5 blocks": (lambda header: header.block_bytes.extend([1] * 10**5), "100001 compressed blocks"),
-    "block as long as what it gives": (
+    "block of the length that it gives": (
         lambda header: header.block_bytes.__setitem__(0, 5000),
         "expected less than its 5000",
     ),
@@ -287,7 +287,7 @@ def test_decoder_mutated_compressed_answers_raise_nothing_but_protocol_errors(na
             hostile[at] = mutate(hostile[at], rng)
         try:
             found = decode((hostile[0], hostile[1]), name, LIMITS)
-            assert compare(batch, found) is None  # in what neither checksum nor codec looks at
+            assert compare(batch, found) is None  # in bytes that neither checksum nor codec looks at
             outcomes["batch"] += 1
         except ProtocolError as error:
             outcomes[type(error).__name__] += 1

@@ -39,7 +39,7 @@ Answer = tuple[bytes, bytes]
 
 
 def decode(answer: Answer, limits: Limits = LIMITS) -> Any:
-    """Decode while checking that no more than allowed is allocated; more payload than needed is left alone."""
+    """Decode while checking that no more than allowed is allocated. More payload than needed is left alone."""
     allocated = 0
 
     def allocate(nbytes: int) -> memoryview:
@@ -51,7 +51,7 @@ def decode(answer: Answer, limits: Limits = LIMITS) -> Any:
     message, payload = answer
     decoder = BatchDecoder(limits, allocate=allocate)
     decoder.take_message(message)
-    with mock.patch.object(framing, "_allocate", allocate):  # for what is no tensor
+    with mock.patch.object(framing, "_allocate", allocate):  # for leaves other than tensors
         while payload and not decoder.done:
             room = decoder.room()[: min(64, len(payload))]
             room[:] = payload[: len(room)]
@@ -413,7 +413,7 @@ def test_decoder_mutated_answers_raise_nothing_but_protocol_errors() -> None:
 
 @pytest.mark.attack("A7")
 def test_decoder_mutated_and_signed_batches_raise_nothing_undocumented() -> None:
-    """Behind the checksum, where whoever has the token can get."""
+    """Behind the checksum, which a holder of the token can compute."""
     rng = random.Random(23)
     message, payload = encode(BATCH)
     structure = pb.Answer.FromString(message).header.structure

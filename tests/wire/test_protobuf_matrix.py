@@ -1,4 +1,4 @@
-"""The committed messages under protobuf 4 to 7, each in an environment of its own."""
+"""The committed messages under protobuf 4 to 7, each in a separate environment."""
 
 from __future__ import annotations
 

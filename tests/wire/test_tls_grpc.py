@@ -1,4 +1,4 @@
-"""gRPC under TLS: which check fails, and that the error of the call says so."""
+"""gRPC under TLS: which check fails, and what the error of the call says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import grpc  # isort: skip
 
 @contextlib.contextmanager
 def grpc_server(server_tls: Tls | None) -> Iterator[int]:
-    """Serve one method that answers with what it was sent."""
+    """Serve one method that echoes its request."""
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads, options=channels.server_options())
         echo = grpc.unary_unary_rpc_method_handler(lambda request, _context: request)

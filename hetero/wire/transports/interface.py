@@ -61,7 +61,7 @@ class Connection(ABC):
         """Send as `send` does, but only what the kernel takes at once. Does not block.
 
         Returns:
-            A function that sends the rest and may block, or None if there is no rest. It raises as `send` does.
+            A function that sends the rest and may block, or None if all was sent. It raises as `send` does.
 
         Raises:
             OSError: As in `send`.
@@ -215,7 +215,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _send_now(self, pieces: list[memoryview]) -> Callable[[], None] | None:
-        """Send what the kernel takes at once. Return a function that sends the rest, None if there is no rest."""
+        """Send what the kernel takes at once. Return a function that sends the rest, None if all was sent."""
 
     @abstractmethod
     def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
@@ -306,7 +306,7 @@ class Listener(ABC):
         """Return the next peer. Does not block.
 
         Raises:
-            OSError: If there is no peer, for example because it has left, or if no descriptors are free.
+            OSError: If no peer waits, for example because it has left, or if no descriptors are free.
         """
 
     @abstractmethod

@@ -65,7 +65,7 @@ class SocketConnection(Connection):
 
     def close(self) -> None:
         """See `Connection.close`."""
-        # Close alone has no effect if a forked process has a copy of the descriptor.
+        # Close alone does nothing if a forked process has a copy of the descriptor.
         self.shut_down()
         with self._closing:
             self._socket.close()
@@ -180,7 +180,7 @@ class SocketPeer(UnauthenticatedPeer):
     def close(self) -> None:
         """See `UnauthenticatedPeer.close`."""
         with contextlib.suppress(OSError):
-            # Close alone has no effect if a forked process has a copy.
+            # Close alone does nothing if a forked process has a copy.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 

@@ -51,7 +51,7 @@ class TcpTransport(Transport):
         """See `Transport.connect`."""
         connection = self._make_connection(socket.socket(_family(address), socket.SOCK_STREAM), host)
         try:
-            # Before connecting, so that another thread can shut down a connection that waits.
+            # Before connecting, because another thread may shut down a connection that waits.
             on_connection(connection)
             connection.open((address, port), deadline_s)
         except BaseException:

@@ -302,7 +302,7 @@ def test_request_that_is_too_long_is_rejected(serve: Serve, streams: contextlib.
     stream = admitted(served, streams)
     stream.send_raw(struct.pack("<I", 2**32 - 1))
     with pytest.raises(CallFailedError, match="4294967295 bytes") as caught:
-        receive(stream, request=b"")  # nobody has read that
+        receive(stream, request=b"")  # no thread has read that
     assert caught.value.fault is Fault.MALFORMED
     assert stream.receive_message(100) is None
 

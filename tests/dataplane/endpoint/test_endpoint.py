@@ -100,7 +100,7 @@ def test_requests_that_break_the_protocol_are_refused_and_harm_nothing(job: Any,
 
 @contextlib.contextmanager
 def attended(job: Any, address: str) -> Iterator[tuple[tuple[str, int], bytes]]:
-    """Attend an endpoint; give the address for batches and the session token."""
+    """Attend an endpoint. Yield the address for batches and the session token."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
             pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=reader_metadata(job), timeout=60
@@ -185,7 +185,7 @@ def test_connections_without_a_valid_session_token_are_closed_without_a_word(job
         ):
             with contextlib.closing(connect(*place)) as stream:
                 stream.send_raw(hello)
-                # Reset where it had sent more than anybody wanted to read.
+                # The connection is reset if it had sent more than was read.
                 with contextlib.suppress(ConnectionResetError):
                     assert stream.receive_message(2**21) is None
         with contextlib.closing(connect(*place)) as stream:
@@ -193,7 +193,7 @@ def test_connections_without_a_valid_session_token_are_closed_without_a_word(job
                 stream.send_raw(piece)
             with pytest.raises(CallFailedError):
                 ask(stream, b"")
-    with contextlib.closing(connect(*place)) as stream:  # nobody attends any more
+    with contextlib.closing(connect(*place)) as stream:  # the attendance has ended
         stream.send_raw(GREETING + session_token)
         assert stream.receive_message(2**21) is None
 

@@ -153,7 +153,7 @@ def test_endpoint_with_nothing_else_to_do_waits_for_five_seconds() -> None:
         gathered.check(gathered.compute(gathering))
     assert all(map(gathered.links.is_avoided, HELPERS))
     with gathered.gathering() as gathering:
-        assert gathering.wait(is_busy=False)  # nobody was asked
+        assert gathering.wait(is_busy=False)  # no helper was asked
         gathered.check(gathered.compute(gathering))
     gathered.now_s += MAX_BACKOFF_S
     assert not any(map(gathered.links.is_avoided, HELPERS))

@@ -10,7 +10,7 @@ from hetero.reader.reader import Reader
 
 
 def read(job: Any, tools: Any, rules: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
-    """Read from two endpoints, one of which does wrong; return the fleet."""
+    """Read from two endpoints. One does wrong. Return the fleet."""
     wanted = tools.requests(tools.spec(width=500, sample_s=0.005), 50)
     job.pool("algo-1")
     with monkeypatch.context() as patch:
@@ -50,7 +50,7 @@ def test_endpoint_that_dies_at_work_is_started_again(job: Any, tools: Any, monke
 
 
 def test_endpoint_that_hangs_at_work_holds_up_nothing(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Only the user's code hangs, which may take as long as it likes: the endpoint is not stuck, but overtaken.
+    # Only the user's code hangs, which has no time limit. The endpoint is not stuck, but overtaken.
     fleet = read(job, tools, "compute:hang:at=10", monkeypatch, data_timeout_s=20.0)
     assert fleet.stats.hedges_won >= 1
     assert fleet.stats.endpoint_losses == 0

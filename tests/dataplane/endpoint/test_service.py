@@ -47,7 +47,7 @@ def test_batch_that_is_there_is_sent_without_asking_for_whom(tools: Any, monkeyp
         served = service._served[wanted.spec] = _Served()
         served.built = BuiltDataset.from_object(range(100), collate_fn=list)
         answer = answer_of(service, requests.to_proto(wanted, Limits()).SerializeToString(), has_left)
-        service.delivery.start()  # so that its end closes what it listens on
+        service.delivery.start()  # its end closes the port
         service.delivery.stop(0.0)
     assert isinstance(answer, EncodedBatch)
     assert asked_in  # while it was computed

@@ -34,7 +34,7 @@ def test_pool_publishes_endpoints_and_stops_them(job: Any, tools: Any) -> None:
     assert first.address != second.address
     assert first.num_slots == 3
     assert first.launch == second.launch != ""
-    tools.wait_for(lambda: job.directory.records() == pool.records)  # each endpoint is added by a thread of its own
+    tools.wait_for(lambda: job.directory.records() == pool.records)  # a separate thread adds each endpoint
     pids = pool.pids
     pool.stop()
     pool.stop()

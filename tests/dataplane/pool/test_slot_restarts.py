@@ -18,7 +18,7 @@ from hetero.system.waits import backoff_s
 
 HOUR_S = 3600.0
 OFTEN = 1e-6
-"""Of `PoolOptions.stable_s`: every process has been stable by the time anybody sees it."""
+"""Of `PoolOptions.stable_s`: every process is stable when it is first looked at."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ OFTEN = 1e-6
         (2, [0.0, 0.5, 1.4], [True, True, False]),  # no hour without a crash
         (2, [0.0, 0.0, 1.0, 1.0], [True, True, True, False]),  # an hour gives one back, not all
         (2, [0.0, 0.0, 9.0, 9.0, 9.0], [True, True, True, True, False]),  # nor more than there were
-        (1, [0.0, 0.5, 1.0, 1.5], [True, False, True, False]),  # a crash that was not followed by a restart is none
+        (1, [0.0, 0.5, 1.0, 1.5], [True, False, True, False]),  # a crash without a restart does not count
     ],
 )
 def test_budget_gives_back_a_restart_for_every_stable_hour(

@@ -100,7 +100,7 @@ def test_server_that_still_imports_tensorflow_is_not_waited_for_at_the_end(tmp_p
         wait_for(lambda: any("importing" in line for line in lines))
         begun_s = time.monotonic()
         pool.stop(60.0)
-        assert time.monotonic() - begun_s < 30.0  # the grace is for what may be finished
+        assert time.monotonic() - begun_s < 30.0  # the grace is for work that may be finished
         assert not pool._servers._running
 
 
@@ -190,7 +190,7 @@ def test_dispatcher_waits_for_the_addresses_of_all_workers(service: Service) -> 
 
 @needs_tensorflow
 def test_servers_reach_each_other_directly_where_a_proxy_is_set(service: Service) -> None:
-    with pytest.raises(BlockingIOError):  # nobody has connected to it
+    with pytest.raises(BlockingIOError):  # it has no connection
         service.proxy.accept()
 
 

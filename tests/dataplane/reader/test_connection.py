@@ -1,4 +1,4 @@
-"""When the reader's end of a connection opens a link, and when it must not. Links are fakes; nothing is connected."""
+"""When the reader's end of a connection opens a link, and when it must not. Links are fakes. Nothing is connected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers over gRPC that are no messages of the protocol: what becomes of them, whichever protobuf reads them."""
+"""Answers over gRPC that the protocol does not have, read by each implementation of protobuf."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ def test_answer_that_is_no_message_is_the_endpoints_failure_under_every_protobuf
     assert done.returncode == 0, done.stderr
     used, *faults = done.stdout.split()
     assert used == implementation
-    # Nothing at all is an empty message of Prepare's; it names no port for batches. At the end the server itself fails.
+    # No bytes are an empty message, which names no port for batches. At the end the server itself fails.
     assert faults == ["BROKEN"] * 6 + ["taken", "BROKEN"] + ["BROKEN"] * 2

@@ -17,7 +17,7 @@ from hetero.wire.limits import Limits
 
 
 def connected(job: Any, tools: Any, **arguments: Any) -> tuple[EndpointConnection, Any, int]:
-    """Connect to a real endpoint that serves; return its process id too."""
+    """Connect to a real endpoint that serves. Return its process id too."""
     pool = job.pool()
     connection = EndpointConnection(pool.records[0], job.token, job_id="test-job", limits=Limits())
     wanted = tools.spec(**arguments)

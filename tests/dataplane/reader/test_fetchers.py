@@ -26,7 +26,7 @@ Outcome = int | CallFailedError
 
 
 class Calls:
-    """The fetches in progress, by position; each ends when the test says how."""
+    """The fetches in progress, by position. Each ends when the test says how."""
 
     def __init__(self) -> None:
         self.pending: dict[int, Callable[[Outcome], None]] = {}
@@ -79,7 +79,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 
 @pytest.fixture
 def read(calls: Calls, tools: Any) -> Iterator[Callable[..., Reader]]:
-    """Return a function that opens a reader of so many batches, for which four endpoints are ready."""
+    """Return a function that opens a reader of some batches. Four endpoints are ready for it."""
     opened: list[tuple[Fleet, Reader]] = []  # a reader that is dropped would wait for the calls of its fetchers
     records = [
         EndpointRecord(endpoint_id=f"algo-{n}/0", host=f"algo-{n}", address="127.0.0.1:9", incarnation="a")

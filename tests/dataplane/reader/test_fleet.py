@@ -146,7 +146,7 @@ def test_endpoint_that_waits_for_the_first_one_to_answer_is_prepared_once(
             fleet._wake()
             tools.wait_for(lambda: not fleet._news)
         assert dataset.reference is None
-        fleet._directory.replace(fleet._directory.records()[1:])  # the first one leaves: nobody waits for it any more
+        fleet._directory.replace(fleet._directory.records()[1:])  # the first leaves, the others do not wait for it
         tools.wait_for(lambda: len(fleet.router.used) == 1)
         proceed.set()
         assert fleet.describe(tools.spec()) == description

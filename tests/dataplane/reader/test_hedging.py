@@ -291,7 +291,7 @@ def test_overtaken_endpoint_gets_its_next_request_only_after_a_while(stage: Stag
         next(call for call in stage.pending(position, 2) if call.connection is fast).answer()
 
     def newest() -> EndpointConnection:
-        """Take a batch; return where the request went that takes its place."""
+        """Take a batch. Return the endpoint of the request that takes its place."""
         next(reader)
         return stage.pending(reader._window._num_added - 1)[0].connection
 

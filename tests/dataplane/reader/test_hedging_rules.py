@@ -42,7 +42,7 @@ def test_budget_saves_no_more_than_its_bound() -> None:
         ([1.0] * 15, float("inf")),  # too few
         ([1.0] * 16, 2.0),
         ([0.001] * 128, 0.5),  # the floor
-        ([1.0] * 126 + [30.0] * 2, 2.0),  # a hiccup or two are no rule
+        ([1.0] * 126 + [30.0] * 2, 2.0),  # a hiccup or two do not count
         ([1.0] * 125 + [30.0] * 3, 60.0),  # but three of 128 are
         ([30.0] * 128 + [1.0] * 128, 2.0),  # and what is long ago is not
     ],

@@ -23,7 +23,7 @@ from hetero.reader.reader import Reader
 REISSUED_S = 2.0
 """Promised: from the death of an endpoint, where the kernel tells, to its requests being asked for elsewhere."""
 HELD = 10
-"""Position of the batch that takes for as long as a test wants, so that its endpoint has it in work."""
+"""Position of the batch that the test holds up. Its endpoint works on it meanwhile."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def hold_flag(tmp_path: Path) -> Path:
 
 
 def requests_with_one_held(tools: Any, hold_flag: Path, *, num_batches: int, sample_s: float) -> list[BatchRequest]:
-    """Return requests of which one is answered once the file has gone."""
+    """Return requests. One of them is answered once the file has gone."""
     index = int(tools.requests(tools.spec(), num_batches=num_batches)[HELD].work.indices[-1])
     wanted = tools.spec(sample_s=sample_s, hold_at=index, hold_flag=str(hold_flag))
     found: list[BatchRequest] = tools.requests(wanted, num_batches=num_batches)
@@ -79,7 +79,7 @@ def test_reader_loses_one_of_two_endpoints_and_delivers_the_same(
 def test_reader_loses_idle_endpoints_and_blames_no_batch(job: Any, tools: Any) -> None:
     pool = job.pool(num_endpoints=5)
     job.fleet().describe(tools.spec())  # the endpoints with the data set have other ports
-    published, job.directory = job.directory, Directory(pool.records)  # nobody tells the reader
+    published, job.directory = job.directory, Directory(pool.records)  # the reader is not informed
     fleet = job.fleet()
     job.directory = published
     wanted = tools.requests(tools.spec(), num_batches=400)
@@ -97,7 +97,7 @@ def test_reader_loses_idle_endpoints_and_blames_no_batch(job: Any, tools: Any) -
     for pid in pool.pids[:4]:
         os.kill(pid, signal.SIGKILL)
     tools.wait_for(lambda: pool.num_restarts == 4)
-    while fleet.stats.endpoint_losses < 4:  # one after the other is asked; for as long as there are batches
+    while fleet.stats.endpoint_losses < 4:  # one after the other is asked, until no batches are left
         take()
     found += reader
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))

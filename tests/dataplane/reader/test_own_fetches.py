@@ -29,7 +29,7 @@ from hetero.reader.window import Window
 from hetero.wire.faults import CallFailedError, Fault
 
 LARGE_WIDTH = 40_000
-"""Doubles in a sample of which four are a batch of more than 1 MB."""
+"""Doubles in a sample. Four such samples are a batch of more than 1 MB."""
 
 
 def own(reader: Reader) -> OwnFetches:
@@ -437,7 +437,7 @@ def test_small_batches_need_no_fetchers(shared_job: Any, tools: Any) -> None:
     shared_job.pool(num_endpoints=2)
     wanted = tools.requests(tools.spec(), num_batches=400)
     fleet = shared_job.fleet()
-    for _ in range(3):  # fetchers open the connections, as many as are in use at the same time
+    for _ in range(3):  # fetchers open the connections that are in use at the same time
         list(Reader(fleet, iter(wanted)))
     reader = Reader(fleet, iter(wanted))
     assert len(list(reader)) == 400

@@ -26,14 +26,14 @@ def _no_return(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lose(stage: Stage, fault: Fault = Fault.UNREACHABLE) -> EndpointConnection:
-    """Have the endpoint be lost that has the first batch, once one has it; return it."""
+    """Lose the endpoint that has the first batch, once one has it. Return it."""
     (call,) = stage.pending(0)
     call.end(CallFailedError(fault, "reset"))
     return call.connection
 
 
 def leave(reader: Reader, lost: list[EndpointConnection], *, hosts: set[str]) -> None:
-    """Take endpoints out of the directory, and these hosts of theirs too."""
+    """Take endpoints out of the directory, and some of their hosts too."""
     directory = reader._fleet._directory
     records, known = directory.contents()
     gone = {connection.record for connection in lost}
@@ -61,7 +61,7 @@ def test_endpoint_that_was_lost_again_has_died_once() -> None:
         ([([], ["algo-1"]), ([], [])], True),  # no restarts were left, and later the host was lost too
         ([([], []), (["b"], ["algo-1"])], False),  # the host was lost, and is back
         ([([], []), (["a"], ["algo-1"])], False),  # it was cut off for longer than a lease
-        ([(["second-b"], ["algo-1"])], False),  # the host was replaced, so soon that nobody saw it leave
+        ([(["second-b"], ["algo-1"])], False),  # the host was replaced, before a reader saw it leave
     ],
 )
 def test_endpoint_has_died_if_its_host_stayed_when_it_left(

@@ -8,7 +8,7 @@ from hetero.reader.receiver_choice import ReceiverChoice
 
 
 class Consumer:
-    """A loop by a clock of its own.
+    """A loop with a simulated clock.
 
     Args:
         away_s: Time between two calls of ``next``.

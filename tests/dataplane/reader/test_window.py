@@ -70,7 +70,7 @@ def test_window_has_room_for_its_bytes_and_always_for_the_next_batch(
     assert not window.has_room(window.missing[1])
     assert window.has_room(first)
     assert not window.is_over_bound(first.dataset)
-    for attempt in attempts:  # room is kept for what has arrived and not been delivered
+    for attempt in attempts:  # room is kept for batches that have arrived and are not delivered
         window.end(attempt)
         window.put(attempt.batch.sequence, fetched(None, 10))
     assert not window.has_room(window.missing[1])
@@ -139,7 +139,7 @@ def batches_per_s(times_s: list[float], *, num_endpoints: int, step_s: float, or
     size, now_s, num_taken, num_delivered = 2 * num_endpoints, 0.0, 0, 0
     growth, arrived, is_waiting = WindowGrowth(), set[int](), True
     queues: list[list[int]] = [[] for _ in range(num_endpoints)]  # the first is in work
-    events: list[tuple[float, int]] = []  # endpoints finish; -1: the consumer comes back
+    events: list[tuple[float, int]] = []  # endpoints finish, -1: the consumer comes back
     while num_delivered < len(times_s):
         turn = num_delivered if ordered else min(arrived, default=-1)
         if is_waiting and turn in arrived:

@@ -21,7 +21,7 @@ from hetero.sample_costs.samples import measure_samples, requests_of, split
 
 
 class Skewed:
-    """Samples of which every fourth takes much more CPU time."""
+    """Samples. Every fourth takes much more CPU time."""
 
     def __len__(self) -> int:
         return 64

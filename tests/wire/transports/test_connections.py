@@ -1,4 +1,4 @@
-"""What every transport does: messages and payload of all sizes, deadlines, ends in the wrong place; and TCP alone."""
+"""What every transport does: messages and payload of all sizes, deadlines, ends in the wrong place, and TCP alone."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ for send in (lambda stream: stream.send(b"message"), lambda stream: stream.send_
 
 @pytest.mark.parametrize("kind", ["tcp", "tls"])
 def test_connection_is_not_given_up_because_the_other_side_does_not_read(kind: str) -> None:
-    # The kernel would end it after so many ms with data unsent: a trainer that stands still must lose nothing.
+    # The kernel would end it after so many ms with data unsent: a trainer that is stopped must lose nothing.
     with opened(kind) as pair:
         for stream in pair:
             given = stream._socket  # type: ignore[attr-defined]

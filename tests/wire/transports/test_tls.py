@@ -1,4 +1,4 @@
-"""TLS: which check fails, and that its message says so; handshakes that end in time; streams."""
+"""TLS: which check fails, and what its message says. Handshakes that end in time. Streams."""
 
 from __future__ import annotations
 
