@@ -18,8 +18,6 @@ __all__ = ["private_folder"]
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
-_NAMED_AFTER_S = 60.0
-"""A folder without its final name counts as left over after this time. One in use has the name within microseconds."""
 
 
 @contextlib.contextmanager
@@ -52,19 +50,12 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
 
 def _make(base: Path, prefix: str) -> tuple[Path, int]:
     for _ in range(_ATTEMPTS):
-        path = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
-        final = base / path.name[1:]
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         try:
-            descriptor = _lock(path, is_new=True)
-            try:
-                # The order matters: other processes see the final name only after the folder is locked.
-                path.rename(final)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            return final, descriptor
+            return path, _lock(path, is_new=True)
         except (FileNotFoundError, BlockingIOError):
-            continue  # another process removed it
+            # Another process saw it before it was locked, and took it for a left-over folder.
+            continue
         except OSError as error:
             with contextlib.suppress(OSError):
                 path.rmdir()
@@ -81,12 +72,9 @@ def _remove_stale(base: Path, prefix: str, *, own: Path) -> None:
     Args:
         base: Folder that contains them.
         prefix: Prefix of their names.
-        own: The folder that was just made. It is kept. Its time stamp is the current time of the file system's clock.
+        own: The folder that was just made. It is kept.
     """
-    now_s = own.lstat().st_mtime
-    # Launchers start together. A folder without its final name may belong to one that is about to lock the folder.
-    unnamed = [path for path in base.glob(f".{prefix}*") if now_s - _changed_s(path, now_s) > _NAMED_AFTER_S]
-    for path in (*base.glob(f"{prefix}*"), *unnamed):
+    for path in base.glob(f"{prefix}*"):
         if path == own:
             continue
         try:
@@ -98,14 +86,6 @@ def _remove_stale(base: Path, prefix: str, *, own: Path) -> None:
             logger.info("removed %s, which a run that was killed had left", path)
         finally:
             os.close(descriptor)
-
-
-def _changed_s(path: Path, now_s: float) -> float:
-    """Return when a folder was last changed, or ``now_s`` if it is gone."""
-    try:
-        return path.lstat().st_mtime
-    except OSError:
-        return now_s
 
 
 def _lock(path: Path, *, is_new: bool = False) -> int:
