@@ -44,11 +44,6 @@ class InstanceGroup:
     """Host names in natural order, at least one."""
     role: Role
 
-    @property
-    def slug(self) -> str:
-        """The name as a safe file name."""
-        return slug(self.name)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:

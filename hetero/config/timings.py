@@ -73,15 +73,10 @@ class Timings:
         """Return the defaults multiplied by a factor. Some have a lower limit, such as 3 s for the lease.
 
         Args:
-            scale: Factor in (0, 100].
+            scale: Factor in (0, 100], see `time_scale`.
             kill_after_s: Seconds from a request to stop until the platform kills the job. Ranks get at most half of
                 them, because the hosts need the rest to end.
-
-        Raises:
-            ConfigError: If ``scale`` is out of range.
         """
-        if not 0 < scale <= _MAX_SCALE:
-            raise ConfigError(f"the time scale is {scale!r}; expected a number in (0, {_MAX_SCALE:g}]")
         defaults: dict[str, float] = dataclasses.asdict(cls())
         defaults["stop_grace_s"] = min(defaults["stop_grace_s"], kill_after_s / 2)
         # kill_after_s may make a default smaller than its lower limit.
