@@ -203,7 +203,10 @@ class TrainingProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The figures of one job. Immutable. The schema of its JSON is ``hetero/metrics/profile/data/profile.schema.json``."""
+    """The figures of one job. Immutable.
+
+    The schema of its JSON is ``hetero/metrics/profile/data/profile.schema.json``.
+    """
 
     schema_version: int = field(metadata=limits(minimum=SCHEMA_VERSION, maximum=SCHEMA_VERSION))
     command: str
