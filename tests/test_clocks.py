@@ -17,7 +17,8 @@ WALL_CLOCK |= {f"datetime.datetime.{name}" for name in ("now", "utcnow", "today"
 LABELS = {
     "doctor/token.py: time.time",  # a certificate's end is a date
     "wire/certificates.py: datetime.datetime.now",  # how long certificates are valid
-    "launch/host.py: time.time",  # when the job began, for the report
+    "launch/host.py: time.time",  # a certificate's end is a date
+    "launch/placement.py: time.time",  # when the job began, for the report
     "launch/reporting/profiling.py: datetime.datetime.now",  # when a profile was measured
     "metrics/logged.py: time.time",  # when the script logged a metric
     "sagemaker/study_executor.py: datetime.datetime.now",  # when a run was submitted

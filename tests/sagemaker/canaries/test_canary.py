@@ -159,7 +159,7 @@ def test_call_that_cannot_work_is_rejected_before_a_job_starts(
 
 def test_three_objects_start_no_jobs(linear: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("canary_account.NUM_FILES", 3)
-    with pytest.raises(ConfigError, match="3 objects: whole ones give the runs 33.3 % of the data"):
+    with pytest.raises(ConfigError, match="3 objects, of which whole ones give the runs 33.3 % of the data"):
         forecast_of(linear, tmp_path)
     assert linear.jobs == {}
 
