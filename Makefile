@@ -45,9 +45,9 @@ N = 20
 
 # Folders whose tests start no jobs, import no script in another process and need neither torch.distributed nor
 # TensorFlow: the pure parts, the wire, and the rules for the package as a whole.
-QUICK = $(addprefix tests/,audit control documents metrics pages report system wire) $(wildcard tests/test_*.py) \
+QUICK = $(addprefix tests/,audit control decide/pages documents metrics report system wire) $(wildcard tests/test_*.py) \
 	tests/launch/test_placement.py tests/launch/test_roles.py tests/launch/data_services \
-	tests/batches/test_fetch.py tests/batches/test_indices.py tests/dataplane/pool/test_slot_liveness.py
+	tests/batches/test_fetch.py tests/batches/test_indices.py tests/pool/test_slot_liveness.py
 
 # Of the quick tests, those that import no framework. They run on other Pythons too: torch is gigabytes for each.
 PLAIN = $(addprefix tests/,audit control documents metrics system wire) $(patsubst %,tests/test_%.py,cli cluster config datasets platforms)
@@ -85,11 +85,11 @@ types: $(DEV)
 	$(ENV)/mypy
 
 pytest: $(DEV)
-	$(ENV)/python tests/run_parts.py $(PYTEST_FLAGS)
+	$(ENV)/python -m tests.run_parts $(PYTEST_FLAGS)
 
 # With a longer limit of time for each test, because it has ten times as many cases.
 test-long: $(DEV)
-	$(ENV)/python tests/run_parts.py -m "long or hypothesis" --hypothesis-profile long --timeout 1800 $(PYTEST_FLAGS)
+	$(ENV)/python -m tests.run_parts -m "long or hypothesis" --hypothesis-profile long --timeout 1800 $(PYTEST_FLAGS)
 
 test-v3: $(V3)
 	.venv-v3/bin/python -m pytest $(wildcard tests/sagemaker/test_*_v3.py tests/sagemaker/*/test_*_v3.py) tests/sagemaker/test_submit_job.py $(PYTEST_FLAGS)
@@ -116,17 +116,17 @@ protos-check: $(PROTOS)
 	.venv-protos/bin/python protos/generate.py --check
 
 soak: $(DEV)
-	$(ENV)/python tests/chaos/soak.py --duration-s $(DURATION_S) --seed $(SEED) --events $(EVENTS)
+	$(ENV)/python -m tests.chaos.soak --duration-s $(DURATION_S) --seed $(SEED) --events $(EVENTS)
 
 tf-jobs: N = 50
 tf-jobs: $(BENCH)
-	.venv-bench/bin/python tests/chaos/tf_jobs.py --jobs $(N) --seed $(SEED)
+	.venv-bench/bin/python -m tests.chaos.tf_jobs --jobs $(N) --seed $(SEED)
 
 # The document's own tests come last: they would end the run that is to write it anew.
 reliability: $(DEV)
 	rm -f $(EVIDENCE)
-	HETERO_TEST_EVIDENCE=$(EVIDENCE) $(ENV)/python tests/run_parts.py --ignore=tests/reliability/test_document.py $(PYTEST_FLAGS)
-	$(ENV)/python tests/reliability/reliability_document.py $(EVIDENCE)
+	HETERO_TEST_EVIDENCE=$(EVIDENCE) $(ENV)/python -m tests.run_parts --ignore=tests/reliability/test_document.py $(PYTEST_FLAGS)
+	$(ENV)/python -m tests.reliability.reliability_document $(EVIDENCE)
 	$(ENV)/python -m pytest -q tests/reliability/test_document.py
 
 demo: $(DEMO)
@@ -148,10 +148,10 @@ studies: $(DEV)
 
 fuzz: $(FUZZ)
 	mkdir -p build/fuzz
-	.venv-fuzz/bin/python tests/fuzz/fuzz_decoder.py --unpack build/fuzz
-	.venv-fuzz/bin/python tests/fuzz/fuzz_decoder.py build/fuzz -max_total_time=$(DURATION_S) -max_len=8192 \
+	.venv-fuzz/bin/python -m tests.fuzz.fuzz_decoder --unpack build/fuzz
+	.venv-fuzz/bin/python -m tests.fuzz.fuzz_decoder build/fuzz -max_total_time=$(DURATION_S) -max_len=8192 \
 		-rss_limit_mb=1024 -artifact_prefix=build/ -print_final_stats=1
-	.venv-fuzz/bin/python tests/fuzz/fuzz_decoder.py --pack build/fuzz
+	.venv-fuzz/bin/python -m tests.fuzz.fuzz_decoder --pack build/fuzz
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "error: found no Python 3.10 or newer; install one, or say PYTHON=/path/to/python3" >&2; exit 2; }

@@ -42,7 +42,7 @@ from hetero.wire.requests import to_proto
 
 NUMBER = 500
 BOUND = 0.8
-_STRANGERS = harness.HERE.parent / "tests" / "attacks" / "unauthenticated_peers.py"
+_STRANGERS = "tests.support.attacks.unauthenticated_peers"
 
 COLUMNS = harness.columns(
     *("batches_per_s", "gb_per_s", "trainer_cpu_s_per_gb", "supply_cpu_s_per_gb"),
@@ -142,13 +142,12 @@ class Strangers:
 
     def __init__(self, calls: str, batches_port: int, number: int, asking: bytes) -> None:
         host, _, port = calls.rpartition(":")
-        path = os.pathsep.join((str(harness.HERE.parent), str(_STRANGERS.parent)))
         self._process = subprocess.Popen(
-            [sys.executable, str(_STRANGERS), host, port, str(batches_port), str(number), asking.hex()],
+            [sys.executable, "-m", _STRANGERS, host, port, str(batches_port), str(number), asking.hex()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": str(harness.HERE.parent)},
         )
         self.pid = self._process.pid
 

@@ -4,7 +4,7 @@ Tests of jobs wait more than they compute, and expect that nothing else listens 
 parts run in namespaces, six on two cores. Other users run them one after the other. Each part is a fork of this
 process, which has imported what many of them need. Parts that are started anew take 70 s of CPU more, all together.
 
-    python tests/run_parts.py [options of pytest]
+    python -m tests.run_parts [options of pytest]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 WHOLE = ("ray", "tf", "sagemaker", "examples")
 """Folders whose tests share what takes long to start. The longest first."""
-FIRST = ("integration", "dataplane", "attacks", "torch")
+FIRST = ("integration", "reader", "endpoint", "pool", "batch_path", "attacks", "torch")
 """Folders that take minutes. They come before the others. All cores are then busy until the end."""
 NETWORKED = "wire"
 """The folder whose long tests install packages: they need the machine's own network."""

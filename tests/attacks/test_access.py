@@ -9,17 +9,16 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import http2
 import pytest
-import servers
 from google.protobuf.descriptor import FileDescriptor
-from servers import ARITIES, JOB, POLICIES, Server
-from waiting import wait_for
 
 import hetero
 from hetero.control.security import Policy, Token, call_metadata
 from hetero.endpoint.service import DATA_POLICIES
 from hetero.wire.proto import control_pb2, data_pb2
+from tests.support.attacks import http2, servers
+from tests.support.attacks.servers import ARITIES, JOB, POLICIES, Server
+from tests.support.waiting import wait_for
 
 import grpc  # isort: skip
 

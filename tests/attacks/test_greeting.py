@@ -10,12 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import http2
 import pytest
-import servers
-from ends import connect
-from servers import JOB, Server, attended
-from waiting import wait_for
 
 from hetero.control.security import call_metadata
 from hetero.wire.faults import CallFailedError
@@ -23,6 +18,10 @@ from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import GREETING, PROTOCOL, SESSION_TOKEN_BYTES, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.transports.interface import Connection
+from tests.support.attacks import http2, servers
+from tests.support.attacks.servers import JOB, Server, attended
+from tests.support.waiting import wait_for
+from tests.support.wire.ends import connect
 
 import grpc  # isort: skip
 

@@ -10,13 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import http2
 import pytest
-import servers
-from deliveries import num_descriptors
-from servers import Server
-from unauthenticated_peers import KINDS, UnauthenticatedPeers
-from waiting import wait_for
 
 from hetero.control.members.directory import EndpointRecord
 from hetero.endpoint.endpoint import allow_descriptors
@@ -27,6 +21,11 @@ from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import GREETING, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.transports import greeter
+from tests.support.attacks import http2, servers
+from tests.support.attacks.servers import Server
+from tests.support.attacks.unauthenticated_peers import KINDS, UnauthenticatedPeers
+from tests.support.batch_path.deliveries import num_descriptors
+from tests.support.waiting import wait_for
 
 import grpc  # isort: skip
 

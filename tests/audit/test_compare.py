@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import FACTS, facts, order, run_places, write
 
 from hetero import cli
 from hetero.audit.commands import audit_paths
 from hetero.audit.ledger import CHAIN_START, chain_value, split_line
 from hetero.errors import ConfigError
+from tests.support.audit import FACTS, facts, order, run_places, write
 
 
 def audit(one: Path, other: Path) -> str:

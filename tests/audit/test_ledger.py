@@ -14,11 +14,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from chains import FACTS, entry, facts, run_places, write
 
 from hetero.audit import ledger as ledgers
 from hetero.audit.ledger import CHAIN_START, DIRECTORY_VARIABLE, Ledger, Writer, chain_value, split_line
 from hetero.audit.reading import read_ledger
+from tests.support.audit import FACTS, entry, facts, run_places, write
 
 WRITER = Writer(job="job-1", rank=0, world_size=1)
 
@@ -155,14 +155,14 @@ def test_ledger_of_a_killed_process_has_every_batch(tmp_path: Path) -> None:
     program = """
         import os, pathlib, signal, sys
         sys.path[:0] = [sys.argv[2]]
-        from chains import FACTS, entry
+        from tests.support.audit import FACTS, entry
         from hetero.audit.ledger import Ledger, Writer
         ledger = Ledger(pathlib.Path(sys.argv[1]), Writer(job="", rank=0, world_size=1))
         for position in range(50):
             ledger.add(FACTS, entry(0, position, [position]))
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path), str(Path(__file__).parents[2])]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     record = read_ledger(tmp_path / "ledger-rank-0.jsonl")
     assert (len(record.entries), record.has_end) == (50, False)

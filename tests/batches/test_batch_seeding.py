@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from subjects import Augmented, Batched, request, same
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe, fetch
@@ -14,6 +13,7 @@ from hetero.batches.request import Cancelled
 from hetero.batches.seeds import batch_key
 from hetero.datasets import build, dataset
 from hetero.errors import ConfigError, DatasetError
+from tests.support.batches.subjects import Augmented, Batched, request, same
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from subjects import Augmented, Batched, Seeded, failure, request
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.datasets import build, dataset, prebuild
 from hetero.errors import ConfigError, DatasetError
 from hetero.spec import DatasetSpec
+from tests.support.batches.subjects import Augmented, Batched, Seeded, failure, request
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from subjects import Augmented, Keyless
 
 from hetero import datasets
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe
 from hetero.datasets import build, dataset
 from hetero.errors import DatasetError
+from tests.support.batches.subjects import Augmented, Keyless
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from subjects import request
 
 from hetero.errors import ConfigError
+from tests.support.batches.subjects import request
 
 
 def test_request_with_inconsistent_fields_raises() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from subjects import Augmented, failure, request, same, torch
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import exception_line, index_text
@@ -20,6 +19,7 @@ from hetero.batches.fetch import fetch
 from hetero.batches.request import Cancelled
 from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.errors import ConfigError, DatasetError
+from tests.support.batches.subjects import Augmented, failure, request, same, torch
 
 SIZE = 20
 INDICES = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=12)

@@ -15,10 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Give a function that imports a module of the benchmarks; what it imported is forgotten afterwards.
-
-    Their ``harness`` shares its name with that of the integration tests.
-    """
+    """Give a function that imports a module of the benchmarks; what it imported is forgotten afterwards."""
     own = {path.stem for path in BENCHMARKS.iterdir() if path.suffix in {"", ".py"}}
     others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in own}
     for name in others:

@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from canary_points import FRACTIONS, memory, point
 
 from hetero.decide.canary.forecast import forecast
 from hetero.decide.canary.model import Candidate
 from hetero.decide.canary.points import CanaryPoint
+from tests.support.canary import FRACTIONS, memory, point
 
 Load = Callable[[str], ModuleType]
 FACTS = {"date": "2026-01-01", "commit": "abc"}

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_proxy import Chaos
-from hosts import Hosts, host_names
-from networks import NamespaceNetwork, Network, ProxiedNetwork
+
+from tests.support.chaos.hosts import Hosts, host_names
+from tests.support.chaos.networks import NamespaceNetwork, Network, ProxiedNetwork
+from tests.support.chaos.proxy import Chaos
 
 _ALL_NETWORKS = "HETERO_TEST_ALL_NETWORKS" in os.environ
 

@@ -1,6 +1,6 @@
 """Data hosts that join one job and leave it again, in real processes: is any batch lost, repeated or out of order?
 
-    python tests/chaos/joins.py --events 500 --seed 1
+    python -m tests.chaos.joins --events 500 --seed 1
 
 An event is a join or a leave. A host leaves by a notice (SIGTERM) or, unless ``--no-kills``, by SIGKILL. The chain over
 all batches must be that of one host alone. Without kills, hosts must have computed each batch exactly once. A host that

@@ -1,6 +1,6 @@
 """Jobs of a real Slurm on this machine, one after the other, a third of them ended: how does each end, what is left?
 
-    python tests/chaos/slurm_jobs.py --jobs 50
+    python -m tests.chaos.slurm_jobs --jobs 50
 
 Heterogeneous jobs by one srun and by two, and one component that is divided, in turn. A third is ended by scancel, by
 a kill of the launcher of a data node or of the trainer node, by the time limit, or by its script. Each must end with
@@ -27,13 +27,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-
 import psutil
-from slurm_cluster import NUM_GPUS, SlurmCluster, missing
 
 from hetero import cli
 from hetero.errors import ExitCode
+from tests.support.integration.slurm_cluster import NUM_GPUS, SlurmCluster, missing
 
 CHAIN = Path(__file__).parents[1] / "integration" / "scripts" / "chain.py"
 OPTIONS = ["--nproc-per-node", "2", "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--start-timeout", "60"]

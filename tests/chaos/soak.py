@@ -26,12 +26,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import leftovers
 import psutil
-from hosts import TRAINER, Hosts, host_names
-from killer import NUM_RANKS, Killer, Summary
-from networks import NamespaceNetwork, Network, make_network
-from undisturbed import undisturbed
+
+from tests.support.chaos import leftovers
+from tests.support.chaos.hosts import TRAINER, Hosts, host_names
+from tests.support.chaos.killer import NUM_RANKS, Killer, Summary
+from tests.support.chaos.networks import NamespaceNetwork, Network, make_network
+from tests.support.chaos.undisturbed import undisturbed
 
 NUM_DATA_HOSTS, ENDPOINTS_PER_HOST = 3, 2
 _FLAGS = (

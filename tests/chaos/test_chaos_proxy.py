@@ -6,8 +6,9 @@ import socket
 from collections.abc import Callable, Iterator
 
 import pytest
-from chaos_proxy import Chaos, ChaosProxy, Faults, Way
-from listening import Listener
+
+from tests.support.chaos.proxy import Chaos, ChaosProxy, Faults, Way
+from tests.support.listening import Listener
 
 TEXT = bytes(range(256)) * 40
 

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from hosts import LEASE_S, TRAINER, Hosts
-from networks import NamespaceNetwork
-from undisturbed import undisturbed
+
+from tests.support.chaos.hosts import LEASE_S, TRAINER, Hosts
+from tests.support.chaos.networks import NamespaceNetwork
+from tests.support.chaos.undisturbed import undisturbed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -12,11 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-import leftovers
 import psutil
 import pytest
-import soak
-from harness import wait_gone
+
+from tests.chaos import soak
+from tests.support.chaos import leftovers
+from tests.support.integration.harness import wait_gone
 
 
 @pytest.mark.integration
@@ -48,11 +49,15 @@ def launchers_of(process: psutil.Process) -> list[psutil.Process]:
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_soak_that_is_ended_takes_its_launchers_along(tmp_path: Path, number: signal.Signals) -> None:
-    command = [sys.executable, soak.__file__, "--network", "proxies", "--step-s", "1"]
+    command = [sys.executable, "-m", "tests.chaos.soak", "--network", "proxies", "--step-s", "1"]
     output = tmp_path / "output"
     with output.open("wb") as log:
         process = subprocess.Popen(
-            command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
     launchers: list[psutil.Process] = []
     try:

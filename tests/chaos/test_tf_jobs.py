@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tf_jobs
-from tf_plans import BATCH_SIZE, Fault, Plan, draw
+
+from tests.chaos import tf_jobs
+from tests.support.chaos.tf_plans import BATCH_SIZE, Fault, Plan, draw
 
 PLAN = Plan(service="grpc", num_data=1, num_trainers=1)
 STANDS_FOR_A_JOB = """

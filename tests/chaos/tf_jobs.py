@@ -31,12 +31,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import leftovers
 import psutil
-from hosts import MARKER, signal_safely
-from tf_plans import BATCH_SIZE, NUM_RANKS, Fault, Plan, draw
 
 from hetero.system.process import adopt_descendants, kill_all, reap_adopted, start_child
+from tests.support.chaos import leftovers
+from tests.support.chaos.hosts import MARKER, signal_safely
+from tests.support.chaos.tf_plans import BATCH_SIZE, NUM_RANKS, Fault, Plan, draw
 
 SCRIPT = Path(__file__).with_name("tf_job_script.py")
 _BEGIN_S, _JOB_S = 180.0, 300.0

@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from clocks import Clock
-from hubs import make_hub
 
 from hetero.control.hub import Hub
+from tests.support.control.clocks import Clock
+from tests.support.control.hubs import make_hub
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from clocks import Clock
-from members import cause, endpoint, status, view
 
 from hetero.config import Timings
 from hetero.control.members.membership import Membership
 from hetero.control.status import Cause, HostState
+from tests.support.control.clocks import Clock
+from tests.support.control.members import cause, endpoint, status, view
 
 
 def settled(membership: Membership, clock: Clock, wait_s: float = Membership.SETTLE_S) -> Cause | None:

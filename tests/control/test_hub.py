@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from hubs import TOKEN, Names, make_hub, wait_for
 
 from hetero.cluster import Role
 from hetero.control import peer_connection, security
@@ -25,6 +24,7 @@ from hetero.control.status import (
 )
 from hetero.errors import ExitCode, PortError
 from hetero.wire.proto import control_pb2 as pb
+from tests.support.control.hubs import TOKEN, Names, make_hub, wait_for
 
 RECORD = EndpointRecord(endpoint_id="data/0", host="data", address="127.0.0.1:9", incarnation="i", num_slots=3)
 OTHER_PROTOCOL = CONTROL_PROTOCOL + 98

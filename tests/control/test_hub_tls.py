@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from hubs import TOKEN, make_hub, wait_for
-from job_certificates import GRPC_NAMES_THE_CHECK, tls
 
 from hetero.cluster import Role
 from hetero.control import security
@@ -17,6 +15,8 @@ from hetero.control.rank.session import RankSession
 from hetero.control.status import HostState
 from hetero.errors import ExitCode, HeteroError
 from hetero.wire.tls import Tls
+from tests.support.control.hubs import TOKEN, make_hub, wait_for
+from tests.support.wire.job_certificates import GRPC_NAMES_THE_CHECK, tls
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from clocks import Clock
 
 from hetero.wire import channels  # before grpc, because channels sets grpc's environment
+from tests.support.control.clocks import Clock
 
 import grpc  # isort: skip
 

@@ -6,8 +6,6 @@ import dataclasses
 import logging
 
 import pytest
-from clocks import Clock
-from members import MEMBERS, cause, endpoint, status, view
 
 from hetero.cluster import Role
 from hetero.config import Timings
@@ -15,6 +13,8 @@ from hetero.control.members.membership import Membership
 from hetero.control.status import HostState, RankReport, StopPoint
 from hetero.control.stop_points import stop_point
 from hetero.errors import ExitCode
+from tests.support.control.clocks import Clock
+from tests.support.control.members import MEMBERS, cause, endpoint, status, view
 
 
 def test_arbiter_lowest_trainer_lives_is_that_host(clock: Clock) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from clocks import Clock
-from members import status
 
 from hetero.cluster import Role
 from hetero.config import Timings
@@ -15,6 +13,8 @@ from hetero.control.members.membership import Member, Membership
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.metrics.logged import LoggedMetric
+from tests.support.control.clocks import Clock
+from tests.support.control.members import status
 
 MEMBERS = (
     Member(host="algo-2", role=Role.TRAINER),

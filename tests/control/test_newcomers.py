@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from clocks import Clock
-from members import MEMBERS, cause, endpoint, status, view
 
 from hetero.cluster import Role
 from hetero.config import Timings
@@ -15,6 +13,8 @@ from hetero.control.members.membership import Member, Membership
 from hetero.control.members.newcomers import JoinedHosts, Obstacle
 from hetero.control.status import HostState
 from hetero.errors import ExitCode
+from tests.support.control.clocks import Clock
+from tests.support.control.members import MEMBERS, cause, endpoint, status, view
 
 NEW = JoinedHost(host="new", address="10.0.0.9:17170", group="data", instance_type="ml.c5.xlarge")
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from hubs import TOKEN, make_hub, wait_for
 
 from hetero.control.hub import Hub
 from hetero.control.launcher_link import LauncherLink
@@ -21,6 +20,7 @@ from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.limits import GREETING
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.transports import greeter
+from tests.support.control.hubs import TOKEN, make_hub, wait_for
 
 HELLO = GREETING + proof_of_rank(TOKEN, "job-a")
 FAILURE = pb.RankReport(rank=0, failure=pb.Cause(summary="boom", exit_code=30))

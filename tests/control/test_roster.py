@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable
 
 import pytest
-from clocks import Clock
-from members import cause, endpoint, status, view
 
 from hetero.config import Timings
 from hetero.control.members.joined import JoinedHost
 from hetero.control.members.membership import Membership
 from hetero.control.status import HostState, RankReport
+from tests.support.control.clocks import Clock
+from tests.support.control.members import cause, endpoint, status, view
 
 HOSTS = ("algo-1", "algo-2", "algo-3", "algo-4", "new")
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from patients import DOCTOR, TIMEOUT_S, here, in_cluster, levels, write_cluster
 
 from hetero.doctor import Level, Snapshot
 from hetero.doctor.cluster import examine_names
+from tests.support.doctor import DOCTOR, TIMEOUT_S, here, in_cluster, levels, write_cluster
 
 SILENT_SERVER = """
 import json, os, socket, subprocess, sys

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patients import here, in_cluster, levels
 
 from hetero.doctor import Level
 from hetero.doctor.connections import examine_ports, last_ephemeral_port
+from tests.support.doctor import here, in_cluster, levels
 
 PORT = 17994
 PROXY = "http://user:secret-word@proxy.corp:3128"

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from patients import here, run_doctor, worst, write_cluster
 
 from hetero import cli, doctor
 from hetero.doctor import Diagnosis, Level, Snapshot, examination
 from hetero.doctor.examination import SUBJECTS
 from hetero.doctor.parallel import gather
+from tests.support.doctor import here, run_doctor, worst, write_cluster
 
 Capture = pytest.CaptureFixture[str]
 

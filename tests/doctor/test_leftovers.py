@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patients import here
 
 from hetero.doctor import Diagnosis, Level
 from hetero.doctor.leftovers import examine, find_processes
+from tests.support.doctor import here
 
 # Each line is one write, also where PYTHONUNBUFFERED is set: two processes write to one pipe.
 READ = r"import os, sys; os.write(1, b'up\n'); sys.stdin.read()"

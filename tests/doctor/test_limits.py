@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from patients import here, levels, run_doctor, worst, write_cluster
 
 from hetero.doctor import Level, limits
 from hetero.launch.placement import needed_descriptors
+from tests.support.doctor import here, levels, run_doctor, worst, write_cluster
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from patients import here
 
 from hetero.cache import folders
 from hetero.doctor.limits import examine_memory
+from tests.support.doctor import here
 
 FAKE = "import sys; data = bytearray(50_000_000); print('up', flush=True); sys.stdin.read()"
 

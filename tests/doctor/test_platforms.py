@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from patients import here
 
 from hetero.cluster.platforms import slurm
 from hetero.doctor import Level
 from hetero.doctor.cluster import examine_platform
+from tests.support.doctor import here
 
 SLURM = {
     "SLURM_JOB_ID": "7",

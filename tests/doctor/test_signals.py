@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patients import run_doctor, write_cluster
 
 from hetero.doctor import Level
 from hetero.doctor.signals import ProcessFacts, ancestry, judge
+from tests.support.doctor import run_doctor, write_cluster
 
 BLOCKED = """
 import os, signal, sys

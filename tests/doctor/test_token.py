@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from patients import here, in_cluster, levels
 
 from hetero.doctor import Level, examine, render_text, to_json
 from hetero.doctor.token import examine as examine_token
 from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
 from hetero.wire.certificates import make_certificates
+from tests.support.doctor import here, in_cluster, levels
 
 SECRET = "S3cret-token-of-this-test-0123456789"
 

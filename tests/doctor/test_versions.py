@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from patients import here, run_doctor
 
 from hetero.doctor import Level
 from hetero.doctor.examination import SUBJECTS
 from hetero.doctor.versions import FLOORS, KNOWN_BAD, KnownBad, examine, judge
+from tests.support.doctor import here, run_doctor
 
 GOOD = {
     **FLOORS,

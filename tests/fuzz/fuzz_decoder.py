@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of every parser that an unauthenticated peer's bytes reach.
 
 Needs atheris, which the suite does not: ``make fuzz DURATION_S=600`` installs it into a separate environment.
-Findings are written as ``crash-*`` by libFuzzer. Replay one with ``python tests/fuzz/fuzz_decoder.py FILE``. Inputs
+Findings are written as ``crash-*`` by libFuzzer. Replay one with ``python -m tests.fuzz.fuzz_decoder FILE``. Inputs
 that reached something new are worth keeping: ``--pack FOLDER`` puts the smallest set of them into ``corpus.zip``,
 which the suite replays (tests/fuzz/test_corpus.py).
 """
@@ -28,7 +28,7 @@ def pack(folder: Path) -> None:
 
 def unpack(folder: Path) -> None:
     """Put the corpus and valid frames of every kind into a folder."""
-    from seeds import seeds
+    from tests.support.fuzz.seeds import seeds
 
     for number, data in enumerate(seeds()):
         (folder / f"seed-{number:03d}").write_bytes(data)
@@ -39,17 +39,15 @@ def unpack(folder: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     """Fuzz until libFuzzer's own limits (``-max_total_time=600``) are reached."""
-    sys.path.insert(0, str(Path(__file__).parent))
     if arguments[1:2] in (["--pack"], ["--unpack"]):
         (pack if arguments[1] == "--pack" else unpack)(Path(arguments[2]))
         return
     import atheris
 
     with atheris.instrument_imports(include=["hetero"]):
-        from targets import run
-
         import hetero.batches.structure.conversion
         import hetero.wire.framing  # noqa: F401
+        from tests.support.fuzz.targets import run
 
     atheris.Setup(arguments, lambda data: run(bytes(data)))
     atheris.Fuzz()

@@ -8,15 +8,15 @@ import zipfile
 from collections import Counter
 
 import pytest
-from damage import mutate
-from fuzz_decoder import CORPUS
 from hypothesis import given
 from hypothesis import strategies as st
-from seeds import BATCHES, answer, seeds
-from targets import LIMITS, TARGETS, run, split_answer
 
 from hetero.batches.purity.comparison import compare
 from hetero.wire.framing import BatchDecoder
+from tests.fuzz.fuzz_decoder import CORPUS
+from tests.support.fuzz.seeds import BATCHES, answer, seeds
+from tests.support.fuzz.targets import LIMITS, TARGETS, run, split_answer
+from tests.support.wire.damage import mutate
 
 pytest.importorskip("torch")  # imported before memory is counted
 pytest.importorskip("lz4.block")

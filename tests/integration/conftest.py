@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from harness import (
+
+from tests.support.integration.harness import (
     CHAIN,
     MARKER,
     TIME_SCALE,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import CHAIN, DNN, TORCH_CHAIN, Job, StartJob, audit, chains
+from tests.support.integration.harness import CHAIN, DNN, TORCH_CHAIN, Job, StartJob, audit, chains
 
 NEEDY = ("--emulate-sample-seconds", "0.06", "--emulate-step-seconds", "0.03", "--purity-checks", "0")
 """A batch of 8 takes 0.48 s of a vCPU. Four vCPUs make a batch in 0.12 s, and twelve in 0.04 s."""

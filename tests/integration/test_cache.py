@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import CHAIN, DNN, StartJob, data
+
+from tests.support.integration.harness import CHAIN, DNN, StartJob, data
 
 
 @pytest.mark.parametrize("groups", [[DNN], [data(2), DNN]], ids=["homogeneous", "heterogeneous"])

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Start
 
 from hetero.decide.canary.model import load_canary
+from tests.support.integration.harness import Start
 
 SCRIPT = """
 import os, pathlib, time

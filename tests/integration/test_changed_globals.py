@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from harness import DNN, Job, StartJob, data
 
 from hetero.errors import ExitCode
+from tests.support.integration.harness import DNN, Job, StartJob, data
 
 SCRIPT = Path(__file__).parent / "scripts" / "changed_globals.py"
 

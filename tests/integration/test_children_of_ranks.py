@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import DNN, Job, StartJob, data
+
+from tests.support.integration.harness import DNN, Job, StartJob, data
 
 SCRIPT = """
 import os

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import StartJob, chains, chains_alone
+
+from tests.support.integration.harness import StartJob, chains, chains_alone
 
 # Python imports it by itself at its start. libfaketime may be missing, so native code sees no jump: gRPC, which
 # takes the time in Python and has native code make a deadline of it, must see none either.

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from arrays_job import ARRAYS, check_fed_as_alone
-from harness import TIME_SCALE, Job, Start, wait_gone
+
+from tests.support.integration.arrays_job import ARRAYS, check_fed_as_alone
+from tests.support.integration.harness import TIME_SCALE, Job, Start, wait_gone
 
 LAUNCHER = Path(__file__).parents[2] / "launchers" / "launcher.py"
 StartHost = Callable[..., Job]

@@ -17,11 +17,21 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import DNN, MARKER, SLOW, WITHOUT_TORCH, StartJob, StartLauncher, failure, sweep, wait_gone
 
 from hetero import __version__
 from hetero.config import Timings
 from hetero.system.cgroups import memory_use
+from tests.support.integration.harness import (
+    DNN,
+    MARKER,
+    SLOW,
+    WITHOUT_TORCH,
+    StartJob,
+    StartLauncher,
+    failure,
+    sweep,
+    wait_gone,
+)
 
 DATA = "data_group=ml.c5.9xlarge:1"
 

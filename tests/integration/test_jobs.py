@@ -16,10 +16,20 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import DNN, TORCH_CHAIN, Job, StartJob, audit, chains, chains_alone, data, wait_gone
 
 from hetero.audit.reading import read_ledger
 from hetero.report import compare, load_report, render_comparison
+from tests.support.integration.harness import (
+    DNN,
+    TORCH_CHAIN,
+    Job,
+    StartJob,
+    audit,
+    chains,
+    chains_alone,
+    data,
+    wait_gone,
+)
 
 LEASE_S = 3.0
 """The shortest there is."""

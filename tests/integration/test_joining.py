@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arrays_job import ARRAYS, WITHOUT_TORCH, check_fed_as_alone
-from harness import Job, StartLauncher, failure
 
 from hetero.errors import ExitCode
+from tests.support.integration.arrays_job import ARRAYS, WITHOUT_TORCH, check_fed_as_alone
+from tests.support.integration.harness import Job, StartLauncher, failure
 
 NUM_SAMPLES = 800
 FLAGS = [*WITHOUT_TORCH, "--endpoints-per-host", "1", "--trainer-endpoints", "0"]

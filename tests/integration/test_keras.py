@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import DNN, Start, StartJob, data
 
 from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
 from hetero.datasets import build
 from hetero.loaders.sampling import BuiltInOrder, Shard
+from tests.support.integration.harness import DNN, Start, StartJob, data
 
 SCRIPT = Path(__file__).parent / "scripts" / "keras_chain.py"
 NUM_SAMPLES = 44

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WITHOUT_TORCH, StartLauncher, failure
+
+from tests.support.integration.harness import WITHOUT_TORCH, StartLauncher, failure
 
 
 def check_rhythm(lines: list[tuple[float, str]], measured: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from harness import DNN, StartJob
+from tests.support.integration.harness import DNN, StartJob
 
 SCRIPT = """
 import json, os, sys, time

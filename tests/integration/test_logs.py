@@ -6,11 +6,11 @@ import itertools
 import re
 
 import pytest
-from harness import TORCH_CHAIN, Job, StartJob, data
 
 from hetero.launch.reporting.progress import PROGRESS_MARK
 from hetero.metrics.lines import METRIC_NAMES
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
+from tests.support.integration.harness import TORCH_CHAIN, Job, StartJob, data
 
 PRICES = ["--price-profile", "seed-2022"]
 

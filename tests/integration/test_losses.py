@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from harness import DNN, TIME_SCALE, Job, StartJob, chains, chains_alone, data, wait_gone
+
+from tests.support.integration.harness import DNN, TIME_SCALE, Job, StartJob, chains, chains_alone, data, wait_gone
 
 SAMPLES = ["--epochs", "1", "--num-samples", "400"]
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import CHAIN, DNN, StartJob
+
+from tests.support.integration.harness import CHAIN, DNN, StartJob
 
 
 @pytest.mark.parametrize("groups", [["data_group=ml.c5.xlarge:1", DNN], [DNN]], ids=["data host", "own workers"])

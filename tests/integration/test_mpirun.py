@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import TIME_SCALE, Job, Start
+
+from tests.support.integration.harness import TIME_SCALE, Job, Start
 
 pytestmark = pytest.mark.netns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from harness import CHAIN, StartJob, data
+from tests.support.integration.harness import CHAIN, StartJob, data
 
 SCRIPT = CHAIN.with_name("plain_ranks.py")
 NUM_SAMPLES = 40

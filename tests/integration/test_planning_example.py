@@ -9,9 +9,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from harness import Start
 
 from hetero.report.plan import load_plan
+from tests.support.integration.harness import Start
 
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 import yaml
-from arrays_job import ARRAYS, WITHOUT_TORCH, check_fed_as_alone
-from harness import CHAIN, chains, chains_alone
 
 from hetero import cli
 from hetero.errors import ExitCode
+from tests.support.integration.arrays_job import ARRAYS, WITHOUT_TORCH, check_fed_as_alone
+from tests.support.integration.harness import CHAIN, chains, chains_alone
 
 OPTIONS = ["--nproc-per-node", "2", "--endpoints-per-host", "1", "--trainer-endpoints", "0", "--start-timeout", "60"]
 LONG = ["--step-s", "0.05", "--until"]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from harness import Job, Start, StartJob, StartLauncher
 
 from hetero.decide.planning.options import PlanOptions
 from hetero.decide.planning.plan import make_plan
@@ -19,6 +18,7 @@ from hetero.metrics.profile.text import first_sentence
 from hetero.pricing import Catalogue
 from hetero.sample_costs.measuring import burst_sizes
 from hetero.system.cgroups import usable_cpus
+from tests.support.integration.harness import Job, Start, StartJob, StartLauncher
 
 pytestmark = pytest.mark.timeout(240)  # up to a minute of training, and the samples after it
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import CHAIN, StartJob
+
+from tests.support.integration.harness import CHAIN, StartJob
 
 SCRIPT = CHAIN.with_name("rank_zero.py")
 TWO_HOSTS = ["dnn_group=ml.p3.2xlarge:2"]

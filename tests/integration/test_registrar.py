@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import CHAIN, Job, Start, chains, chains_alone
 
 from hetero.errors import ExitCode
+from tests.support.integration.harness import CHAIN, Job, Start, chains, chains_alone
 
 NETWORK = f"127.{100 + os.getpid() % 100}.8"
 ARGS = ["--epochs", "1", "--num-samples", "400"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
-from arrays_job import ARRAYS
-from harness import Job, Start, wait_gone
 
 from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
+from tests.support.integration.arrays_job import ARRAYS
+from tests.support.integration.harness import Job, Start, wait_gone
 
 LAUNCHER = Path(__file__).parents[2] / "launchers" / "launcher.py"
 TOOLKIT = Path(__file__).parent / "scripts" / "toolkit.py"

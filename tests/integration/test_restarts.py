@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import CHAIN, Job, StartJob, wait_gone
 
 from hetero.config import Timings
 from hetero.control.members.membership import Membership
+from tests.support.integration.harness import CHAIN, Job, StartJob, wait_gone
 
 SCRIPT = CHAIN.with_name("checkpointed.py")
 DATA = "data_group=ml.c5.9xlarge:1"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import CHAIN, TORCH_CHAIN, Job, StartJob, StartLauncher, failure
 
 from hetero.control.security import TOKEN_FILE_VARIABLE, load_token
+from tests.support.integration.harness import CHAIN, TORCH_CHAIN, Job, StartJob, StartLauncher, failure
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from harness import DNN, TORCH_CHAIN, Job, StartJob, chains, data
+
+from tests.support.integration.harness import DNN, TORCH_CHAIN, Job, StartJob, chains, data
 
 POISON = (3, 17, 18, 40, 99)
 FAULTS = "poison=" + ";".join(map(str, POISON))

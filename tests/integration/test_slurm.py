@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from arrays_job import ARRAYS, WITHOUT_TORCH, check_fed_as_alone
-from harness import CHAIN, chains, chains_alone
-from slurm_cluster import NUM_GPUS, SlurmCluster, missing
 
 from hetero import cli
 from hetero.errors import ExitCode
+from tests.support.integration.arrays_job import ARRAYS, WITHOUT_TORCH, check_fed_as_alone
+from tests.support.integration.harness import CHAIN, chains, chains_alone
+from tests.support.integration.slurm_cluster import NUM_GPUS, SlurmCluster, missing
 
 OPTIONS = ["--endpoints-per-host", "1", "--trainer-endpoints", "0", "--log-level", "info"]
 TWO_RANKS = [*WITHOUT_TORCH, "--nproc-per-node", "2"]

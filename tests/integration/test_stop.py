@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import (
+
+from hetero.config import Timings
+from tests.support.integration.harness import (
     DNN,
     SLOW,
     TIME_SCALE,
@@ -27,8 +29,6 @@ from harness import (
     data,
     wait_gone,
 )
-
-from hetero.config import Timings
 
 
 def launchers(job: Job, role_host: str) -> int:

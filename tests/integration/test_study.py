@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import CHAIN, TIME_SCALE, Job, Start
 
 from hetero.report import load_report
+from tests.support.integration.harness import CHAIN, TIME_SCALE, Job, Start
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "decide"
 SCRIPT = CHAIN.with_name("studied.py")

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import DNN, MARKER, StartJob, data, sweep
 
 from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
 from hetero.datasets import build
 from hetero.loaders.sampling import BuiltInOrder, Shard
+from tests.support.integration.harness import DNN, MARKER, StartJob, data, sweep
 
 SCRIPT = Path(__file__).parent / "scripts" / "tf_chain.py"
 WORKERS = SCRIPT.with_name("tf_workers.py")

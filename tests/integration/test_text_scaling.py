@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Start
+
+from tests.support.integration.harness import Start
 
 pytest.importorskip("transformers")
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import DNN, Start, StartJob
 
 from hetero.metrics.profile.profile import load_profile
+from tests.support.integration.harness import DNN, Start, StartJob
 
 SCRIPT = Path(__file__).parent / "scripts" / "tf_profiled.py"
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import CHAIN, DNN, Job, StartJob, StartLauncher, data, failure, wait_gone
+
+from tests.support.integration.harness import CHAIN, DNN, Job, StartJob, StartLauncher, data, failure, wait_gone
 
 SCRIPT = CHAIN.with_name("tf_service.py")
 GROUPS = [data(2), "dnn_group=ml.p3.2xlarge:2"]

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import StartJob, StartLauncher, chains, chains_alone
-from job_certificates import folder
 
 from hetero.wire.certificates import make_certificates
+from tests.support.integration.harness import StartJob, StartLauncher, chains, chains_alone
+from tests.support.wire.job_certificates import folder
 
 GROUPS = ["data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:1"]
 SAMPLES = ["--epochs", "1", "--num-samples", "400"]

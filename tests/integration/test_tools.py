@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import CHAIN, DNN, StartJob, data
+
+from tests.support.integration.harness import CHAIN, DNN, StartJob, data
 
 TOOLS = CHAIN.with_name("tools.py")
 NUM_SAMPLES = 53

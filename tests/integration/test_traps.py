@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness import CHAIN, DNN, StartJob, data
+from tests.support.integration.harness import CHAIN, DNN, StartJob, data
 
 TRAPS = CHAIN.with_name("traps.py")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from clusters import cluster
 
 from hetero.config import LaunchOptions
 from hetero.errors import ConfigError
 from hetero.launch.control_plane import check_spot_groups
+from tests.support.launch.clusters import cluster
 
 
 @pytest.mark.parametrize(

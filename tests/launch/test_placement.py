@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from clusters import cluster
 
 from hetero.cluster import ClusterSpec
 from hetero.config import LaunchOptions, Timings
@@ -15,6 +14,7 @@ from hetero.pool.pool import PoolOptions
 from hetero.pool.tf_pool import ServiceOptions
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.limits import Limits
+from tests.support.launch.clusters import cluster
 
 
 def plan(current: str, *, data: int = 1, **options: Any) -> placement.Placement:

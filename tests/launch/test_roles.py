@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stub_host import FailedError, StubHost
 
 from hetero.cluster import Role
 from hetero.control.members.membership import Member
@@ -18,6 +17,7 @@ from hetero.launch.data_services import Servers
 from hetero.launch.ranks.mpi_ranks import MpiStarter
 from hetero.launch.ranks.ranks import AgentStarter
 from hetero.launch.roles import serve, train
+from tests.support.launch.stub_host import FailedError, StubHost
 
 MEMBERS = (Member(host="trainer", role=Role.TRAINER), Member(host="data", role=Role.DATA))
 Happens = Callable[[StubHost], None]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from stub_host import FailedError, StubHost
 
 from hetero.cluster import Role
 from hetero.control.members.membership import Member
@@ -17,6 +16,7 @@ from hetero.launch import roles
 from hetero.launch.ranks import ranks as ranks_module
 from hetero.launch.ranks.ranks import AgentStarter
 from hetero.launch.ranks.starter import RanksOptions
+from tests.support.launch.stub_host import FailedError, StubHost
 
 NO_SPACE = Cause(host="algo-2", summary="rank 0: no space", exit_code=ExitCode.SCRIPT_FAILED)
 MEMBERS = (Member(host="algo-2", role=Role.TRAINER), Member(host="algo-3", role=Role.TRAINER))

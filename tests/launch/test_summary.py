@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from clusters import cluster
 
 from hetero.cluster import ClusterSpec, find_platform
 from hetero.config import LaunchOptions, Timings
@@ -16,6 +15,7 @@ from hetero.launch import placement
 from hetero.launch.reporting.summary import JobHistory, run_facts
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS
 from hetero.report.model import RunFacts
+from tests.support.launch.clusters import cluster
 
 
 def facts_of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from clocks import Clock
 
 from hetero.launch.watchdog import Watchdog
+from tests.support.control.clocks import Clock
 
 
 class Bench:

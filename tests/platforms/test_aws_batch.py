@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from recorded_environments import changed
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.groups import stated_groups
 from hetero.cluster.platforms.aws_batch import AwsBatch
 from hetero.cluster.platforms.platform import Registration
 from hetero.errors import ClusterError
+from tests.support.platforms import changed
 
 MAIN = "10.0.1.17"
 GROUPS = "trainer=GPU:8:2 data=CPU:32:3"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from recorded_environments import changed, jobset_variables
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.platforms.jobset import JobSet
 from hetero.errors import ClusterError
+from tests.support.platforms import changed, jobset_variables
 
 GROUPS = "dnn=GPU:8:2 data=CPU:32:3"
 TRAINERS = tuple(f"photos-dnn-0-{index}.photos" for index in range(2))

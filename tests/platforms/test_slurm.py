@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_environments import changed, recorded
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.platforms.slurm import Slurm, node_names
 from hetero.config import resolve_options
 from hetero.errors import ClusterError, ConfigError
+from tests.support.platforms import changed, recorded
 
 GPU = ("gpu-0", ("gpu01",), Role.TRAINER)
 CPU = ("cpu-1", ("cpu01", "cpu02"), Role.DATA)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from recorded_environments import changed, jobset_variables
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.platforms.trainjob import TrainJob
 from hetero.errors import ClusterError
+from tests.support.platforms import changed, jobset_variables
 
 GROUPS = "dnn=GPU:8:2 data=CPU:32:3"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_environments import changed
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.platforms.vertex import Vertex
 from hetero.errors import ClusterError
+from tests.support.platforms import changed
 
 POOLS = {
     "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recorded_environments import changed
 
 from hetero.cluster import Role, find_platform
 from hetero.cluster.platforms.volcano import Volcano
 from hetero.errors import ClusterError
+from tests.support.platforms import changed
 
 
 def pod(task: str = "dnn", index: int = 0, **changes: str | None) -> dict[str, str]:

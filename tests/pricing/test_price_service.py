@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guards import hide_account
 
 from hetero import cli
 from hetero.errors import ConfigError, ExitCode
 from hetero.pricing import price_service
 from hetero.pricing.price_service import fetch_prices, is_ours
+from tests.support.sagemaker.guards import hide_account
 
 boto3 = pytest.importorskip("boto3")
 stub = pytest.importorskip("botocore.stub")

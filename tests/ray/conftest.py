@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_harness import DATA, SCRIPT, Training
 
 from hetero.ray import DataService
+from tests.support.ray.harness import DATA, SCRIPT, Training
 
 _QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",

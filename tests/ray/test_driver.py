@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_ray import FakeRay, RayActorError, RayError
 
 from hetero.cluster import Role
 from hetero.config import LaunchOptions
@@ -19,6 +18,7 @@ from hetero.errors import CapacityError, ExitCode, HeteroError, PortError
 from hetero.ray.connection import connected
 from hetero.ray.groups import parse_group
 from hetero.ray.job import Job
+from tests.support.ray.fake_ray import FakeRay, RayActorError, RayError
 
 TWO_TRAINERS = ("trainer=GPU:1:2", "data=CPU:1:1..4")
 STOPPED = 128 + signal.SIGTERM

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_harness import DATA, SCRIPT, Training, check_batches, check_ended, longest_wait_s, wait_until
 
 from hetero.errors import DataPlaneError
 from hetero.ray import DataService
+from tests.support.ray.harness import DATA, SCRIPT, Training, check_batches, check_ended, longest_wait_s, wait_until
 
 LONG = {"num_samples": 80_000, "step_s": 0.02}
 MAX_WAIT_S = 2.0

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
-from ray_driver import CHAIN, Driver
-from ray_harness import SCRIPT, batches_in, check_batches, check_ended, wait_until
 
 from hetero.errors import ExitCode
 from hetero.ray.head import HeadWatch
+from tests.support.ray.driver import CHAIN, Driver
+from tests.support.ray.harness import SCRIPT, batches_in, check_batches, check_ended, wait_until
 
 
 class Clock:

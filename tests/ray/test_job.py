@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from ray_driver import CHAIN, TWO, Driver
-from ray_harness import SCRIPT, batches_in, check_batches, wait_until
 
 from hetero import cli
 from hetero.errors import ConfigError, ExitCode
 from hetero.ray.groups import parse_group
+from tests.support.ray.driver import CHAIN, TWO, Driver
+from tests.support.ray.harness import SCRIPT, batches_in, check_batches, wait_until
 
 
 def test_lost_data_host_is_replaced_and_a_job_that_was_stopped_goes_on_with_more_hosts_until_its_script_fails(

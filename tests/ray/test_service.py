@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_harness import DATA, SCRIPT, Training, alone, check_batches, check_ended, wait_until
 
 import hetero.ray
 from hetero.errors import CapacityError, ConfigError, DataPlaneError
 from hetero.ray import DataService
+from tests.support.ray.harness import DATA, SCRIPT, Training, alone, check_batches, check_ended, wait_until
 
 
 def test_token_is_in_no_argument_environment_or_pickle(service: DataService, cluster: Any) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ray_harness import Training, alone, batches_in
-
 from hetero.ray import DataService
+from tests.support.ray.harness import Training, alone, batches_in
 
 
 def test_restarted_run_gets_the_remaining_batches(

@@ -1,7 +1,7 @@
 """Writes docs/reliability.md from what a run of the tests has shown.
 
-    HETERO_TEST_EVIDENCE=evidence.jsonl python tests/run_parts.py
-    python tests/reliability/reliability_document.py evidence.jsonl
+    HETERO_TEST_EVIDENCE=evidence.jsonl python -m tests.run_parts
+    python -m tests.reliability.reliability_document evidence.jsonl
 
 The rows are in rows.yaml beside this file. The marks of tests name the rows that they show. Tests also measure times.
 """

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reliability_document as generate
+
+from tests.reliability import reliability_document as generate
 
 ROWS = generate.load_rows()
 TESTS = Path(__file__).resolve().parents[1]

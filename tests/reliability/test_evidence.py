@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import reliability_document as generate
+from tests.reliability import reliability_document as generate
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 TESTS = """

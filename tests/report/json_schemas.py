@@ -1,6 +1,6 @@
 """The JSON schemas of ``report.json`` and ``profile.json``, derived from the dataclasses of these files.
 
-The package contains the schemas for readers in other languages. ``python tests/report/json_schemas.py`` renews them.
+The package contains the schemas for readers in other languages. ``python -m tests.report.json_schemas`` renews them.
 """
 
 from __future__ import annotations

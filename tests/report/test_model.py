@@ -8,7 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import json_schemas
 import jsonschema
 import pytest
 
@@ -18,6 +17,7 @@ from hetero.metrics.skips import SkippedSample
 from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import RankFacts, Report, RunFacts, build_report, load_report, show_file, write_report
+from tests.report import json_schemas
 
 FactsMaker = Callable[..., RunFacts]
 
@@ -47,7 +47,7 @@ def test_schemas_shipped_are_valid_and_fresh(path: str) -> None:
     schema = json.loads((json_schemas.PACKAGE / path).read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     fresh = json_schemas.json_schema(*json_schemas.SCHEMAS[path])
-    assert schema == json.loads(json.dumps(fresh)), "run python tests/report/json_schemas.py"
+    assert schema == json.loads(json.dumps(fresh)), "run python -m tests.report.json_schemas"
 
 
 def test_report_json_satisfies_the_schema_and_survives(report: Report, make_facts: FactsMaker) -> None:

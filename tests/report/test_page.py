@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import needs_chromium, open_page
 
 from hetero.cli import main
 from hetero.decide.pages.run_page import comparison_page, run_page
@@ -25,6 +24,7 @@ from hetero.metrics.usage_series import UsageSeries
 from hetero.pricing import Catalogue
 from hetero.report import RankFacts, Report, RunFacts, build_report, compare
 from hetero.report.model import TimedEvent
+from tests.support.browser import needs_chromium, open_page
 
 pytest.importorskip("matplotlib")
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guards import hide_account
+
+from tests.support.sagemaker.guards import hide_account
 
 _NO_BANNER = "SAGEMAKER_SUPPRESS_V2_WARNING"
 """Version 2 warns once that there is a version 3."""

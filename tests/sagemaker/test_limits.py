@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from estimators import clean
 
 from hetero.sagemaker.limits import breaches, limits, values_at
 from hetero.sagemaker.request import TrainingRequest
+from tests.support.sagemaker.estimators import clean
 
 session = pytest.importorskip("botocore.session")
 LIMITS = limits()

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import pytorch
-from planning_profiles import make_profile
 
 from hetero.errors import ClusterError, ConfigError
 from hetero.metrics.profile.profile import Profile, write_profile
 from hetero.sagemaker import plan, prepare
+from tests.support.planning import make_profile
+from tests.support.sagemaker.estimators import pytorch
 
 pytest.importorskip("sagemaker.estimator", reason="needs the SageMaker SDK 2")
 

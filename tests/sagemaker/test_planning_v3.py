@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import IMAGE, ROLE
-from planning_profiles import make_profile
 
 from hetero.errors import ConfigError
 from hetero.sagemaker import offline_session, plan, record
+from tests.support.planning import make_profile
+from tests.support.sagemaker.estimators import IMAGE, ROLE
 
 pytest.importorskip("sagemaker.train", reason="needs the SageMaker SDK 3: make test-v3")
 

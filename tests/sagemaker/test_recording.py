@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import ROLE, groups
-from guards import state_of, unpacked, watch_network
 
 from hetero.errors import ConfigError
 from hetero.sagemaker import offline_session, prepare, record
+from tests.support.sagemaker.estimators import ROLE, groups
+from tests.support.sagemaker.guards import state_of, unpacked, watch_network
 
 pytest.importorskip("sagemaker.estimator", reason="needs the SageMaker SDK 2")
 

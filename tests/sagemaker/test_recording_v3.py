@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from estimators import IMAGE, ROLE
-from guards import state_of, watch_network
 
 from hetero.errors import ConfigError
 from hetero.sagemaker import offline_session, prepare, record
+from tests.support.sagemaker.estimators import IMAGE, ROLE
+from tests.support.sagemaker.guards import state_of, watch_network
 
 pytest.importorskip("sagemaker.train", reason="needs the SageMaker SDK 3: make test-v3")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import channel, clean
 
 from hetero.documents.files import MAX_BYTES
 from hetero.errors import ConfigError
 from hetero.sagemaker import TrainingRequest, read_request
 from hetero.sagemaker.request import ONLY_GROUP, Channel, RequestGroup
+from tests.support.sagemaker.estimators import channel, clean
 
 
 def test_heterogeneous_request_is_read() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_reports import report_document
 
 from hetero.decide.studies.conduct import conduct
 from hetero.decide.studies.runs import Billing, PlannedRun
@@ -19,6 +18,7 @@ from hetero.decide.studies.study_file import Metric, parse_study
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue
 from hetero.sagemaker.study_executor import EstimatorExecutor, from_study
+from tests.support.studies import report_document
 
 boto3 = pytest.importorskip("boto3")
 sdk = pytest.importorskip("sagemaker.estimator", reason="needs version 2 of the SageMaker SDK")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from estimators import groups, pytorch
 
 from hetero.sagemaker import offline_session, record
+from tests.support.sagemaker.estimators import groups, pytorch
 
 pytest.importorskip("sagemaker.estimator", reason="this is about version 2 of the SDK")
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import scripts
+
+from tests.support.script_check import FAULTS, NUMBERS, NUMBERS_FACTORY, RIGHT, script
 
 pytestmark = pytest.mark.integration
 
@@ -36,10 +37,10 @@ def written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize(
     "fault",
-    [each if each in QUICK_FAULTS else pytest.param(each, marks=pytest.mark.long) for each in scripts.FAULTS],
+    [each if each in QUICK_FAULTS else pytest.param(each, marks=pytest.mark.long) for each in FAULTS],
 )
 def test_fault_is_named_with_its_line(fault: str, tmp_path: Path) -> None:
-    text = scripts.FAULTS[fault]
+    text = FAULTS[fault]
     (line,) = (number for number, each in enumerate(text.splitlines(), 1) if "# here" in each)
     done = check(written(tmp_path, text), "train.py")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -47,10 +48,10 @@ def test_fault_is_named_with_its_line(fault: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [each if each in QUICK_RIGHT else pytest.param(each, marks=pytest.mark.long) for each in scripts.RIGHT]
+    "name", [each if each in QUICK_RIGHT else pytest.param(each, marks=pytest.mark.long) for each in RIGHT]
 )
 def test_right_script_has_no_findings(name: str, tmp_path: Path) -> None:
-    done = check(written(tmp_path, scripts.RIGHT[name]), "train.py")
+    done = check(written(tmp_path, RIGHT[name]), "train.py")
     assert (done.returncode, done.stdout[:16]) == (0, "nothing found in"), done.stdout + done.stderr
 
 
@@ -64,7 +65,7 @@ def test_examples_have_no_findings(script: str, tmp_path: Path) -> None:
 
 
 def test_script_that_fails_or_takes_no_batch_is_not_said_to_be_right(tmp_path: Path) -> None:
-    text = scripts.script(scripts.NUMBERS, scripts.NUMBERS_FACTORY, "def main():\n    pass\n")
+    text = script(NUMBERS, NUMBERS_FACTORY, "def main():\n    pass\n")
     done = check(written(tmp_path, text), "--json", "train.py")
     (finding,) = json.loads(done.stdout)
     assert "took no batch" in finding["what"]

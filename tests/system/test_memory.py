@@ -11,9 +11,9 @@ import types
 from pathlib import Path
 
 import pytest
-from freed_memory import LIVE_THREADS, MAX_FAULTS_IF_REUSED, needs_glibc, page_faults_of_threads
 
 from hetero.system.memory import keep_freed_memory, no_garbage_collection, process_memory
+from tests.support.freed_memory import LIVE_THREADS, MAX_FAULTS_IF_REUSED, needs_glibc, page_faults_of_threads
 
 KEEP = """
 from hetero.system.memory import keep_freed_memory

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import service_jobs
-from endpoints import ServedJob, imported_script
 
 import hetero
 from hetero.control.rank import session as control
 from hetero.loaders import pipeline
+from tests.support.tf import service_jobs
+from tests.support.torch.endpoints import ServedJob, imported_script
 
 SCRIPT = """
     import random

@@ -11,9 +11,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import expected
 import numpy as np
 import pytest
+
+from tests.support.tf import expected
 
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from service_jobs import Job, dispatcher_record
+
+from tests.support.tf.service_jobs import Job, dispatcher_record
 
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
@@ -306,11 +307,11 @@ def test_process_ends_although_iterators_are_open(address: str, tmp_path: Path) 
     script.write_text(
         f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import tensorflow as tf
 import hetero.tf
 from hetero.control.rank import session as control
-import service_jobs
+from tests.support.tf import service_jobs
 
 if __name__ == "__main__":
     control._session = job = service_jobs.Job("tf")

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import expected
 import pytest
-from plain_feed import PlainFeed, PlainReader, epochs, train
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
 from hetero.audit.reading import read_ledger
@@ -22,6 +20,8 @@ from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders.sampling import Shard
 from hetero.tf.passes import Claim
+from tests.support.tf import expected
+from tests.support.tf.plain_feed import PlainFeed, PlainReader, epochs, train
 
 
 def test_each_pass_is_the_next_epoch_with_and_without_reports() -> None:
@@ -242,7 +242,7 @@ def test_first_batches_of_the_next_epoch_are_requested_unless_the_script_forbids
             yield window.popleft()
 
     feed = PlainFeed(requests_next_epoch=requests_next_epoch)
-    monkeypatch.setattr("plain_feed.PlainReader", WithWindow)
+    monkeypatch.setattr("tests.support.tf.plain_feed.PlainReader", WithWindow)
     for _ in feed.produce():
         pass
     assert feed.extent.num_requested == num_requested

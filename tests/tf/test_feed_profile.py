@@ -7,10 +7,10 @@ from collections import deque
 from typing import Any
 
 import pytest
-from plain_feed import PlainFeed, epochs
 
 from hetero.loaders.measuring import phases, profiling
 from hetero.metrics.profile.parts import RankPart
+from tests.support.tf.plain_feed import PlainFeed, epochs
 
 
 class Kept(list[Any]):

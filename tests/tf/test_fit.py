@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from service_jobs import Job
+
+from tests.support.tf.service_jobs import Job
 
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 

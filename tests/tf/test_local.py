@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import expected
 import numpy as np
 import psutil
 import pytest
-from endpoints import ServedJob
 
 from hetero.control.rank import session as control
 from hetero.control.rank.stopping import StopError
@@ -24,6 +22,8 @@ from hetero.errors import ConfigError
 from hetero.loaders import local_endpoints
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.tf.feed import Feed
+from tests.support.tf import expected
+from tests.support.torch.endpoints import ServedJob
 
 pytestmark = pytest.mark.integration
 

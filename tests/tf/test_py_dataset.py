@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from endpoints import imported_script
+
+from tests.support.torch.endpoints import imported_script
 
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from loaders import FakeSession, be_rank
 
 import hetero
 from hetero.control.rank import session as control
 from hetero.loaders import pipeline
+from tests.support.torch.loaders import FakeSession, be_rank
 
 
 @pytest.fixture

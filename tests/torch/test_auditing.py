@@ -8,13 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import drawing_script
 import pytest
 import torch
 import torch.utils.data
-from drawing_script import drawing
-from endpoints import ServedJob
-from loaders import be_rank
 
 import hetero
 from hetero.audit.commands import audit_paths
@@ -23,6 +19,10 @@ from hetero.audit.reading import LedgerRecord, read_ledger
 from hetero.batches.purity.comparison import digest
 from hetero.control.rank import session as control
 from hetero.torch import DataLoader
+from tests.support.torch.endpoints import ServedJob
+from tests.support.torch.loaders import be_rank
+from tests.torch import drawing_script
+from tests.torch.drawing_script import drawing
 
 
 class Folder:

@@ -7,11 +7,11 @@ import logging
 import pytest
 import torch
 import torch.utils.data
-from loaders import indices, loader_test_noisy
 
 from hetero.errors import ConfigError
 from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
 from hetero.torch import DataLoader
+from tests.support.torch.loaders import indices, loader_test_noisy
 
 
 @pytest.fixture

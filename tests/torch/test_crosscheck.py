@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from endpoints import ServedJob, imported_script
-from waiting import wait_for
 
 import hetero
 from hetero.batches.fetch import describe_environment
@@ -19,6 +17,8 @@ from hetero.control.rank import session as control
 from hetero.errors import DatasetMismatchError, ExitCode
 from hetero.loaders import crosscheck, pipeline
 from hetero.torch import DataLoader
+from tests.support.torch.endpoints import ServedJob, imported_script
+from tests.support.waiting import wait_for
 
 SCRIPT = """
     import os, random

@@ -15,16 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import differential_script
 import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from differential_script import COLLATE, ERRORS, REGISTERED, compose
-from endpoints import ServedJob
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from waiting import wait_for
 
 import hetero
 from hetero.batches.structure import conversion as structure
@@ -32,6 +28,10 @@ from hetero.control.rank import session as control
 from hetero.errors import DatasetError
 from hetero.loaders import pipeline
 from hetero.torch import DataLoader
+from tests.support.torch.endpoints import ServedJob
+from tests.support.waiting import wait_for
+from tests.torch import differential_script
+from tests.torch.differential_script import COLLATE, ERRORS, REGISTERED, compose
 
 _MAX_STEPS = 60
 """More than any pass has: a trace ends where a loader raises without end."""

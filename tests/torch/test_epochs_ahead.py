@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from endpoints import ServedJob, imported_script
-from loaders import rebuilt_by_tool
-from waiting import wait_for
 
 import hetero
 from hetero.control.rank import session as control
 from hetero.loaders import pipeline, remote
 from hetero.torch import DataLoader
+from tests.support.torch.endpoints import ServedJob, imported_script
+from tests.support.torch.loaders import rebuilt_by_tool
+from tests.support.waiting import wait_for
 
 NUM_SAMPLES = 40
 SCRIPT = f"""

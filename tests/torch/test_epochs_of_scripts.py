@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.utils.data
-from loaders import Noisy, indices, loader_test_noisy, plain
-from samplers import Endless
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 import hetero
 from hetero.errors import ConfigError
 from hetero.torch import DataLoader
+from tests.support.torch.loaders import Noisy, indices, loader_test_noisy, plain
+from tests.support.torch.samplers import Endless
 
 
 @hetero.dataset

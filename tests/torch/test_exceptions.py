@@ -20,7 +20,6 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 import torch.utils.data
-from endpoints import ServedJob, imported_script
 
 import hetero
 from hetero.batches.failures import dataset_error, with_user_type
@@ -28,6 +27,7 @@ from hetero.control.rank import session as control
 from hetero.errors import DatasetError
 from hetero.spec import set_describer
 from hetero.torch import DataLoader
+from tests.support.torch.endpoints import ServedJob, imported_script
 
 SCRIPT = """
     import hetero

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from odd_tensors import ODD, make
 
 from hetero.batches.purity.comparison import compare
 from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import shared_bytes
+from tests.support.batches.odd_tensors import ODD, make
 
 Pair = collections.namedtuple("Pair", "image label")
 

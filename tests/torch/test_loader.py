@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from loaders import Noisy, fail_to_start, indices, loader_test_noisy, plain
 
 import hetero
 from hetero.errors import ConfigError, DatasetError
 from hetero.torch import DataLoader
+from tests.support.torch.loaders import Noisy, fail_to_start, indices, loader_test_noisy, plain
 
 
 class Keyed(torch.utils.data.Dataset[Any]):

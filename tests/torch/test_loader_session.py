@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from loaders import FakeSession, loader_test_noisy
 
 import hetero
 from hetero.errors import ConfigError, DatasetError
 from hetero.torch import DataLoader
+from tests.support.torch.loaders import FakeSession, loader_test_noisy
 
 
 def test_loader_registers_its_timer_and_stops_between_steps(join: Any) -> None:

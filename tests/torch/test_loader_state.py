@@ -13,11 +13,11 @@ import torch
 import torch.utils.data
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from loaders import Noisy, be_rank, indices, loader_test_noisy, plain, rebuilt_by_tool
 from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 
 from hetero.errors import ConfigError
 from hetero.torch import DataLoader
+from tests.support.torch.loaders import Noisy, be_rank, indices, loader_test_noisy, plain, rebuilt_by_tool
 
 
 @given(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch.utils.data
-from loaders import be_rank, loader_test_noisy, rebuilt_by_tool
 
 from hetero.torch import DataLoader
+from tests.support.torch.loaders import be_rank, loader_test_noisy, rebuilt_by_tool
 
 
 def steps(loader: DataLoader[Any]) -> tuple[int | None, int]:

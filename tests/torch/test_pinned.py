@@ -14,9 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from endpoints import ServedJob, imported_script
-from loaders import rebuilt_by_tool
-from waiting import wait_for
 
 import hetero
 from hetero.batches.structure.leaves import Leaf, _owner, restore
@@ -24,6 +21,9 @@ from hetero.control.rank import session as control
 from hetero.loaders import pipeline
 from hetero.torch import DataLoader, loader
 from hetero.torch import pinned as pinned_memory
+from tests.support.torch.endpoints import ServedJob, imported_script
+from tests.support.torch.loaders import rebuilt_by_tool
+from tests.support.waiting import wait_for
 
 needs_accelerator = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed
-from loaders import loader_test_noisy
 
 from hetero.errors import DatasetMismatchError
 from hetero.torch import DataLoader
 from hetero.torch.order import ranks as rank_orders
+from tests.support.torch.loaders import loader_test_noisy
 
 WORLD_SIZE = 3
 

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from endpoints import ServedJob, imported_script
-from loaders import rebuilt_by_tool
-from waiting import wait_for
 
 import hetero
 from hetero.control.rank import session as control
@@ -21,6 +18,9 @@ from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import pipeline, remote
 from hetero.torch import DataLoader
 from hetero.wire import compression
+from tests.support.torch.endpoints import ServedJob, imported_script
+from tests.support.torch.loaders import rebuilt_by_tool
+from tests.support.waiting import wait_for
 
 SCRIPT = """
     import random

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import odd_tensors
 import pytest
 import torch
-from endpoints import ServedJob, imported_script
 
 import hetero
 from hetero.batches.purity.comparison import compare
@@ -19,6 +17,8 @@ from hetero.control.rank import session as control
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import pipeline
 from hetero.torch import DataLoader
+from tests.support.batches import odd_tensors
+from tests.support.torch.endpoints import ServedJob, imported_script
 
 pytestmark = pytest.mark.integration
 
@@ -31,9 +31,9 @@ SCRIPT = f"""
 
     import hetero
 
-    sys.path.insert(0, {str(Path(odd_tensors.__file__).parent)!r})
+    sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 
-    from odd_tensors import make
+    from tests.support.batches.odd_tensors import make
 """
 SCRIPT += """
 

@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import drawing_script
 import pytest
-from drawing_script import drawing
-from endpoints import ServedJob
-from loaders import be_rank
-from samplers import Endless
-from waiting import wait_for
 
 import hetero
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders import remote
 from hetero.torch import DataLoader
+from tests.support.torch.endpoints import ServedJob
+from tests.support.torch.loaders import be_rank
+from tests.support.torch.samplers import Endless
+from tests.support.waiting import wait_for
+from tests.torch import drawing_script
+from tests.torch.drawing_script import drawing
 
 State = dict[str, object]
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samplers import Endless
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from hetero.batches.indices import as_indices
 from hetero.loaders.state import Start
 from hetero.torch.order.sampler import OccurrenceCounter, SamplerOrder
+from tests.support.torch.samplers import Endless
 
 
 def order_of(sampler: Any, *, is_batch_sampler: bool = False, batch_size: int = 4, seed: int = 0) -> SamplerOrder:

@@ -117,11 +117,9 @@ def test_batch_that_does_not_fit_any_more_is_told_where_torch_would_hang(
 
 
 _SMALL = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from test_shared_memory import Large
 from hetero.errors import ResourcesError
 from hetero.torch import DataLoader
+from tests.torch.test_shared_memory import Large
 for batch_size in (1, 4):
     try:
         loader = DataLoader(Large(), batch_size=batch_size, num_workers=2, prefetch_factor=4)
@@ -141,7 +139,7 @@ def test_batches_in_a_real_file_system_of_one_mebibyte(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SMALL)
     mount = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"'
-    command = ["unshare", "-m", "bash", "-c", mount, "-", sys.executable, str(script), str(Path(__file__).parent)]
+    command = ["unshare", "-m", "bash", "-c", mount, "-", sys.executable, str(script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode and "unshare" in done.stderr:

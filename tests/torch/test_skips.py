@@ -11,11 +11,11 @@ import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaders import plain, rebuilt_by_tool
 
 import hetero
 from hetero.errors import ConfigError, DatasetError
 from hetero.torch import DataLoader
+from tests.support.torch.loaders import plain, rebuilt_by_tool
 
 SIZE = 23
 POISON = [0, 5, 6, 22]

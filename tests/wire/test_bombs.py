@@ -6,8 +6,9 @@ import json
 import subprocess
 import sys
 
-import bombs
 import pytest
+
+from tests.support.wire import bombs
 
 pytestmark = [pytest.mark.attack("A5"), pytest.mark.attack("A6"), pytest.mark.attack("A7")]
 

@@ -11,7 +11,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import xxhash
-from damage import mutate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from hetero.wire.compression import COMPRESSIONS, ChecksumError, compress_leaf, 
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import BLOCK_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
+from tests.support.wire.damage import mutate
 
 lz4_block = pytest.importorskip("lz4.block")
 zstandard = pytest.importorskip("zstandard")

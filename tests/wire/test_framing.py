@@ -12,7 +12,6 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from tensors import HAS_TORCH, bfloats, tensor
 
 from hetero.batches.purity.comparison import compare
 from hetero.batches.structure.conversion import UnsupportedBatchError
@@ -22,6 +21,7 @@ from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder, EncodedBatch, encode_failure, encode_refusal
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
+from tests.support.wire.tensors import HAS_TORCH, bfloats, tensor
 
 FAILURE = SampleFailure(dataset="d", host="h", stage="sample", sample_index="1", exception="KeyError", traceback="")
 Pair = collections.namedtuple("Pair", "image label")

@@ -14,12 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import xxhash
-from bombs import nested_structure
-from damage import mutate
 from hypothesis import given
 from hypothesis import strategies as st
-from seeds import BATCHES
-from tensors import tensor
 
 from hetero.batches.structure.leaves import UnknownTypeError
 from hetero.errors import DatasetError, ProtocolError
@@ -29,6 +25,10 @@ from hetero.wire.faults import CallFailedError
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
+from tests.support.fuzz.seeds import BATCHES
+from tests.support.wire.bombs import nested_structure
+from tests.support.wire.damage import mutate
+from tests.support.wire.tensors import tensor
 
 LIMITS = Limits(max_batch_bytes=4096)
 BATCH = {**BATCHES[0], "mask": tensor(np.zeros(7, bool)), "turned": tensor(np.zeros((2, 3, 4)).transpose(2, 0, 1))}

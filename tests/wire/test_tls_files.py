@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_certificates import folder, tls, unchecked
 
 from hetero.errors import AuthenticationError
 from hetero.wire.tls import Tls
+from tests.support.wire.job_certificates import folder, tls, unchecked
 
 
 @pytest.fixture

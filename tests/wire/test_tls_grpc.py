@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from job_certificates import GRPC_NAMES_THE_CHECK, folder, tls
 
 import hetero
 from hetero.wire import channels
 from hetero.wire.tls import Tls
+from tests.support.wire.job_certificates import GRPC_NAMES_THE_CHECK, folder, tls
 
 import grpc  # isort: skip
 

@@ -9,14 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from odd_tensors import ODD, make  # noqa: E402
-from subjects import request  # noqa: E402
-
 from hetero.batches.build import BuiltDataset  # noqa: E402
 from hetero.batches.fetch import describe, fetch  # noqa: E402
 from hetero.batches.purity.comparison import compare, digest, freeze, outline, sketch  # noqa: E402
 from hetero.batches.structure.conversion import UnsupportedBatchError, flatten  # noqa: E402
 from hetero.errors import DatasetError  # noqa: E402
+from tests.support.batches.odd_tensors import ODD, make  # noqa: E402
+from tests.support.batches.subjects import request  # noqa: E402
 
 SIZE_UNKNOWN = {"uninitialised", "locked", "unreadable"}
 CONTENT_UNKNOWN = SIZE_UNKNOWN | {"fake", "masked"}

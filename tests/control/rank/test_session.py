@@ -8,8 +8,6 @@ import json
 import threading
 
 import pytest
-from freed_memory import LIVE_THREADS, MAX_FAULTS_IF_REUSED, needs_glibc, page_faults_of_threads
-from hubs import TOKEN, wait_for
 
 from hetero.control import security
 from hetero.control.hub import Hub
@@ -25,6 +23,8 @@ from hetero.control.status import (
 )
 from hetero.errors import AuthenticationError, ExitCode, HeteroError
 from hetero.metrics.steps import StepSummary, StepTimer
+from tests.support.control.hubs import TOKEN, wait_for
+from tests.support.freed_memory import LIVE_THREADS, MAX_FAULTS_IF_REUSED, needs_glibc, page_faults_of_threads
 
 
 @pytest.fixture

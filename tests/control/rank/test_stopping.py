@@ -7,10 +7,10 @@ import threading
 import time
 
 import pytest
-from clocks import Clock
 
 from hetero.control.rank import stopping
 from hetero.control.rank.stopping import LateStop
+from tests.support.control.clocks import Clock
 
 
 def test_wait_is_over_soon_where_no_endpoint_serves_and_at_half_the_grace_elsewhere(clock: Clock) -> None:

@@ -9,9 +9,9 @@ import dataclasses
 import itertools
 
 import pytest
-from job_model import Cell, run_auto, run_fixed
 
 from hetero.launch.auto_endpoints.decisions import Action
+from tests.support.launch.job_model import Cell, run_auto, run_fixed
 
 PIPELINES = {
     "jpeg": {"batch_s": 1.3, "compute_s": 0.09, "sensitivity": 0.3},

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import wait_gone
 
 from hetero.launch.ranks.agent import FAILURES_FILE, RANKS_FILE
 from hetero.system.process import PARENT_VARIABLE
+from tests.support.integration.harness import wait_gone
 
 RUN = """
 import sys

@@ -7,8 +7,7 @@ import pytest
 from hetero.cluster import find_platform
 from hetero.errors import ConfigError
 from hetero.launch.ranks.parent_launcher import find_parent, take_variables
-
-from clusters import cluster  # isort: skip
+from tests.support.launch.clusters import cluster
 
 MPI = {
     "OMPI_COMM_WORLD_RANK": "2",

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from canary_account import CATALOGUE, START, Account
-from guards import state_of
-from study_reports import report_of
 
 from hetero.decide.canary.files import DataFile
 from hetero.decide.canary.model import load_canary
@@ -33,6 +30,9 @@ from hetero.sagemaker.canaries.manifests import (
     split_uri,
 )
 from hetero.sagemaker.canaries.watching import resources_of_job
+from tests.support.sagemaker.canary_account import CATALOGUE, START, Account
+from tests.support.sagemaker.guards import state_of
+from tests.support.studies import report_of
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("sagemaker.estimator", reason="needs version 2 of the SageMaker SDK")
@@ -55,7 +55,7 @@ def forecast_of(account: Account, folder: Path, **more: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write pages without plots: tests/canary looks at those, and drawing takes a third of the time of these tests."""
+    """Write pages without plots. tests/decide/canary looks at plots, and drawing takes a third of the time here."""
     monkeypatch.setattr("hetero.decide.pages.page.has_matplotlib", lambda: False)
 
 
@@ -158,7 +158,7 @@ def test_call_that_cannot_work_is_rejected_before_a_job_starts(
 
 
 def test_three_objects_start_no_jobs(linear: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("canary_account.NUM_FILES", 3)
+    monkeypatch.setattr("tests.support.sagemaker.canary_account.NUM_FILES", 3)
     with pytest.raises(ConfigError, match="3 objects, of which whole ones give the runs 33.3 % of the data"):
         forecast_of(linear, tmp_path)
     assert linear.jobs == {}

@@ -6,12 +6,12 @@ import copy
 from pathlib import Path
 
 import pytest
-from estimators import IMAGE, ROLE
 
 from hetero.sagemaker import offline_session, prepare, record
 from hetero.sagemaker.canaries.canary import _estimators, _name_of
 from hetero.sagemaker.canaries.identity import identity_of
 from hetero.sagemaker.canaries.manifests import channels_of, channels_of_sdk, sdk_inputs
+from tests.support.sagemaker.estimators import IMAGE, ROLE
 
 pytest.importorskip("sagemaker.train", reason="needs the SageMaker SDK 3: make test-v3")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import channel, clean, groups, pytorch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from hetero import cli
 from hetero.errors import ConfigError
 from hetero.sagemaker import Finding, TrainingRequest, check, check_request
 from hetero.sagemaker.checks.check import NUMBERS, findings_text
+from tests.support.sagemaker.estimators import channel, clean, groups, pytorch
 
 DOCS = Path(__file__).parents[3] / "docs" / "sagemaker.md"
 Document = dict[str, Any]

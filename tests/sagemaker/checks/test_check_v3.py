@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import IMAGE, ROLE
 
 from hetero.sagemaker import check, offline_session
 from hetero.sagemaker.checks.check import unprepared
 from hetero.sagemaker.recording import record
+from tests.support.sagemaker.estimators import IMAGE, ROLE
 
 # The SDK leaves the folder into which it copies code for the collector.
 pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning")

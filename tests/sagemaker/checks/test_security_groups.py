@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import clean, pytorch
 
 from hetero.sagemaker import TrainingRequest, check
 from hetero.sagemaker.checks.security_groups import seen_security_groups
+from tests.support.sagemaker.estimators import clean, pytorch
 
 boto3 = pytest.importorskip("boto3")
 stub = pytest.importorskip("botocore.stub")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import ROLE
 
 from hetero.errors import ConfigError
 from hetero.sagemaker import offline_session, prepare
+from tests.support.sagemaker.estimators import ROLE
 
 pytest.importorskip("sagemaker.pytorch", reason="needs the SageMaker SDK 2")
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import ROLE, groups
 
 import hetero
 from hetero.control.security import Token, write_token
 from hetero.errors import AuthenticationError, ConfigError
 from hetero.sagemaker import TrainingRequest, offline_session, prepare, record
+from tests.support.sagemaker.estimators import ROLE, groups
 
 pytest.importorskip("sagemaker.estimator", reason="needs the SageMaker SDK 2")
 

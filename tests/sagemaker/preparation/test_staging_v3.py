@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import IMAGE, ROLE
 
 import hetero
 from hetero.errors import ConfigError
 from hetero.sagemaker import offline_session, prepare, record
+from tests.support.sagemaker.estimators import IMAGE, ROLE
 
 pytest.importorskip("sagemaker.train", reason="needs the SageMaker SDK 3: make test-v3")
 

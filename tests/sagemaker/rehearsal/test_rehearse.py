@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from estimators import pytorch
 
 from hetero import cli
 from hetero.cluster import Role
@@ -26,6 +25,7 @@ from hetero.sagemaker.rehearsal.inputs import local_channels
 from hetero.simulate.launchers import SimulatedHost
 from hetero.simulate.opt_ml import InputChannel, write_opt_ml
 from hetero.simulate.simulate import locked_folder
+from tests.support.sagemaker.estimators import pytorch
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "tests" / "integration" / "scripts"

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from estimators import IMAGE, ROLE
 
 from hetero.sagemaker import submit
+from tests.support.sagemaker.estimators import IMAGE, ROLE
 
 pytest.importorskip("sagemaker.train", reason="needs the SageMaker SDK 3: make test-v3")
 

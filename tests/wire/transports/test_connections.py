@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from ends import KINDS, connect, listen, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_process import InProcess
-from listening import full_listener
 
 from hetero.errors import PortError, ProtocolError
 from hetero.wire.transports import sockets
 from hetero.wire.transports.interface import Connection, DeadlineError
 from hetero.wire.transports.tcp import TcpTransport
+from tests.support.listening import full_listener
+from tests.support.wire.ends import KINDS, connect, listen, opened
+from tests.support.wire.in_process import InProcess
 
 SIZES = st.sampled_from([0, 1, 5, 2**14 - 1, 2**14, 2**16 - 5, 2**16 - 4, 2**16, 2**16 + 1, 300_000])
 

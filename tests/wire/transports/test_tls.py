@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ends import accept, connect, listen, opened
-from job_certificates import Connect, folder, opener, opener_of, tls, without_certificate
 
 from hetero.wire.tls import Tls, TlsError, diagnose
 from hetero.wire.transports import tls as tls_module
 from hetero.wire.transports.interface import Connection, DeadlineError
 from hetero.wire.transports.tls import TlsTransport
+from tests.support.wire.ends import accept, connect, listen, opened
+from tests.support.wire.job_certificates import Connect, folder, opener, opener_of, tls, without_certificate
 
 
 def shake_hands(server: Tls, connect: Connect) -> tuple[str, str]:
@@ -259,7 +259,7 @@ def test_sending_under_tls_to_an_ended_connection_survives_a_script_that_restore
     script = """
 import signal, sys
 sys.path.insert(0, sys.argv[1])
-from ends import opened
+from tests.support.wire.ends import opened
 
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 for send in (lambda stream: stream.send(b"message"), lambda stream: stream.send_raw(b"raw")):
@@ -271,4 +271,4 @@ for send in (lambda stream: stream.send(b"message"), lambda stream: stream.send_
         except OSError:
             first.close()
 """
-    subprocess.run([sys.executable, "-c", script, str(Path(__file__).parents[1])], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(Path(__file__).parents[3])], check=True, timeout=60)

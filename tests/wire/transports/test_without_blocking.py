@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from ends import KINDS, opened
 
 from hetero.errors import ProtocolError
 from hetero.wire.transports.interface import Connection
+from tests.support.wire.ends import KINDS, opened
 
 DATA = memoryview(bytes(range(256)) * 2**14)  # 4 MiB: more than the buffers on the way hold
 

@@ -1,0 +1,1 @@
+"""The tests of hetero. `tests/support` has what several test modules use."""

@@ -1,0 +1,143 @@
+"""Which endpoints a rank uses, and which one gets a request. No fleet, no threads, nothing is connected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetero.reader.connection import ConnectionState, EndpointConnection
+from hetero.reader.routing import subset
+from tests.support.batch_path.routed import Routed
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "per_host", "world_size", "size"),
+    [
+        (1, 1, 8, 1),
+        (2, 4, 8, 8),
+        (2, 36, 8, 18),
+        (2, 36, 1, 72),
+        (3, 3, 1, 9),
+        (2, 36, 100, 8),  # never fewer than 8: one lost host must leave choice
+    ],
+)
+def test_subset_has_twice_the_ranks_share(num_hosts: int, per_host: int, world_size: int, size: int) -> None:
+    used = set()
+    for rank in range(world_size):
+        hosts = [f"algo-{number}" for number in range(1, num_hosts + 1) for _ in range(per_host)]
+        found = Routed(hosts, rank=rank, world_size=world_size).router.used
+        assert len(found) == size
+        assert len({connection.record.host for connection in found}) == min(num_hosts, size)
+        used |= {connection.record.endpoint_id for connection in found}
+    assert len(used) == num_hosts * per_host
+
+
+def test_subset_replaces_endpoints_that_are_down() -> None:
+    routed = Routed(["algo-1"] * 36 + ["algo-2"] * 36, world_size=8)
+    for connection in routed.router.used:
+        connection.mark_down("gone", 0.0)
+    used = subset(routed.table, 0, 8)
+    assert sum(connection.state is not ConnectionState.DOWN for connection in used) == 18
+
+
+def test_planned_batches_are_the_ranks_share_of_the_slots() -> None:
+    router = Routed(["algo-1", "algo-1", "algo-2", "algo-2"], world_size=2).router
+    assert router.planned_batches(2) == 4
+    assert router.planned_batches(0.1) == 2
+
+
+def test_router_chooses_least_outstanding_then_load_then_turns(tools: Any) -> None:
+    spec = tools.spec()
+    router = Routed(["a", "b", "c"], spec=spec).router
+    one, two, three = router.used
+    assert [router.choose(spec) for _ in range(4)] == [one, two, three, one]
+    two.load, two.load_at_s = 5, float("inf")
+    assert router.choose(spec) is three
+    router.release(one)
+    router.release(one)
+    assert router.choose(spec) is one
+
+
+def test_router_keeps_an_endpoint_free_for_a_suspect(tools: Any) -> None:
+    spec, suspect = tools.spec(), object()
+    routed = Routed(["a", "b"], spec=spec)
+    router = routed.router
+    one, two = router.used
+    assert router.choose(spec) is one
+    assert router.choose(spec) is two
+    assert router.choose(spec, alone_for=suspect) is None
+    reserved = next(connection for connection in (one, two) if connection.reserved_by is suspect)
+    other = two if reserved is one else one
+    assert router.choose(spec) is other
+    assert not routed.num_free
+    router.release(reserved)
+    assert routed.num_free == 1
+    assert router.choose(spec, alone_for=suspect) is reserved
+    assert router.choose(spec) is other
+    router.release(reserved, alone_for=suspect)
+    assert routed.num_free == 2
+    assert router.choose(spec) is reserved
+
+
+def test_endpoint_kept_free_for_a_suspect_is_let_go_when_another_one_has_it(tools: Any) -> None:
+    spec, suspect = tools.spec(), object()
+    router = Routed(["a", "b"], spec=spec).router
+    one, two = router.used
+    assert [router.choose(spec), router.choose(spec)] == [one, two]
+    assert router.choose(spec, alone_for=suspect) is None
+    reserved, other = (one, two) if one.reserved_by is suspect else (two, one)
+    reserved.mark_busy("many requests", 0.0)
+    router.release(other)
+    assert router.choose(spec, alone_for=suspect) is other
+    router.release(other, alone_for=suspect)
+    assert [connection.reserved_by for connection in (one, two)] == [None, None]
+
+
+def test_straggler_is_avoided_longer_each_time_until_it_answers() -> None:
+    (connection,) = Routed(["a"]).table
+    assert not connection.is_avoided(0.0)
+    for now_s, avoided_s in [(0.0, 1.0), (100.0, 2.0), (200.0, 4.0), (300.0, 8.0), (400.0, 10.0)]:
+        connection.avoid(1.0, now_s)
+        assert connection.is_avoided(now_s + avoided_s - 0.1)
+        assert not connection.is_avoided(now_s + avoided_s)
+    connection.num_outstanding = 1
+    assert connection.is_avoided(1000.0)  # one at a time
+    connection.delivered()
+    assert not connection.is_avoided(1000.0)
+
+
+@pytest.mark.parametrize(
+    ("outstanding", "hosts", "expected"),
+    [
+        ([1, 0, 0], "aab", 2),  # another host first
+        ([1, 0, 1], "aab", 1),
+        ([1, 1, 1], "abc", None),  # as much to do
+        ([2, 1, 0], "abc", 2),  # the least of those with less
+        ([1], "a", None),
+    ],
+)
+def test_second_attempt_goes_to_a_ready_endpoint_with_less_to_do(
+    tools: Any, outstanding: list[int], hosts: str, expected: int | None
+) -> None:
+    spec = tools.spec()
+    routed = Routed(list(hosts), spec=spec)
+    router, connections = routed.router, list(routed.table)
+    for connection, count in zip(connections, outstanding, strict=True):
+        connection.num_outstanding = count
+
+    def other() -> EndpointConnection | None:
+        found = router.choose_other(spec, connections[0])
+        if found is not None:
+            router.release(found)
+        return found
+
+    assert other() is (None if expected is None else connections[expected])
+    if expected is not None:
+        for spoil in ("busy_until_s", "reserved_by"):
+            before = getattr(connections[expected], spoil)
+            setattr(connections[expected], spoil, 5.0)
+            assert other() is not connections[expected]
+            setattr(connections[expected], spoil, before)
+        connections[expected].avoid(1.0, router._clock())
+        assert other() is not connections[expected]
