@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hetero.documents.records import decode, encode
 from hetero.metrics.profile.profile import Profile
 
 Load = Callable[[str], ModuleType]
@@ -98,7 +99,7 @@ def test_prices_of_2022_are_those_of_the_catalogue(planning: Any) -> None:
 def test_profile_has_nothing_that_a_measurement_could_not_find_out(planning: Any) -> None:
     scenario = planning.scenarios.random_scenarios()[20]
     profile = planning.profiles.profile_of(scenario, seed=3)
-    assert Profile.from_json(profile.to_json()) == profile
+    assert decode(Profile, encode(profile)) == profile
     assert profile == planning.profiles.profile_of(scenario, seed=3)
     assert profile != planning.profiles.profile_of(scenario, seed=4)
     assert {supply.instance_type for supply in profile.supply} == {scenario.trainer.name, *scenario.profiled_types}
