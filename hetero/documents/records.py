@@ -50,23 +50,26 @@ class Mismatch:
 
 
 class JsonRecord:
-    """Base of a dataclass that is sent or stored as JSON."""
+    """Base of a dataclass that hosts and ranks send as JSON."""
 
     __slots__ = ()
 
-    def to_json(self) -> dict[str, object]:
-        """Return the record as JSON values."""
-        result: dict[str, object] = encode(self)
-        return result
+    def to_json(self) -> bytes:
+        """Return the record as JSON."""
+        return json.dumps(encode(self), allow_nan=False, separators=(",", ":")).encode()
 
     @classmethod
-    def from_json(cls: type[T], value: object, *, path: str = "") -> T:
-        """Return the record in parsed JSON.
+    def from_json(cls: type[T], content: bytes) -> T:
+        """Return the record in JSON.
 
         Raises:
-            ConfigError: If a key is unknown or missing or a value is out of range.
+            ConfigError: If it is malformed.
         """
-        return decode(cls, value, path=path)
+        try:
+            return decode(cls, json.loads(content))
+        # JSON that is nested deeply is a RecursionError.
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the JSON of {cls.__name__} is malformed: {error}") from error
 
 
 def limits(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import signal
@@ -318,7 +317,7 @@ class LaunchedHost:
             for name, count in self.pool.counters().items():
                 counters[name] = counters.get(name, 0) + count
         usage = dataclasses.replace(self._sampler.usage(), **self._endpoints_usage())
-        usage_json = json.dumps(usage.to_json()).encode()
+        usage_json = usage.to_json()
         with self.hub.membership() as membership:
             is_behind = self.plan.placement.num_ranks > 0 and membership.own.generation != self.generation
             is_behind = is_behind and changes.get("state") not in (None, HostState.FAILED)

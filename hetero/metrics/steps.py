@@ -11,7 +11,6 @@ and the following batches then arrive without a wait.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
@@ -199,7 +198,7 @@ def encode_summaries(summaries: Sequence[StepSummary]) -> tuple[bytes, ...]:
     """
     longest = max(summaries, key=lambda summary: (summary.total_s, summary.num_steps), default=None)
     kept = (each if each is longest else replace(each, history=StepSeries()) for each in summaries)
-    return tuple(json.dumps(each.to_json()).encode() for each in kept)
+    return tuple(each.to_json() for each in kept)
 
 
 class StepTimer:

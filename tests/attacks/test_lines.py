@@ -157,13 +157,12 @@ def test_traceback_from_an_endpoint_keeps_its_lines_and_nothing_else(text: str) 
 
 @pytest.mark.parametrize("text", ATTACKS[:-1])
 def test_loader_of_any_name_is_one_line_of_progress_and_one_cell_of_the_report(lines: Read, text: str) -> None:
-    import json
 
     timer = StepTimer(text, warmup_steps=0)
     for _ in range(3):
         timer.begin_wait()
         timer.end_wait(1)
-    report = RankReport(rank=0, summaries_json=(json.dumps(timer.summary().to_json()).encode(),))
+    report = RankReport(rank=0, summaries_json=(timer.summary().to_json(),))
     status = HostStatus(host="algo-1", incarnation="i", version="1", script_digest="d", ranks=(report,))
     found = progress.measure([status_from_proto(status_to_proto(status))])
     assert found is not None

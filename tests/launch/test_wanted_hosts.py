@@ -10,6 +10,7 @@ import pytest
 
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.status import HostStatus, RankReport
+from hetero.documents.records import decode
 from hetero.launch.wanted_hosts import BATCHES_COUNTER, BUSY_COUNTER, WantedHosts, Window, window_of
 from hetero.metrics.steps import StepSummary
 
@@ -152,7 +153,7 @@ def test_totals_are_those_of_the_last_statuses() -> None:
         "utilisation": 0.75,
         "samples_per_s": 25.0,
     }
-    StepSummary.from_json(loader)
+    decode(StepSummary, loader)
     report = RankReport(rank=1, summaries_json=(json.dumps(loader).encode(),))
 
     def host(name: str, batches: int, busy_ms: int, **more: Any) -> HostStatus:

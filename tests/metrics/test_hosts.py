@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from hetero.documents.records import decode
 from hetero.errors import ConfigError
 from hetero.metrics.hosts import GpuReading, HostReading, HostSampler, HostUsage
 from hetero.system.cpu_pressure import CpuReading
@@ -92,7 +93,7 @@ def test_usage_without_readings_refuses_rates() -> None:
     sampler = make_sampler([], [])
     usage = sampler.usage()
     assert usage.cpu_percent_mean is usage.network_sent_bytes is usage.gpu_percent_mean is None
-    assert HostUsage.from_json(json.loads(json.dumps(usage.to_json()))) == usage
+    assert HostUsage.from_json(usage.to_json()) == usage
 
 
 def test_sampler_when_the_tree_is_gone_skips_the_reading() -> None:
@@ -115,7 +116,7 @@ def test_sampler_as_context_manager_ends_its_thread_and_stop_is_idempotent() -> 
     assert first.num_readings >= 2
     assert first.memory_basis == "used"
     assert first.network_sent_bytes is not None
-    assert HostUsage.from_json(json.loads(json.dumps(first.to_json()))) == first
+    assert HostUsage.from_json(first.to_json()) == first
 
 
 @pytest.fixture
@@ -204,6 +205,6 @@ def test_sampler_with_nvml_reads_gpus_or_does_without(monkeypatch: pytest.Monkey
     "change", [{"scope": "elsewhere"}, {"num_cpus": 0}, {"memory_peak_bytes": -1}, {"gpu_percent_mean": 101}]
 )
 def test_usage_from_bad_json_names_the_key(change: dict[str, object]) -> None:
-    value = make_sampler([], []).usage().to_json() | change
+    value = json.loads(make_sampler([], []).usage().to_json()) | change
     with pytest.raises(ConfigError, match=f"hosts.0.{next(iter(change))}: found"):
-        HostUsage.from_json(value, path="hosts.0")
+        decode(HostUsage, value, path="hosts.0")

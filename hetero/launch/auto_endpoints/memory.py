@@ -6,7 +6,6 @@ size of those on data hosts. For later ones, the endpoints that this host alread
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,8 +66,8 @@ def size_on_data_hosts(statuses: Iterable[HostStatus]) -> int | None:
         if not status.usage_json or not status.endpoints:
             continue
         try:
-            usage = HostUsage.from_json(json.loads(status.usage_json))
-        except (ValueError, ConfigError):
+            usage = HostUsage.from_json(status.usage_json)
+        except ConfigError:
             continue
         found.append(usage.memory_peak_bytes // len(status.endpoints))
     return max(found, default=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Iterable, Iterator
 
 from hetero.errors import ConfigError
@@ -32,7 +31,7 @@ def named_summaries(summaries_json: Iterable[bytes]) -> dict[str, StepSummary]:
 def _summaries(summaries_json: Iterable[bytes]) -> Iterator[StepSummary]:
     for part in summaries_json:
         try:
-            yield StepSummary.from_json(json.loads(part))
-        except (ValueError, ConfigError):
+            yield StepSummary.from_json(part)
+        except ConfigError:
             # A malformed summary is logged when the report is written.
             continue

@@ -20,7 +20,7 @@ from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.config.options import DEFAULT_DATA_SERVICE
 from hetero.control.status import Cause, HostStatus
 from hetero.documents.files import write_text
-from hetero.documents.records import json_text
+from hetero.documents.records import encode, json_text
 from hetero.documents.text import code_span
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.data_services import find_service
@@ -112,7 +112,7 @@ def write_metrics(folder: Path, cluster: ClusterSpec, own: HostStatus) -> None:
         "group": group.name,
         "instance_type": group.instance_type,
         "role": group.role.value,
-        "usage": None if usage is None else usage.to_json(),
+        "usage": None if usage is None else encode(usage),
         "events": dict(sorted(own.counters.items())),
     }
     try:
@@ -260,7 +260,7 @@ def simulated_parts(options: LaunchOptions, cluster: ClusterSpec, placement: Pla
 def _read(kind: Any, part: bytes) -> Any:
     """Parse a part of a host's status. If it is malformed, log a warning and return None."""
     try:
-        return kind.from_json(json.loads(part))
-    except (ValueError, ConfigError) as error:
+        return kind.from_json(part)
+    except ConfigError as error:
         logger.warning("the report leaves out a malformed part of a host's status: %s", error)
         return None

@@ -7,8 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hetero.documents.records import decode, encode, limits
-from hetero.errors import ConfigError
+from hetero.documents.records import JsonRecord, encode, limits
 from hetero.metrics.figures import Figure
 from hetero.metrics.profile.profile import CodecProfile, LeafProfile, Spread, SupplyProfile
 
@@ -35,31 +34,17 @@ MAX_INDICES = 2048
 MAX_ARGUMENTS_CHARS = 8192
 """Limit of the arguments of a data set whose supply is measured. A heartbeat carries them."""
 
-_Part = TypeVar("_Part", bound="_Sent")
 _Thinned = TypeVar("_Thinned", "RankPart", SupplyProfile)
 
 
-class _Sent:
-    """A record that is sent as JSON."""
+class _Sent(JsonRecord):
+    """A record that is sent as JSON, with six digits of each value."""
 
     __slots__ = ()
 
     def to_json(self) -> bytes:
-        """Return the record as JSON, with six digits of each value."""
+        """Return the record as JSON."""
         return json.dumps(_rounded(encode(self)), allow_nan=False, separators=(",", ":")).encode()
-
-    @classmethod
-    def from_json(cls: type[_Part], content: bytes) -> _Part:
-        """Return the record in JSON.
-
-        Raises:
-            ConfigError: If it is malformed.
-        """
-        try:
-            return decode(cls, json.loads(content))
-        # JSON that is nested deeply is a RecursionError.
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"a part of the profile is malformed: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import pytest
 
 from hetero.decide.canary.observations import Observed, point_of, read_observed
 from hetero.decide.studies.runs import RunResult
+from hetero.documents.records import decode, encode
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.usage_series import UsageSeries
 from hetero.report.model import Report
@@ -31,7 +32,8 @@ def result(report: Report | None = None, **more: Any) -> RunResult:
 def usage() -> HostUsage:
     """Ten seconds: five of start-up and imports with 500 MB and an idle CPU, then work that grows to 900 MB."""
     memory = [500, 500, 500, 500, 500, 500, 600, 700, 900, 900]
-    return HostUsage.from_json(
+    return decode(
+        HostUsage,
         {
             "host": "algo-1",
             "scope": "tree",
@@ -55,7 +57,7 @@ def usage() -> HostUsage:
                 "memory_mean_bytes": [value * 1_000_000 for value in memory],
                 "memory_peak_bytes": [value * 1_000_000 for value in memory],
             },
-        }
+        },
     )
 
 
@@ -130,14 +132,14 @@ def test_files_of_ranks_are_read_and_malformed_ones_left_out(tmp_path: Path, cap
 
 
 def test_empty_history_falls_back_to_the_totals() -> None:
-    plain = HostUsage.from_json({**usage().to_json(), "series": {}})
+    plain = decode(HostUsage, {**encode(usage()), "series": {}})
     resources = point_of(result(report(plain)), fraction=0.01, observed=[observed()]).resources
     assert resources.memory_peak_bytes == 900e6
     assert UsageSeries().begin_s == ()
 
 
 def test_percentiles_are_those_of_seconds_however_short_the_readings() -> None:
-    document = usage().to_json()
+    document: dict[str, Any] = encode(usage())
     series: Any = document["series"]
     times = [(i / 4, (i + 1) / 4) for i in range(40)]
     coarse = [5] * 24 + [0, 0, 0, 800] * 2 + [200] * 8  # a quarter of a second with 8 CPUs is a second with 2
@@ -146,5 +148,5 @@ def test_percentiles_are_those_of_seconds_however_short_the_readings() -> None:
     for name in ("memory_mean_bytes", "memory_peak_bytes"):
         series[name] = [value for value in series[name] for _ in range(4)]
     own = observed(began_monotonic_s=BEGAN_S + 6, ended_monotonic_s=BEGAN_S + 10, import_s=0.0)
-    resources = point_of(result(report(HostUsage.from_json(document))), fraction=0.01, observed=[own]).resources
+    resources = point_of(result(report(decode(HostUsage, document))), fraction=0.01, observed=[own]).resources
     assert resources.cpu_percents == (200.0, 200.0, 200.0, 200.0)

@@ -191,7 +191,7 @@ def test_part_of_a_rank_with_all_figures_fits_into_a_report() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"phase": "lunch", "loader": ""}'])
 def test_part_that_is_malformed_is_rejected(content: bytes) -> None:
-    with pytest.raises(ConfigError, match="a part of the profile is malformed"):
+    with pytest.raises(ConfigError, match="the JSON of RankPart is malformed"):
         RankPart.from_json(content)
 
 
