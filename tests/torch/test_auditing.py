@@ -85,7 +85,6 @@ def test_ledger_has_every_delivered_batch_and_what_its_loader_reads(folder: Fold
     assert facts.fingerprint
     places = list(zip(record.entries["epoch"].tolist(), record.entries["position"].tolist(), strict=True))
     assert places == [*((0, position) for position in range(5)), (1, 0), (1, 1)]
-    assert record.entries["size"].tolist() == [4, 4, 4, 4, 3, 4, 4]
     assert [entry.tobytes() for entry in record.entries["content"][:5]] == [digest(batch) for batch in batches]
 
 
@@ -181,7 +180,7 @@ def test_ledger_of_a_resumed_run_continues_and_equals_the_uninterrupted_one(fold
     assert is_same(whole, split)
     (line,) = [
         line
-        for line in (split / "ledger-rank-0.jsonl").read_text().splitlines()[record.sections[1].line :]
+        for line in (split / "ledger-rank-0.jsonl").read_text().rpartition('{"ledger"')[2].splitlines()
         if line.startswith('{"loader"')
     ]
     assert '"epoch":1,"position":1' in line
