@@ -86,11 +86,6 @@ class Builder:
         # The closed socket tells the builder that these were all endpoints.
         self.channel.close()
 
-    def poll(self) -> int | None:
-        """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
-
     def end(self) -> int:
         """Kill the process, and with it the processes that it has forked. Return its exit status."""
         os.kill(self.pid, signal.SIGKILL)

@@ -35,7 +35,7 @@ from hetero.endpoint.script import load_script
 from hetero.errors import ExitCode, HeteroError
 from hetero.pool.builder import Builder, build_all, receive_starts
 from hetero.pool.packets import MAX_PACKET_BYTES, make_channel, receive_packet
-from hetero.pool.processes import EndpointProcess, run_forked, why_not_fork
+from hetero.pool.processes import EndpointProcess, exit_status, run_forked, why_not_fork
 from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
 from hetero.system.open_files import open_files
@@ -332,7 +332,7 @@ class _ForkServer:
         builder.hand_over(starts)
         self._leave_to_endpoints()
         self._children.clear()
-        while (ended := builder.poll()) is None:
+        while (ended := exit_status(builder.pid)) is None:
             if end_signal() in self._signals.wait(POLL_S):
                 os.kill(builder.pid, end_signal())
         if ended < 0:

@@ -16,7 +16,7 @@ from hetero.endpoint.endpoint import run_to_end
 from hetero.system.open_files import names_for_message, opened_since, reopen_files
 from hetero.system.process import SignalWaiter, die_with_parent
 
-__all__ = ["EndpointProcess", "run_forked", "why_not_fork"]
+__all__ = ["EndpointProcess", "exit_status", "run_forked", "why_not_fork"]
 
 
 class EndpointProcess:
@@ -51,8 +51,7 @@ class EndpointProcess:
         """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
         if self._process is not None:
             return self._process.poll()
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
+        return exit_status(self.pid)
 
     def wait(self) -> int:
         """Block until a forked process ends, and reap it. Return the exit status as `poll` does."""
@@ -67,6 +66,12 @@ class EndpointProcess:
         if self.output is not None:
             os.close(self.output)
             self.output = None
+
+
+def exit_status(pid: int) -> int | None:
+    """Reap a child process if it has ended. Return its exit status as `subprocess` does, None while it lives."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -> NoReturn:

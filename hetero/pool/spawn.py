@@ -25,7 +25,15 @@ from hetero.pool.packets import make_channel, receive_packet
 from hetero.system.line_relay import LineSource
 from hetero.system.process import start_child, thread_limits
 
-__all__ = ["ForkServer", "Outputs", "PoolOptions", "ProcessStarter", "child_environment", "failure_from_event"]
+__all__ = [
+    "ForkServer",
+    "Outputs",
+    "PoolOptions",
+    "ProcessStarter",
+    "child_environment",
+    "failure_from_event",
+    "start_module",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -107,19 +115,9 @@ class ForkServer:
     """
 
     def __init__(self, options: PoolOptions, output: int) -> None:
-        self._socket, theirs = make_channel()
-        with theirs:
-            self._process = start_child(
-                [sys.executable, "-m", "hetero.pool.fork_server", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                env=child_environment(options),
-                # Supervisors signal whole groups. Endpoints that ended before the ranks kept ranks from ending after
-                # the same step.
-                start_new_session=options.in_own_session,
-            )
+        self._socket, self._process = start_module(
+            "hetero.pool.fork_server", output, child_environment(options), in_own_session=options.in_own_session
+        )
         self.loaded_s: float | None = None
         """Monotonic time when the fork server had imported the script and accepted commands, None before."""
         self._send(options.endpoint.to_json())
@@ -227,6 +225,33 @@ class Outputs:
         self._selector.unregister(source.descriptor)
         self._open.remove(source)
         source.close()
+
+
+def start_module(
+    module: str, output: int, environment: Mapping[str, str], *, in_own_session: bool = True
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Run a module in a child process. Return a packet socket to it, whose other end is its argument, and the process.
+
+    Args:
+        module: The module.
+        output: Descriptor for what it prints.
+        environment: Its environment.
+        in_own_session: See `PoolOptions.in_own_session`.
+    """
+    ours, theirs = make_channel()
+    with theirs:
+        process = start_child(
+            [sys.executable, "-m", module, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(theirs.fileno(),),
+            env=environment,
+            # Supervisors signal whole groups. Endpoints that ended before the ranks kept ranks from ending after the
+            # same step.
+            start_new_session=in_own_session,
+        )
+    return ours, process
 
 
 def child_environment(options: PoolOptions) -> dict[str, str]:

@@ -13,7 +13,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +22,10 @@ from typing import Any
 from hetero.control.members.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.documents.text import counted
 from hetero.errors import ConfigError
-from hetero.pool.packets import make_channel, receive_packet
+from hetero.pool.packets import receive_packet
 from hetero.pool.pool import EndpointPool, PoolOptions
 from hetero.pool.slot import Slot
-from hetero.pool.spawn import ProcessStarter, child_environment
-from hetero.system.process import start_child
+from hetero.pool.spawn import ProcessStarter, child_environment, start_module
 from hetero.system.waits import END_TIMEOUT_S
 from hetero.system.workdir import private_folder
 from hetero.wire.channels import join_address
@@ -196,20 +194,9 @@ class _Servers:
         Raises:
             ConfigError: The folder for the journal cannot be made.
         """
-        ours, theirs = make_channel()
         is_worker = _kind(self._options, index) == TF_WORKER
         dispatcher = self.dispatcher if is_worker else ""
-        with theirs:
-            process = start_child(
-                [sys.executable, "-m", "hetero.pool.tf_server", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                env=_environment(self._options),
-                # Supervisors signal whole groups, but servers must end after the ranks.
-                start_new_session=True,
-            )
+        ours, process = start_module("hetero.pool.tf_server", output, _environment(self._options))
         self._running[ours.fileno()] = _Server(
             index=index, incarnation=incarnation, dispatcher=dispatcher, process=process, socket=ours
         )

@@ -77,7 +77,7 @@ class Fetchers:
     Args:
         fleet: The endpoints.
         window: The reader's batches.
-        data_timeout_s, allocate: See `hetero.reader.reader.Reader`.
+        allocate: See `hetero.reader.reader.Reader`.
     """
 
     def __init__(
@@ -85,7 +85,6 @@ class Fetchers:
         fleet: Fleet,
         window: Window,
         *,
-        data_timeout_s: float,
         allocate: Callable[[int], memoryview] | None,
     ) -> None:
         self._fleet = fleet
@@ -93,7 +92,6 @@ class Fetchers:
         self._hedging = fleet.hedging
         self.window = window
         """The reader's batches."""
-        self._data_timeout_s = data_timeout_s
         self._allocate = allocate
         self._arrived = threading.Condition(fleet.lock)  # the consumer waits for it
         self._work = threading.Condition(fleet.lock)  # the fetchers wait for it
@@ -101,7 +99,6 @@ class Fetchers:
         self._outcomes = Outcomes(
             fleet,
             window,
-            data_timeout_s=data_timeout_s,
             on_outcome=self._on_outcome,
             on_missing=self._on_missing,
         )
@@ -176,7 +173,7 @@ class Fetchers:
         try:
             sent = attempt.connection.begin(
                 attempt.request,
-                timeout_s=self._data_timeout_s,
+                timeout_s=self._fleet.data_timeout_s,
                 allocate=self._allocate,
                 on_call=functools.partial(self._on_call, attempt),
             )
@@ -428,7 +425,7 @@ class Fetchers:
         try:
             return attempt.connection.fetch(
                 attempt.request,
-                timeout_s=self._data_timeout_s,
+                timeout_s=self._fleet.data_timeout_s,
                 allocate=self._allocate,
                 on_call=functools.partial(self._on_call, attempt),
                 was_sent=attempt.was_sent,

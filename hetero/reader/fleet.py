@@ -101,7 +101,8 @@ class Fleet:
         rank: Rank of this process, in ``[0, world_size)``.
         world_size: Number of processes that read.
         prepare_timeout_s: Seconds for an endpoint to build a data set, and for the first endpoint to appear.
-        data_timeout_s: Seconds that a reader waits while no endpoint serves, once one has served.
+        data_timeout_s: Seconds that one call for a batch may take, and that a reader waits while no endpoint serves,
+            once one has served.
         limits: Bounds of the memory that answers may make this process allocate.
         tls: This host's TLS, None for a job in plaintext.
         clock: Returns monotonic seconds.

@@ -27,7 +27,6 @@ class Outcomes:
     Args:
         fleet: The endpoints.
         window: The reader's batches.
-        data_timeout_s: See `hetero.reader.reader.Reader`.
         on_outcome: Called when the outcome of a batch is in the window, with whether the consumer has something to do.
         on_missing: Called when a batch has to be requested again.
     """
@@ -37,7 +36,6 @@ class Outcomes:
         fleet: Fleet,
         window: Window,
         *,
-        data_timeout_s: float,
         on_outcome: Callable[[bool], None],
         on_missing: Callable[[], None],
     ) -> None:
@@ -47,7 +45,6 @@ class Outcomes:
         self._router = fleet.router
         self._hedging = fleet.hedging
         self._window = window
-        self._data_timeout_s = data_timeout_s
         self._on_outcome = on_outcome
         self._on_missing = on_missing
 
@@ -173,7 +170,7 @@ class Outcomes:
             if error.fault.is_loss:
                 batch.poison.add(connection, error.fault, fleet.clock(), was_first=was_first)
                 return self.lost_too_long(batch)
-            return batch.failed(connection, error, data_timeout_s=self._data_timeout_s)
+            return batch.failed(connection, error, data_timeout_s=self._fleet.data_timeout_s)
         if isinstance(error, AuthenticationError):
             fleet.fail(error)
             return error
@@ -193,7 +190,7 @@ class Outcomes:
 
     def lost_too_long(self, batch: PendingBatch) -> HeteroError | None:
         """Return the error to raise if calls for this batch have been lost for too long, else None."""
-        lost_s = batch.poison.too_long_s(self._fleet.clock(), data_timeout_s=self._data_timeout_s)
+        lost_s = batch.poison.too_long_s(self._fleet.clock(), data_timeout_s=self._fleet.data_timeout_s)
         if lost_s is None:
             return None
         what = f"batch {batch.request.position} of data set {batch.request.spec.name!r}"

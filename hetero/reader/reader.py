@@ -56,8 +56,6 @@ class Reader(Iterator[Any]):
             24 MiB: see `hetero.reader.window.WindowGrowth`.
         window_bytes: Bound of the bytes in the window and in those of the fleet's other readers together,
             `default_window_bytes` by default. One batch is always allowed.
-        data_timeout_s: Seconds that one call may take, and that the reader waits without any endpoint. Default is the
-            fleet's.
         allocate: Allocates memory for leaves (pinned memory, for example). Called with a size in bytes, in any thread.
         on_skips: Called with the substituted samples of a batch, in the consuming thread, just before `next` returns
             that batch. Called once per batch, however often the batch was requested. If it raises, `next` raises that
@@ -78,7 +76,6 @@ class Reader(Iterator[Any]):
         *,
         prefetch_factor: float | None = None,
         window_bytes: int | None = None,
-        data_timeout_s: float | None = None,
         allocate: Callable[[int], memoryview] | None = None,
         on_skips: Callable[[Skips], object] | None = None,
         on_received: Callable[[int, int], object] | None = None,
@@ -99,13 +96,12 @@ class Reader(Iterator[Any]):
         self._is_exhausted = False
         self._dataset: ServedDataset | None = None  # data set of the last request
         self._sampler_failure: Exception | None = None
-        self._data_timeout_s = fleet.data_timeout_s if data_timeout_s is None else data_timeout_s
         self._window = Window(
             planned=functools.partial(fleet.router.planned_batches, prefetch_factor),
             max_bytes=default_window_bytes() if window_bytes is None else window_bytes,
             all_bytes=fleet.used_bytes,
         )
-        self._fetchers = Fetchers(fleet, self._window, data_timeout_s=self._data_timeout_s, allocate=allocate)
+        self._fetchers = Fetchers(fleet, self._window, allocate=allocate)
         # The garbage collector may run this finalizer in a thread that holds the lock.
         self._finalizer = weakref.finalize(self, self._fetchers.abandon)
         with fleet.lock:
@@ -253,8 +249,8 @@ class Reader(Iterator[Any]):
         It waits longer at the start, and while an endpoint builds the data set.
         """
         if not dataset.was_served or self._fleet.is_preparing(dataset.spec):
-            return max(self._data_timeout_s, self._fleet.prepare_timeout_s)
-        return self._data_timeout_s
+            return max(self._fleet.data_timeout_s, self._fleet.prepare_timeout_s)
+        return self._fleet.data_timeout_s
 
 
 def default_window_bytes() -> int:

@@ -39,8 +39,8 @@ class ReceiverChoice:
         self._num_rounds += 1
         self._away_s += now_s - self._left_s
         if self._num_rounds == _NUM_ROUNDS:
-            # Not a median, which takes a loop that computes after several batches for a quick one. The time away does
-            # not depend on who receives, so the choice does not change its own figure.
+            # Not a median, which takes a loop that computes after several batches for a quick one. The time away
+            # hardly depends on who receives, so the choice does not change its own figure.
             self.is_consumer = self._away_s <= _NUM_ROUNDS * _MAX_AWAY_S
             self._num_rounds, self._away_s = 0, 0.0
 
