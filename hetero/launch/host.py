@@ -168,7 +168,7 @@ class LaunchedHost:
                 interval_s=self.plan.options.usage_interval_s,
             )
         )
-        self.pool = self._make_pool(token_path) if self.plan.placement.num_endpoints else None
+        self.pool = self._make_pool(token_path) if self.plan.placement.servers.number else None
         self.trainer_endpoints = self._make_trainer_endpoints()
 
     def __enter__(self) -> LaunchedHost:
@@ -227,7 +227,7 @@ class LaunchedHost:
             raise StoppedEarlyError
 
     def _on_endpoints(self, records: tuple[EndpointRecord, ...]) -> None:
-        if len(records) == self.plan.placement.num_endpoints:
+        if len(records) == self.plan.placement.servers.number:
             self.endpoints_were_ready = True
         self.hub.update(endpoints=records)
 

@@ -39,11 +39,6 @@ class Placement:
     are_ranks_given: bool
     """Whether mpirun has made the processes of the ranks of this host."""
 
-    @property
-    def num_endpoints(self) -> int:
-        """Number of endpoints on this host, or of servers of another data service. May be 0."""
-        return self.servers.number
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:

@@ -24,14 +24,14 @@ def plan(current: str, *, data: int = 1, **options: Any) -> placement.Placement:
 
 def test_data_host_gets_an_endpoint_per_usable_cpu() -> None:
     found = plan("algo-1")
-    assert found.num_endpoints == usable_cpus()
+    assert found.servers.number == usable_cpus()
     assert (found.servers.num_slots, found.num_ranks, found.remote) == (1, 0, True)
 
 
 def test_trainer_host_gets_a_rank_per_gpu_and_no_endpoint_at_the_start() -> None:
     found = plan("algo-9")
     assert (found.servers.num_at_start, found.num_ranks, found.remote) == (0, 2, True)
-    assert plan("algo-9", trainer_endpoints=0).num_endpoints == 0
+    assert plan("algo-9", trainer_endpoints=0).servers.number == 0
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_ranks_of_tensorflow_are_one_per_host_unless_stated(
 
 
 def test_trainer_endpoints_make_placement_hybrid() -> None:
-    assert plan("algo-9", trainer_endpoints=3).num_endpoints == 3
+    assert plan("algo-9", trainer_endpoints=3).servers.number == 3
 
 
 @pytest.mark.fault("F36")
 def test_homogeneous_job_loads_locally() -> None:
     found = plan("algo-9", data=0)
-    assert (found.num_endpoints, found.remote) == (0, False)
+    assert (found.servers.number, found.remote) == (0, False)
 
 
 def test_homogeneous_job_with_trainer_endpoints_loads_from_them() -> None:
@@ -60,18 +60,18 @@ def test_homogeneous_job_with_trainer_endpoints_loads_from_them() -> None:
 
 def test_emulated_vcpus_are_slots_of_one_endpoint() -> None:
     found = plan("algo-1", emulate_sample_s=0.1, emulate_vcpus=36)
-    assert (found.num_endpoints, found.servers.num_slots) == (1, 36)
+    assert (found.servers.number, found.servers.num_slots) == (1, 36)
 
 
 def test_emulated_homogeneous_job_loads_through_slots_too() -> None:
     found = plan("algo-9", data=0, emulate_sample_s=0.1, emulate_vcpus=8)
-    assert (found.num_endpoints, found.servers.num_slots, found.remote) == (1, 8, True)
+    assert (found.servers.number, found.servers.num_slots, found.remote) == (1, 8, True)
 
 
 def test_emulated_trainer_host_beside_data_hosts_has_no_slots_unless_asked() -> None:
     emulated = {"emulate_sample_s": 0.1, "emulate_vcpus": 8}
     assert plan("algo-9", **emulated).servers.num_at_start == 0
-    assert plan("algo-9", **emulated, trainer_endpoints=0).num_endpoints == 0
+    assert plan("algo-9", **emulated, trainer_endpoints=0).servers.number == 0
     assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).servers.num_slots == 4
 
 
@@ -93,7 +93,7 @@ def test_slots_of_all_endpoints_of_an_emulated_host_are_at_most_its_vcpus(
 def test_auto_is_the_default_begins_without_endpoints_and_may_take_every_cpu() -> None:
     found = plan("algo-9", trainer_endpoints="auto")
     assert found == plan("algo-9") != plan("algo-9", trainer_endpoints=0)
-    assert (found.num_endpoints, found.servers.num_at_start, found.remote) == (usable_cpus(), 0, True)
+    assert (found.servers.number, found.servers.num_at_start, found.remote) == (usable_cpus(), 0, True)
     assert plan("algo-1", trainer_endpoints="auto").servers == plan("algo-1", trainer_endpoints=0).servers
 
 
@@ -107,7 +107,7 @@ def test_auto_without_data_hosts_loads_locally() -> None:
 @pytest.mark.parametrize("data", [0, 1])
 def test_auto_means_no_endpoints_where_it_cannot_choose(data: int) -> None:
     assert plan("algo-9", data=data, trainer_endpoints="auto", profile=True).servers.num_at_start is None
-    assert plan("algo-9", data=data, trainer_endpoints="auto", profile=True).num_endpoints == 0
+    assert plan("algo-9", data=data, trainer_endpoints="auto", profile=True).servers.number == 0
 
 
 @pytest.mark.parametrize(("vcpus", "number", "num_slots"), [(8, 8, 1), (36, 6, 6), (96, 8, 12), (7, 7, 1), (11, 1, 11)])
@@ -115,29 +115,29 @@ def test_auto_on_an_emulated_host_has_all_vcpus_as_slots_of_few_endpoints(
     vcpus: int, number: int, num_slots: int
 ) -> None:
     found = plan("algo-9", trainer_endpoints="auto", emulate_sample_s=0.1, emulate_vcpus=vcpus)
-    assert (found.num_endpoints, found.servers.num_at_start, found.servers.num_slots) == (number, 0, num_slots)
+    assert (found.servers.number, found.servers.num_at_start, found.servers.num_slots) == (number, 0, num_slots)
 
 
 def test_tf_service_has_its_dispatcher_on_the_first_data_host() -> None:
     first = plan("algo-1", data=2, data_service="tf", tf_workers_per_host=3)
-    assert (first.num_endpoints, first.servers.dispatcher_host, first.data_service, first.remote) == (
+    assert (first.servers.number, first.servers.dispatcher_host, first.data_service, first.remote) == (
         4,
         "algo-1",
         "tf",
         False,
     )
     second = plan("algo-2", data=2, data_service="tf", tf_workers_per_host=3)
-    assert (second.num_endpoints, second.servers.dispatcher_host) == (3, "algo-1")
+    assert (second.servers.number, second.servers.dispatcher_host) == (3, "algo-1")
 
 
 def test_tf_service_has_workers_on_trainer_hosts_if_asked() -> None:
-    assert plan("algo-9", data_service="tf").num_endpoints == 0
-    assert plan("algo-9", data_service="tf", trainer_tf_workers=2).num_endpoints == 2
+    assert plan("algo-9", data_service="tf").servers.number == 0
+    assert plan("algo-9", data_service="tf", trainer_tf_workers=2).servers.number == 2
 
 
 def test_tf_service_is_nothing_to_a_homogeneous_job() -> None:
     found = plan("algo-9", data=0, data_service="tf", trainer_tf_workers=2)
-    assert (found.num_endpoints, found.data_service, found.remote) == (0, "", False)
+    assert (found.servers.number, found.data_service, found.remote) == (0, "", False)
 
 
 def facts(current: str, hosts: ClusterSpec, **options: Any) -> HostFacts:

@@ -434,9 +434,9 @@ def current() -> RankSession | None:
     return _session
 
 
-def is_child_of_rank(environ: Mapping[str, str] = os.environ) -> bool:
+def is_child_of_rank() -> bool:
     """Return whether a rank of a job with endpoints started this process. It then lacks a session."""
-    return _session is None and LAUNCHER_VARIABLE in environ and environ.get(REMOTE_VARIABLE) == "1"
+    return _session is None and LAUNCHER_VARIABLE in os.environ and os.environ.get(REMOTE_VARIABLE) == "1"
 
 
 def on_stop(callback: Callable[[], object]) -> Callable[[], object]:

@@ -20,67 +20,58 @@ from typing import Any
 
 from hetero.documents.files import write_text
 
-__all__ = ["CANARY_DIR_VARIABLE", "ScriptObserver", "observer_of"]
+__all__ = ["CANARY_DIR_VARIABLE", "observed"]
 
 CANARY_DIR_VARIABLE = "HETERO_CANARY_DIR"
 """Environment variable with the folder for the observations of a canary run's ranks."""
 
 
-class ScriptObserver:
-    """Observes one rank's script from `running` on.
+@contextlib.contextmanager
+def observed(rank: int) -> Iterator[None]:
+    """Observe the script that runs inside of the context, and write a file at its end, also if it fails.
+
+    Do nothing outside of a canary run.
 
     Args:
-        folder: Folder for the rank's file.
         rank: Rank of this process.
     """
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path = folder / f"rank-{rank}.json"
-        self._import_s = 0.0
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Observe the script that runs inside of the context, and write the file at its end, also if it fails."""
-        original_import = builtins.__import__
-        builtins.__import__ = self._timed(original_import)
-        began_s = time.monotonic()
+    folder = os.environ.get(CANARY_DIR_VARIABLE)
+    if not folder:
+        yield
+        return
+    imports = _TimedImports(builtins.__import__)
+    builtins.__import__ = imports
+    # The monotonic clock, because a host's usage has its times too. After a jump of the wall clock, the resources of a
+    # canary belonged to other parts of the run (F25).
+    began_s = time.monotonic()
+    try:
+        yield
+    finally:
+        builtins.__import__ = imports.original
+        content = {"began_monotonic_s": began_s, "ended_monotonic_s": time.monotonic(), "import_s": imports.total_s}
         try:
-            yield
-        finally:
-            builtins.__import__ = original_import
-            self._write(began_s, time.monotonic())
-
-    def _timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an import function that adds the time of the main thread's outermost imports."""
-        main = threading.get_ident()
-        is_inside = False
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            nonlocal is_inside
-            # An import inside of another one is part of its time. Other threads import beside the script's work.
-            if is_inside or threading.get_ident() != main:
-                return original(*args, **kwargs)
-            is_inside = True
-            began_s = time.perf_counter()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._import_s += time.perf_counter() - began_s
-                is_inside = False
-
-        return timed
-
-    def _write(self, began_s: float, ended_s: float) -> None:
-        # The monotonic clock, because a host's usage has its times too. After a jump of the wall clock, the resources
-        # of a canary belonged to other parts of the run (F25).
-        content = {"began_monotonic_s": began_s, "ended_monotonic_s": ended_s, "import_s": self._import_s}
-        try:
-            write_text(self._path, json.dumps(content) + "\n")
+            write_text(Path(folder) / f"rank-{rank}.json", json.dumps(content) + "\n")
         except OSError as error:
             sys.stderr.write(f"cannot write the observations of this canary run: {error}\n")
 
 
-def observer_of(rank: int) -> ScriptObserver | None:
-    """Return the observer that the environment asks for, or None outside of a canary run."""
-    folder = os.environ.get(CANARY_DIR_VARIABLE)
-    return ScriptObserver(Path(folder), rank) if folder else None
+class _TimedImports:
+    """Python's import function, which also adds up the time of the main thread's outermost imports."""
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original = original
+        self.total_s = 0.0
+        self._main = threading.get_ident()
+        self._is_inside = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # An import inside of another one is part of its time. Other threads import beside the script's work.
+        if self._is_inside or threading.get_ident() != self._main:
+            return self.original(*args, **kwargs)
+        self._is_inside = True
+        began_s = time.perf_counter()
+        try:
+            return self.original(*args, **kwargs)
+        finally:
+            self.total_s += time.perf_counter() - began_s
+            self._is_inside = False

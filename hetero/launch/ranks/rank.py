@@ -23,7 +23,7 @@ from pathlib import Path
 
 from hetero.control.rank.stopping import StopError
 from hetero.errors import ExitCode, HeteroError, first_line
-from hetero.launch.ranks.observed import observer_of
+from hetero.launch.ranks.observed import observed
 from hetero.system import logs
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import PARENT_VARIABLE, die_with_parent
@@ -108,9 +108,8 @@ def _run(arguments: list[str]) -> _Failure | None:
     sys.argv = arguments[1:] if is_module else arguments
     # As Python sets it: the folder of a script, or the current folder with -m.
     sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
-    observer = observer_of(int(os.environ.get("RANK", "0")))
     try:
-        with contextlib.nullcontext() if observer is None else observer.running():
+        with observed(int(os.environ.get("RANK", "0"))):
             if is_module:
                 # alter_sys sets sys.argv[0] and sys.modules["__main__"]. torch's workers need both to import the
                 # module.

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE, ScriptObserver, observer_of
+from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE, observed
 
 
 @pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
+def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(CANARY_DIR_VARIABLE, str(tmp_path))
     original = builtins.__import__
     yield
     assert builtins.__import__ is original
@@ -24,7 +25,7 @@ def _restored() -> Iterator[None]:
 def observe(tmp_path: Path, text: str) -> dict[str, Any]:
     script = tmp_path / "train.py"
     script.write_text(text)
-    with ScriptObserver(tmp_path, 0).running():
+    with observed(0):
         runpy.run_path(str(script), run_name="__main__")
     found: dict[str, Any] = json.loads((tmp_path / "rank-0.json").read_text())
     return found
@@ -39,14 +40,15 @@ def test_times_are_those_of_imports_and_of_the_script(tmp_path: Path) -> None:
 def test_file_is_written_if_the_script_fails(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise ValueError('no')\n")
-    with pytest.raises(ValueError, match="no") as caught, ScriptObserver(tmp_path, 3).running():
+    with pytest.raises(ValueError, match="no") as caught, observed(3):
         runpy.run_path(str(script), run_name="__main__")
     assert caught.traceback[-1].path == script
     assert (tmp_path / "rank-3.json").is_file()
 
 
-def test_observer_exists_in_canary_runs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CANARY_DIR_VARIABLE, raising=False)
-    assert observer_of(0) is None
-    monkeypatch.setenv(CANARY_DIR_VARIABLE, str(tmp_path))
-    assert observer_of(0) is not None
+def test_only_canary_runs_are_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CANARY_DIR_VARIABLE)
+    original = builtins.__import__
+    with observed(0):
+        assert builtins.__import__ is original
+    assert list(tmp_path.iterdir()) == []

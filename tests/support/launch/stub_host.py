@@ -50,7 +50,6 @@ class StubHost:
         self.known = Membership(members, _status(name, state), timings=self.timings, clock=time.monotonic)
         self.hub = SimpleNamespace(membership=self._membership, rank_port=1)
         self.placement = SimpleNamespace(
-            num_endpoints=0,
             num_ranks=1,
             num_gpus=0,
             framework="torch",
