@@ -1,8 +1,7 @@
 """Build a wheel of hetero itself from the files of the running package.
 
-With this wheel, a job needs no registry to install hetero. The build works from an installed package and from an
-editable installation, whose requirements are those of its installation. It uses only the standard library. The same
-files produce the same bytes.
+With this wheel, a job needs no registry to install hetero. The build works from an installed package, an editable
+installation or a source tree, and uses only the standard library. The same files produce the same bytes.
 
 Source of the format: https://packaging.python.org/specifications/binary-distribution-format/
 """
@@ -15,6 +14,7 @@ import importlib.metadata
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hetero import __version__
 from hetero.errors import ConfigError
@@ -34,7 +34,7 @@ def build_wheel(folder: Path) -> Path:
     """Write a wheel of the running hetero into a folder and return its path.
 
     Raises:
-        ConfigError: If hetero is not installed.
+        ConfigError: If hetero is not installed, and its ``pyproject.toml`` is missing or cannot be read.
     """
     # Collect the files and the metadata.
     package = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def _package_files(package: Path) -> Iterator[tuple[str, bytes]]:
-    # Sorted, because the same files must produce the same bytes.
+    # Sorted, so that the same files produce the same bytes.
     for path in sorted(package.rglob("*")):
         if path.is_file() and (path.suffix in _SUFFIXES or path.name == "py.typed"):
             yield f"{package.name}/{path.relative_to(package).as_posix()}", path.read_bytes()
@@ -79,16 +79,51 @@ def _digest(content: bytes) -> str:
 
 def _metadata(package: Path) -> Iterator[str]:
     """Yield the lines of METADATA."""
+    yield "Metadata-Version: 2.1"
+    yield "Name: hetero"
+    yield f"Version: {__version__}"
+    project = _read_project(package.parent / "pyproject.toml")
+    yield from _installed_metadata(package) if project is None else _declared_metadata(project)
+
+
+def _read_project(path: Path) -> dict[str, Any] | None:
+    """Return the project table of the source tree's ``pyproject.toml``.
+
+    The source tree has priority, because the metadata of an editable installation may be older. Return None if the
+    package is not in hetero's source tree, or if this Python has no ``tomllib``.
+    """
+    try:
+        import tomllib
+    # Python 3.10 has no tomllib.
+    except ModuleNotFoundError:
+        return None
+    if not path.is_file():
+        return None
+    project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
+    return project if project.get("name") == "hetero" else None
+
+
+def _declared_metadata(project: dict[str, Any]) -> Iterator[str]:
+    yield f"Requires-Python: {project['requires-python']}"
+    yield f"Summary: {project['description']}"
+    for requirement in project["dependencies"]:
+        yield f"Requires-Dist: {requirement}"
+    for extra, requirements in project.get("optional-dependencies", {}).items():
+        yield f"Provides-Extra: {extra}"
+        for requirement in requirements:
+            name, _, marker = requirement.partition(";")
+            only = f'({marker.strip()}) and extra == "{extra}"' if marker else f'extra == "{extra}"'
+            yield f"Requires-Dist: {name.strip()} ; {only}"
+
+
+def _installed_metadata(package: Path) -> Iterator[str]:
     try:
         found = importlib.metadata.metadata("hetero")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
             f"hetero runs from {package} and is not installed, so its requirements are unknown\n"
-            "  to do: pip install -e SOURCE_TREE"
+            "  to do: pip install -e SOURCE_TREE, or use Python 3.11 or newer"
         ) from None
-    yield "Metadata-Version: 2.1"
-    yield "Name: hetero"
-    yield f"Version: {__version__}"
     for name in _FORWARDED:
         for value in found.get_all(name) or ():
             yield f"{name}: {value}"

@@ -20,6 +20,7 @@ import pytest
 
 import hetero
 from hetero.errors import ConfigError
+from hetero.sagemaker.preparation import wheel as wheel_module
 from hetero.sagemaker.preparation.wheel import build_wheel
 
 TREE = Path(hetero.__file__).parents[1]
@@ -104,6 +105,7 @@ def test_installed_package_says_itself_what_it_requires(tmp_path: Path, monkeypa
         ("Requires-Dist", "numpy>=1.24"),
     ):
         installed[name] = value
+    monkeypatch.setattr(wheel_module, "_read_project", lambda path: None)
     monkeypatch.setattr(importlib.metadata, "metadata", lambda name: installed)
     found = metadata_of(build_wheel(tmp_path))
     assert found.get_all("Requires-Dist") == ["grpcio>=1.49", "numpy>=1.24"]
@@ -114,6 +116,13 @@ def test_source_tree_that_nobody_can_read_is_an_error(tmp_path: Path, monkeypatc
     def not_found(name: str) -> Message:
         raise importlib.metadata.PackageNotFoundError(name)
 
+    monkeypatch.setattr(wheel_module, "_read_project", lambda path: None)
     monkeypatch.setattr(importlib.metadata, "metadata", not_found)
     with pytest.raises(ConfigError, match="hetero runs from .* and is not installed.*\n.*pip install -e"):
         build_wheel(tmp_path)
+
+
+def test_project_of_another_name_around_the_package_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "vendors"\n')
+    assert wheel_module._read_project(tmp_path / "pyproject.toml") is None
+    assert wheel_module._read_project(tmp_path / "none.toml") is None
