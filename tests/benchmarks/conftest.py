@@ -17,9 +17,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def load() -> Iterator[Callable[[str], ModuleType]]:
     """Give a function that imports a module of the benchmarks; what it imported is forgotten afterwards."""
     own = {path.stem for path in BENCHMARKS.iterdir() if path.suffix in {"", ".py"}}
-    others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in own}
-    for name in others:
-        del sys.modules[name]
     sys.path.insert(0, str(BENCHMARKS))
     try:
         yield importlib.import_module
@@ -27,4 +24,3 @@ def load() -> Iterator[Callable[[str], ModuleType]]:
         sys.path.remove(str(BENCHMARKS))
         for name in [name for name in sys.modules if name.partition(".")[0] in own]:
             del sys.modules[name]
-        sys.modules.update(others)

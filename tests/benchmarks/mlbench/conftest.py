@@ -17,9 +17,6 @@ MLBENCH = Path(__file__).parents[3] / "benchmarks" / "mlbench"
 def load() -> Iterator[Callable[[str], ModuleType]]:
     """Give a function that imports a module of MLBench's tasks. What it imported is forgotten afterwards."""
     own = {"tasks", "harness", *(path.stem for path in MLBENCH.glob("*.py"))}
-    others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in own}
-    for name in others:
-        del sys.modules[name]
     before = list(sys.path)
     sys.path.insert(0, str(MLBENCH))
     try:
@@ -28,4 +25,3 @@ def load() -> Iterator[Callable[[str], ModuleType]]:
         sys.path[:] = before  # compare.py appends the folder of the harness
         for name in [name for name in sys.modules if name.partition(".")[0] in own]:
             del sys.modules[name]
-        sys.modules.update(others)
