@@ -68,6 +68,22 @@ def test_sampler_random_is_reproducible_and_leaves_the_trainer_alone(make: Any) 
     assert order.num_batches() == len(first)
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_sampler_of_torch_and_a_subclass_of_it_draw_alike(batched: bool) -> None:
+    class Derived(RandomSampler):
+        """May draw from any generator, as far as anyone can tell."""
+
+    orders = []
+    for kind in (RandomSampler, Derived):
+        sampler: Any = kind(range(40), replacement=True)
+        sampler = BatchSampler(sampler, 4, drop_last=False) if batched else sampler
+        before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+        orders.append(drawn(order_of(sampler, is_batch_sampler=batched, seed=3), epoch=2))
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert (random.getstate(), str(np.random.get_state())) == before[1:]
+    assert orders[0] == orders[1]
+
+
 def test_sampler_that_raises_leaves_the_trainer_alone() -> None:
     sampler = WeightedRandomSampler([1.0], 1)
     sampler.weights = torch.tensor([-1.0])

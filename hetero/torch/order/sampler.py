@@ -334,7 +334,7 @@ class SamplerOrder:
             for part, seed in zip(self._parts, self._generator_seeds, strict=True)
             if seed is not None and isinstance(generator := getattr(part, "generator", None), torch.Generator)
         ]
-        return OwnGenerators(key, more)
+        return OwnGenerators(key, only_torch=_draws_from_torch_only(self.sampler), more=more)
 
     def _draw(self, elements: Iterator[Any]) -> Iterable[Any] | None:
         """Return the next batch of indices, or None at the end."""
@@ -469,6 +469,13 @@ def _is_sampler(value: object) -> bool:
     return isinstance(value, torch.utils.data.Sampler) or (
         has_methods and not isinstance(value, torch.utils.data.Dataset)
     )
+
+
+def _draws_from_torch_only(sampler: object) -> bool:
+    """Return whether the sampler is one of torch's own. A subclass is not, because it may use any generator."""
+    if type(sampler) is torch.utils.data.BatchSampler:
+        return _draws_from_torch_only(sampler.sampler)
+    return type(sampler) in _TORCHS_SAMPLERS
 
 
 def _epoch_of(sampler: object) -> int | None:
