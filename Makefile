@@ -133,7 +133,7 @@ demo: $(DEMO)
 	$(ENV)/python examples/photos/demo.py $(DEMO_FLAGS)
 
 bench: $(BENCH)
-	@for question in transport pipelines scaling interference memory compression gpu_feed tf_feed strangers safeguards planner; do \
+	@for question in transport pipelines scaling interference memory compression gpu_feed tf_feed unauthenticated safeguards planner; do \
 		echo "== bench_$$question.py"; .venv-bench/bin/python benchmarks/bench_$$question.py --short || exit; done
 	.venv-bench/bin/python benchmarks/plots.py --results benchmarks/results/short
 

@@ -7,10 +7,10 @@ Method: four hosts with two endpoints each, in this machine, with a folder for t
 batches of 32, another order in each epoch. A sample is loaded in 20 ms and augmented in 2 ms, and waits instead of
 computing: the result is simulated. Each host has room for all samples. Nothing was kept before the first epoch.
 
-    homes         as users have it
+    owner hosts   as users have it
     anywhere      the reader does not name the hosts that keep the samples
 
-    python benchmarks/bench_cache_hosts.py --only homes
+    python benchmarks/bench_cache_hosts.py --only "owner hosts"
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COLUMNS = harness.columns(
 )
 
 
-class Homes(Competitor):
+class OwnerHosts(Competitor):
     """hetero's endpoints on several hosts."""
 
     def start(self) -> None:
@@ -108,16 +108,16 @@ class Homes(Competitor):
             yield from reader
 
 
-class Anywhere(Homes):
+class Anywhere(OwnerHosts):
     """The same where any host computes a sample."""
 
     def start(self) -> None:
-        """Name no homes."""
+        """Name no owner hosts."""
         Router.choose_owners = lambda *_: ((), None)  # type: ignore[method-assign]  # this process runs nothing else
         super().start()
 
 
-COMPETITORS = {"homes": Homes, "anywhere": Anywhere}
+COMPETITORS = {"owner hosts": OwnerHosts, "anywhere": Anywhere}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,10 +143,10 @@ def figures(rows: Sequence[harness.Row]) -> list[str]:
         "epoch_4_s": ("epoch 4 x anywhere", FIRST_BOUND),
     }
     lines = [
-        harness.target(title, harness.ratio(rows, "homes", "anywhere", metric), bound, at_most=True)
+        harness.target(title, harness.ratio(rows, "owner hosts", "anywhere", metric), bound, at_most=True)
         for metric, (title, bound) in pairs.items()
     ]
-    own = next((row for row in rows if row.trial.competitor == "homes" and row.runs), None)
+    own = next((row for row in rows if row.trial.competitor == "owner hosts" and row.runs), None)
     kept = own.median("num_kept") / kept_samples.NUM_SAMPLES if own else float("nan")
     return [*lines, harness.target("samples kept x samples", kept, KEPT_BOUND, at_most=True)]
 

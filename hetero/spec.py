@@ -155,7 +155,7 @@ class Cache:
     """Bytes of files in ``folder``, for samples that do not fit into memory. Later jobs find them there."""
     folder: str | None = None
     """Folder on a disk of the host. Variables such as ``$TMPDIR`` are expanded there."""
-    homes: bool = True
+    owner_hosts: bool = True
     """Whether each sample is kept and computed by one of several data hosts. False if all hosts share the folder."""
 
     def __post_init__(self) -> None:

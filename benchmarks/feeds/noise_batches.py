@@ -1,4 +1,4 @@
-"""The data set of `bench_strangers.py`: random bytes, drawn anew for every sample to give the endpoint work."""
+"""The data set of `bench_unauthenticated.py`: random bytes, drawn anew for every sample to give the endpoint work."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def root_of(causes: Iterable[Cause]) -> Cause:
     Args:
         causes: At least one cause, in order of arrival.
     """
-    return min(causes, key=lambda cause: (cause.is_echo, not cause.by_signal))
+    return min(causes, key=lambda cause: (cause.is_consequence, not cause.by_signal))
 
 
 def is_restartable(cause: Cause) -> bool:

@@ -27,10 +27,10 @@ from hetero.wire import channels  # before grpc, because channels sets grpc's en
 import grpc  # isort: skip
 
 from hetero.control import security
+from hetero.control.members.admission import Admitter, request_from_proto
+from hetero.control.members.host_table import LEAVING
 from hetero.control.members.joined import JoinedHost
-from hetero.control.members.joining import Admitter, request_from_proto
 from hetero.control.members.membership import Membership
-from hetero.control.members.roster import LEAVING
 from hetero.control.peer_connection import ConnectionOptions, PeerConnection
 from hetero.control.rank_server import RankServer
 from hetero.control.status import (

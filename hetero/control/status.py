@@ -89,8 +89,8 @@ class Cause:
     """Traceback or last lines of output."""
     exit_code: Annotated[ExitCode, Wire(decode=_exit_code)] = ExitCode.INTERNAL
     by_signal: bool = False
-    """Whether a signal ended the process. Unless it is an echo, such a failure outranks exceptions of other ranks."""
-    is_echo: bool = False
+    """Whether a signal ended the process. Unless it is a consequence, it outranks exceptions of other ranks."""
+    is_consequence: bool = False
     """Whether a failure of another rank may have caused this one. Either a connection between ranks broke, or the rank
     was ended by a signal that failures of other ranks also cause. See `hetero.control.causes`."""
     of_rank: bool = False

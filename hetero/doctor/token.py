@@ -23,7 +23,7 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
 def _token(snapshot: Snapshot) -> list[Diagnosis]:
     # Imported only here, because it imports gRPC, which may be broken.
     from hetero.control.security import TOKEN_FILE_VARIABLE, token_from_environment
-    from hetero.launch.staged import staged_token
+    from hetero.launch.job_token import staged_token
 
     path = snapshot.environ.get(TOKEN_FILE_VARIABLE)
     try:

@@ -30,8 +30,8 @@ from hetero.wire.transports.interface import Connection, Transport, Unauthentica
 __all__ = ["Delivery"]
 
 _MAX_CONNECTIONS = 1024
-"""Each has a thread, even while it is idle, so it bounds threads (attack A9, bench_strangers: 500 hang). Readers keep
-few idle connections."""
+"""Each has a thread, even while it is idle, so it bounds threads (attack A9, bench_unauthenticated: 500 hang).
+Readers keep few idle connections."""
 
 Answerer: TypeAlias = Callable[[bytes, Reply], Answer | Later]
 """Called with a request. Returns the answer, or `LATER` if it will call `Reply.send`."""

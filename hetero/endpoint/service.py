@@ -307,7 +307,7 @@ class DataServicer:
 def _has_owners(name: str) -> bool:
     """Return whether each sample of a data set is kept by one of several hosts."""
     cache = get_factory(name).cache
-    return cache is not None and cache.homes
+    return cache is not None and cache.owner_hosts
 
 
 def _wait(task: Task, has_left: Callable[[], bool]) -> bool:

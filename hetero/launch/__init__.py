@@ -7,7 +7,7 @@ roles.py         the steps of a data host and of a trainer host
 placement.py     how many endpoints and ranks a host runs
 addresses.py     addresses of the other hosts
 reporting/       what a launcher shows and writes about a run
-staged.py        the files that hetero.sagemaker.prepare adds to the code, such as the token
+job_token.py     the files that hetero.sagemaker.prepare adds to the code, such as the token
 control_plane.py the hub of a host, and what all hosts must agree on
 joining.py       joins a running job, or registers with the main host of a job
 wanted_hosts.py  how many data hosts the job could use

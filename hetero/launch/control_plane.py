@@ -13,7 +13,7 @@ from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.control import security
 from hetero.control.hub import Hub
-from hetero.control.members.joining import Admitter
+from hetero.control.members.admission import Admitter
 from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostStatus, SessionOptions
 from hetero.errors import ConfigError

@@ -28,11 +28,11 @@ from hetero.launch.auto_endpoints.memory import HostMemory
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
 from hetero.launch.control_plane import make_hub
 from hetero.launch.data_services import HostFacts, find_service
+from hetero.launch.job_token import job_token
 from hetero.launch.ranks.frameworks import RANK_FRAMEWORKS
 from hetero.launch.ranks.starter import RankStarter
 from hetero.launch.reporting.summary import JobHistory, output_folder, write_metrics, write_report
 from hetero.launch.reporting.timeline import Timeline
-from hetero.launch.staged import job_token
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
 from hetero.pool.pool import EndpointPool

@@ -12,13 +12,13 @@ from hetero.cluster import ClusterSpec, Platform, resolve_address
 from hetero.cluster.platforms.joined import Joined
 from hetero.cluster.platforms.platform import Registration
 from hetero.config import LaunchOptions, Timings
+from hetero.control.members.admission import Admission, JoinRequest, ask_to_join
 from hetero.control.members.joined import JoinedHost
-from hetero.control.members.joining import Admission, JoinRequest, ask_to_join
 from hetero.control.members.registrar import Registrar
 from hetero.control.security import token_from_environment
 from hetero.errors import ClusterError
 from hetero.launch.control_plane import script_digest, shared_options
-from hetero.launch.staged import staged_token
+from hetero.launch.job_token import staged_token
 from hetero.system import logs
 from hetero.system.waits import POLL_S, WaitLog
 from hetero.wire.channels import join_address

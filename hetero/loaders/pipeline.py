@@ -17,9 +17,9 @@ from hetero.batches.failures import raising_user_types
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
-from hetero.loaders.ahead import Prefetched
 from hetero.loaders.measuring.timing import LoaderTiming
 from hetero.loaders.parts import part_of
+from hetero.loaders.prefetching import Prefetched
 from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog

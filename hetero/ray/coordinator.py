@@ -33,7 +33,7 @@ from hetero.cluster import ClusterSpec, Role
 from hetero.cluster.spec import InstanceGroup
 from hetero.config import LaunchOptions, Timings
 from hetero.control.hub import Hub
-from hetero.control.members.joining import Admitter
+from hetero.control.members.admission import Admitter
 from hetero.control.members.membership import Member, Membership
 from hetero.control.security import token_from_environment
 from hetero.control.status import HostState, HostStatus, RankReport, SessionOptions

@@ -12,7 +12,7 @@ The fleet's lock guards all of them, except for the fetches that the script's th
 reader.py          a rank's batches in order
 window.py          the batches of one reader that are planned but not delivered yet
 fetchers.py        who requests a batch, and when
-own_fetches.py     the fetches that the script's thread makes itself
+inline_fetches.py  the fetches that the script's thread makes itself
 receiver_choice.py whether it should
 outcomes.py        what the outcome of an attempt means for its batch and its endpoint
 attempts.py        one batch in flight, what happens when an attempt fails, and whether the batch kills endpoints

@@ -182,7 +182,7 @@ class Attempt:
     is_hedge: bool = False
     """Whether this is the second of two attempts at the same time."""
     is_own: bool = False
-    """Whether the consumer's thread makes the call itself: see `hetero.reader.own_fetches`."""
+    """Whether the consumer's thread makes the call itself: see `hetero.reader.inline_fetches`."""
     was_sent: bool = False
     """Whether the request was sent before the call, over a connection that failed."""
     is_given_up: bool = False

@@ -5,7 +5,7 @@ puts the outcome into the window. If the consumer waits for an overdue batch, it
 fetcher makes. The first answer is used, and the other attempt is cancelled. The fleet's lock guards everything. No
 thread holds it during a call.
 
-For batches that are not large, the consumer may need no fetcher: see `hetero.reader.own_fetches`. A fetcher
+For batches that are not large, the consumer may need no fetcher: see `hetero.reader.inline_fetches`. A fetcher
 takes over if a connection has to be opened, or if one fails.
 """
 
@@ -27,8 +27,8 @@ from hetero.reader.attempts import Attempt, PendingBatch
 from hetero.reader.connection import EndpointConnection, Fetched
 from hetero.reader.consistency import ServedDataset
 from hetero.reader.fleet import Fleet
+from hetero.reader.inline_fetches import InlineFetches
 from hetero.reader.outcomes import Outcomes
-from hetero.reader.own_fetches import OwnFetches
 from hetero.reader.window import Window
 from hetero.system.waits import END_TIMEOUT_S, POLL_S
 from hetero.wire.faults import CallFailedError, Fault
@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 # Locks.
 #   1. `Fleet.lock` guards the fleet, its connections, and the windows and attempts of all readers. A thread that holds
 #      it calls nothing that may block or that belongs to the user: no network, no sampler, no `allocate`, no callback.
-#   2. `OwnFetches.lock` guards the requests that the consumer has sent itself. The consumer holds it while it waits for
-#      their answers.
-#   3. A thread may take `Fleet.lock` while it holds `OwnFetches.lock`, never the other way round. The watcher, which
-#      receives for a consumer that stays away, only tries `OwnFetches.lock`. So a waiting consumer cannot block it.
+#   2. `InlineFetches.lock` guards the requests that the consumer has sent itself. The consumer holds it while it waits
+#      for their answers.
+#   3. A thread may take `Fleet.lock` while it holds `InlineFetches.lock`, never the other way round. The watcher, which
+#      receives for a consumer that stays away, only tries `InlineFetches.lock`. So a waiting consumer cannot block it.
 #
 # Attempts.
 #   4. An attempt starts with the lock (`Window.start`), which counts its endpoint as occupied. It ends exactly once, in
@@ -67,8 +67,8 @@ logger = logging.getLogger(__name__)
 #   the consumer took a batch, so bytes are free                  -> one fetcher, if a batch is missing
 #   the consumer ordered a second attempt                         -> all fetchers
 #   an endpoint came, left or is free; or the reader closes       -> the consumers and all fetchers of all its readers
-# The consumer waits in one of two places: for `_arrived`, or in `OwnFetches.receive`, where `OwnFetches.wake` reaches
-# it. `prepare_to_receive` is called with the lock, before the lock is released: otherwise a wake-up could be lost.
+# The consumer waits in one of two places: for `_arrived`, or in `InlineFetches.receive`, where `InlineFetches.wake`
+# reaches it. `prepare_to_receive` is called before the lock is released, because a wake-up could be lost otherwise.
 
 
 class Fetchers:
@@ -102,7 +102,7 @@ class Fetchers:
             on_outcome=self._on_outcome,
             on_missing=self._on_missing,
         )
-        self._own = OwnFetches(
+        self._own = InlineFetches(
             fleet.clock, settle=self._outcomes.settle, hand_over=functools.partial(self._hand_over, was_sent=True)
         )
         self._needs_endpoint = False  # the consumer's batch is overdue, but every other endpoint is at least as busy

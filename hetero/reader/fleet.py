@@ -26,7 +26,7 @@ from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError
 from hetero.reader.connection import ConnectionState, EndpointConnection
 from hetero.reader.consistency import ServedDataset
 from hetero.reader.hedging import Hedging
-from hetero.reader.own_fetches import ABSENT_S
+from hetero.reader.inline_fetches import ABSENT_S
 from hetero.reader.routing import ConnectionTable, Router, unprepared
 from hetero.reader.window import Window
 from hetero.spec import DatasetSpec

@@ -37,7 +37,7 @@ BUSY_UTILISATION = 0.9
 COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
 """Event that counts the batches that data hosts computed. Missing if a data host did not report its number."""
 NOT_DELIVERED = "batches requested and not delivered"
-"""Event that counts requests that were discarded, or in flight when the loop ended. See `hetero.loaders.ahead`."""
+"""Event that counts requests that were discarded, or in flight at the end, see `hetero.loaders.prefetching`."""
 _BUSY_CPU = 0.7
 _RARE_WAIT = 0.1
 _USED = {

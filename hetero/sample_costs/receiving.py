@@ -24,8 +24,8 @@ from hetero.errors import EndpointUnavailableError, HeteroError
 from hetero.pool.pool import EndpointPool, PoolOptions
 from hetero.reader.fleet import Fleet
 from hetero.reader.reader import Reader
-from hetero.sample_costs.echo import hetero_profile_batch
 from hetero.sample_costs.options import Channel
+from hetero.sample_costs.ready_batches import hetero_profile_batch
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import die_with_parent
 from hetero.system.waits import CALL_TIMEOUT_S
@@ -53,7 +53,7 @@ def receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
     job_id = f"profile-{os.getpid()}"
     options = PoolOptions(
         endpoint=EndpointOptions(
-            script="hetero.sample_costs.echo",
+            script="hetero.sample_costs.ready_batches",
             is_module=True,
             host="local",
             address="127.0.0.1",

@@ -130,7 +130,7 @@ class CheckSession(RankSession):
     def set_profile(self, profile: Callable[[bool], bytes]) -> None:
         """Do nothing, because nothing is reported."""
 
-    def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> None:
+    def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_consequence: bool = False) -> None:
         """Do nothing, because nothing is reported."""
 
     def check_stop(self, timer: StepTimer) -> None:

@@ -25,12 +25,12 @@ from hetero.control.rank.stopping import StopError
 from hetero.datasets import build
 from hetero.errors import ConfigError, HeteroError
 from hetero.loaders import auditing, remote
-from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.crosscheck import CheckedReader
 from hetero.loaders.kept_batches import KeptBatches
 from hetero.loaders.local_endpoints import local_endpoints
 from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
+from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.reader.fleet import Fleet

@@ -26,7 +26,7 @@ from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
 from hetero.documents.text import listing
 from hetero.errors import DatasetError
-from hetero.loaders.ahead import EpochRequests
+from hetero.loaders.prefetching import EpochRequests
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import names_for_message
 from hetero.system.stop_signals import SHIELD_VARIABLE, children_ignore_platform

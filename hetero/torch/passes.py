@@ -15,8 +15,8 @@ from hetero.control.rank import session as control
 from hetero.epochs import epoch_text
 from hetero.errors import DatasetError
 from hetero.loaders import auditing
-from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.checks import check_not_importing
+from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.torch.lightning_states import is_prefetched, load_pending_state

@@ -16,10 +16,10 @@ from hetero.batches.fetch import describe
 from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
-from hetero.loaders.ahead import Batches, EpochRequests, Prefetched
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
+from hetero.loaders.prefetching import Batches, EpochRequests, Prefetched
 from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec

@@ -16,7 +16,7 @@ from hetero.batches.indices import as_indices
 from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import auditing
-from hetero.loaders.ahead import Batches, EpochRequests
+from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.torch.pipeline import Pipeline

@@ -113,7 +113,7 @@ def test_sample_that_raises_on_the_host_that_keeps_it_is_named(job: Any, tools: 
             next(reader)
 
 
-def test_two_ranks_find_the_same_homes(shared_job: Any, tools: Any, folder: Path) -> None:
+def test_two_ranks_find_the_same_owner_hosts(shared_job: Any, tools: Any, folder: Path) -> None:
     spec = tools.spec("kept", folder=str(folder))
     wanted = tools.requests(spec, num_batches=10, batch_size=10)
     fleets = [start(shared_job, spec, HOSTS[:2]), shared_job.fleet()]

@@ -43,7 +43,7 @@ def make_row(load: Load, name: str, group: str, rate: int, config: Any = None, *
 def test_all_questions_are_there() -> None:
     expected = (
         *("transport", "pipelines", "scaling", "interference", "memory", "compression", "gpu_feed"),
-        *("strangers", "safeguards", "tf_feed", "baseline", "auto_hybrid"),
+        *("unauthenticated", "safeguards", "tf_feed", "baseline", "auto_hybrid"),
     )
     assert {f"bench_{name}" for name in expected} <= set(NAMES)
 
@@ -203,10 +203,10 @@ def test_compression_says_which_packages_are_missing(load: Load, monkeypatch: py
     assert compression.why_no_codec(["none", "lz4"]) == ""
 
 
-def test_strangers_figure_is_the_share_that_a_reader_keeps(load: Load) -> None:
-    strangers = load("bench_strangers")
+def test_unauthenticated_figure_is_the_share_that_a_reader_keeps(load: Load) -> None:
+    peers = load("bench_unauthenticated")
     rows = [make_row(load, name, "", rate) for name, rate in (("hetero", 100), ("hetero-beset", 79))]
-    (line,) = strangers.figures(rows)
+    (line,) = peers.figures(rows)
     assert "0.790, at least 0.8 wanted: **MISSED**" in line
 
 

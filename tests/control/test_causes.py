@@ -41,7 +41,10 @@ def test_cause_killed_rank_outranks_an_exception_that_came_first(clock: Clock) -
 @pytest.mark.fault("F9")
 @pytest.mark.parametrize("first", [0, 1])
 def test_cause_abort_by_a_watchdog_yields_to_the_exception_that_brought_it_about(clock: Clock, first: int) -> None:
-    heard = [cause("algo-4", "rank 1: ValueError"), cause("algo-3", "rank 0 SIGABRT", by_signal=True, is_echo=True)]
+    heard = [
+        cause("algo-4", "rank 1: ValueError"),
+        cause("algo-3", "rank 0 SIGABRT", by_signal=True, is_consequence=True),
+    ]
     membership = view("algo-3", clock)
     membership.fail(heard[first])
     settled(membership, clock)
@@ -53,16 +56,16 @@ def test_cause_abort_by_a_watchdog_yields_to_the_exception_that_brought_it_about
 
 def test_cause_abort_outranks_the_broken_connections_of_others(clock: Clock) -> None:
     membership = view("algo-3", clock)
-    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
-    membership.fail(cause("algo-4", "rank 1 SIGABRT", by_signal=True, is_echo=True))
-    decided = settled(membership, clock, Membership.ECHO_SETTLE_S)
+    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_consequence=True))
+    membership.fail(cause("algo-4", "rank 1 SIGABRT", by_signal=True, is_consequence=True))
+    decided = settled(membership, clock, Membership.CONSEQUENCE_SETTLE_S)
     assert decided is not None
     assert "SIGABRT" in decided.summary
 
 
-def test_cause_echo_yields_to_a_failure_that_comes_later(clock: Clock) -> None:
+def test_cause_consequence_yields_to_a_failure_that_comes_later(clock: Clock) -> None:
     membership = view("algo-3", clock)
-    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
+    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_consequence=True))
     assert settled(membership, clock) is None
     membership.fail(cause("algo-4", "rank 1: ValueError"))
     membership.tick()
@@ -70,18 +73,18 @@ def test_cause_echo_yields_to_a_failure_that_comes_later(clock: Clock) -> None:
     assert membership.own.decided.host == "algo-4"
 
 
-def test_cause_echo_alone_is_decided_after_a_longer_wait(clock: Clock) -> None:
+def test_cause_consequence_alone_is_decided_after_a_longer_wait(clock: Clock) -> None:
     membership = view("algo-3", clock)
-    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
-    assert settled(membership, clock, Membership.ECHO_SETTLE_S) is not None
+    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_consequence=True))
+    assert settled(membership, clock, Membership.CONSEQUENCE_SETTLE_S) is not None
 
 
 @pytest.mark.fault("F11")
-def test_cause_lease_that_has_just_ended_is_the_cause_of_echoes(clock: Clock) -> None:
+def test_cause_lease_that_has_just_ended_is_the_cause_of_consequences(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.observe(status("algo-4", HostState.TRAINING))
     clock.now_s += 0.2
-    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
+    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_consequence=True))
     clock.now_s += Timings().lease_s - 0.2 - Membership.CHECK_S / 2
     membership.tick()  # checks the leases
     assert membership.own.decided is None

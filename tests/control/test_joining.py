@@ -16,8 +16,8 @@ from tests.support.control.clocks import Clock
 import grpc  # isort: skip
 
 from hetero.cluster import ClusterSpec, parse_cluster
+from hetero.control.members.admission import Admitter, JoinRequest, ask_to_join, request_from_proto
 from hetero.control.members.joined import JoinedHost
-from hetero.control.members.joining import Admitter, JoinRequest, ask_to_join, request_from_proto
 from hetero.control.members.registrar import Registrar
 from hetero.control.status import CONTROL_PROTOCOL
 from hetero.errors import ClusterError, ConfigError, DisagreementError, ProtocolError

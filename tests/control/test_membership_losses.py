@@ -53,7 +53,7 @@ def view(clock: Clock, host: str = "algo-2", *, max_restarts: int = 0) -> Member
 def broken(host: str, **changes: object) -> Cause:
     """Return what a rank says that has lost its connection to the one on the other host."""
     summary = "rank 0: the training script raised DistBackendError: Connection closed by trainer host algo-3 <4711>"
-    plain = Cause(host=host, summary=summary, exit_code=ExitCode.SCRIPT_FAILED, is_echo=True, of_rank=True)
+    plain = Cause(host=host, summary=summary, exit_code=ExitCode.SCRIPT_FAILED, is_consequence=True, of_rank=True)
     return dataclasses.replace(plain, **changes)
 
 
@@ -134,7 +134,7 @@ def test_broken_connection_is_judged_as_soon_as_the_silent_host_is_heard_again(c
     ("state", "changes"),
     [
         (HostState.DONE, {}),  # it has said its last word
-        (HostState.TRAINING, {"is_echo": False}),  # a failure that is not an echo needs no other reason
+        (HostState.TRAINING, {"is_consequence": False}),  # a failure that is not a consequence needs no other reason
     ],
 )
 def test_silent_host_is_not_waited_for_if_it_cannot_be_the_cause(
@@ -144,7 +144,7 @@ def test_silent_host_is_not_waited_for_if_it_cannot_be_the_cause(
     membership.observe(status("algo-3", state, revision=1))
     cause = broken("algo-2", **changes)
     membership.fail(cause, generation=0)
-    clock.now_s += Membership.ECHO_SETTLE_S
+    clock.now_s += Membership.CONSEQUENCE_SETTLE_S
     membership.tick()
     assert membership.own.decided == cause
 

@@ -48,7 +48,7 @@ def view(host: str, clock: Clock, *, max_restarts: int = 2) -> Membership:
 
 def settle(membership: Membership, clock: Clock) -> None:
     """Let the arbiter decide."""
-    clock.now_s += Membership.ECHO_SETTLE_S
+    clock.now_s += Membership.CONSEQUENCE_SETTLE_S
     membership.tick()
 
 
@@ -97,7 +97,7 @@ def test_late_words_of_an_earlier_generation_are_ignored(clock: Clock) -> None:
     arbiter.fail(killed("algo-2"), generation=0)
     settle(arbiter, clock)
     assert arbiter.own.generation == 1
-    arbiter.fail(killed("algo-2", summary="rank 0: connection closed by peer", is_echo=True), generation=0)
+    arbiter.fail(killed("algo-2", summary="rank 0: connection closed by peer", is_consequence=True), generation=0)
     arbiter.store(RankReport(rank=0, steps_started={"train": 7}))
     late = status("algo-3", HostState.TRAINING, failure=killed("algo-3", summary="rank 1: broken"), revision=2)
     arbiter.observe(late)

@@ -54,7 +54,7 @@ causes = st.builds(
     detail=words,
     exit_code=st.sampled_from(ExitCode),
     by_signal=st.booleans(),
-    is_echo=st.booleans(),
+    is_consequence=st.booleans(),
     of_rank=st.booleans(),
 )
 reports = st.builds(

@@ -9,7 +9,7 @@ import pytest
 
 from hetero.doctor import Level, examine, render_text, to_json
 from hetero.doctor.token import examine as examine_token
-from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
+from hetero.launch.job_token import STAGED_FOLDER, TOKEN_NAME
 from hetero.wire.certificates import make_certificates
 from tests.support.doctor import here, in_cluster, levels
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
+from hetero.launch.job_token import STAGED_FOLDER, TOKEN_NAME
 from tests.support.integration.arrays_job import ARRAYS
 from tests.support.integration.harness import Job, Start, wait_gone
 

@@ -12,7 +12,7 @@ import pytest
 
 from hetero.control.security import TOKEN_FILE_VARIABLE, Token
 from hetero.errors import AuthenticationError
-from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME, job_token, staged_token
+from hetero.launch.job_token import STAGED_FOLDER, TOKEN_NAME, job_token, staged_token
 
 SECRET = "staged-secret-0123456789"
 

@@ -11,7 +11,7 @@ import pytest
 
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
-from hetero.loaders.ahead import EpochRequests, Prefetched, _discard_all
+from hetero.loaders.prefetching import EpochRequests, Prefetched, _discard_all
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import Start
 from hetero.metrics.steps import Extent

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from hetero.control.members.admission import JoinRequest
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.members.joined import JoinedHost
-from hetero.control.members.joining import JoinRequest
 from hetero.control.status import Cause, HostState, HostStatus, RankReport, SessionOptions, StepTimes, StopPoint
 from hetero.errors import ProtocolError
 from hetero.wire.proto import control_pb2 as pb

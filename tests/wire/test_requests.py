@@ -125,7 +125,7 @@ def test_request_for_a_part_round_trip_is_the_same() -> None:
     assert from_proto(to_proto(request(is_part=True))).is_part
 
 
-def test_request_with_homes_round_trip_is_the_same() -> None:
+def test_request_with_owner_hosts_round_trip_is_the_same() -> None:
     owners = np.array([0, 2, 1], np.uint8)
     got = from_proto(to_proto(request(indices=range(3), helpers=(HELPER, HELPER_6), owners=owners)))
     assert got.owners is not None

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.causes import is_restartable, root_of
+from hetero.control.members.host_table import ENDED, LEAVING, HostTable
 from hetero.control.members.joined import JoinedHost
 from hetero.control.members.past_ranks import PastRanks
-from hetero.control.members.roster import ENDED, LEAVING, HostTable
 from hetero.control.peers import Member, Peer, differences
 from hetero.control.status import Cause, HostState, HostStatus, RankReport
 from hetero.control.stop_points import stop_point
@@ -47,9 +47,9 @@ class Membership(HostTable):
     SETTLE_S = 1.0
     """Seconds that the arbiter collects failures before it decides. The report of a killed rank arrives a moment after
     the exceptions that its death raises in other ranks."""
-    ECHO_SETTLE_S = 4.0
-    """Seconds that the arbiter collects failures if all are echoes (`Cause.is_echo`). If a trainer host is silent by
-    then, the arbiter waits longer, until that host is heard again or its lease ends."""
+    CONSEQUENCE_SETTLE_S = 4.0
+    """Seconds that the arbiter collects failures if all are consequences (`Cause.is_consequence`). If a trainer host is
+    silent by then, the arbiter waits longer, until that host is heard again or its lease ends."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Membership(HostTable):
         """Check leases. Decide the root cause and where ranks stop, if the messages so far suffice."""
         now = self._clock()
         # The hub ticks after each message of each host. If failures wait for their cause, each tick checks, because a
-        # lease that has just ended is the cause of echoes.
+        # lease that has just ended is the cause of consequences.
         if now >= self._check_s or (self._failures and self.own.decided is None):
             self._check_s = now + self.CHECK_S
             self._check_leases(now)
@@ -277,9 +277,9 @@ class Membership(HostTable):
                 f"trainer host {host} {what} for {now - peer.last_heard_s:.0f} s "
                 f"(lease {self._timings.lease_s:.0f} s; last state: {peer.last_state})"
             )
-            # A failure that only mentions a lost host must not hide the loss, so echoes do not count.
+            # A failure that only mentions a lost host must not hide the loss, so consequences do not count.
             words = f"trainer host {host} "
-            if not any(words in known.summary and not known.is_echo for _, known in self._failures):
+            if not any(words in known.summary and not known.is_consequence for _, known in self._failures):
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
 
     def _log_silence(self, role: Role, now: float) -> None:
@@ -307,12 +307,12 @@ class Membership(HostTable):
         first_s = self._failures[0][0]
         if self.arbiter == self.own.host:
             causes = [cause for _, cause in self._failures]
-            are_echoes = all(cause.is_echo for cause in causes)
+            are_consequences = all(cause.is_consequence for cause in causes)
             # A lost host breaks connections at once, and its lease ends after 15 s. Without this wait, jobs ended after
             # 4 s and named the connection.
-            if are_echoes and self._awaits_host(now):
+            if are_consequences and self._awaits_host(now):
                 return
-            settle_s = self.ECHO_SETTLE_S if are_echoes else self.SETTLE_S
+            settle_s = self.CONSEQUENCE_SETTLE_S if are_consequences else self.SETTLE_S
             if now - first_s >= settle_s:
                 # A failure that no restart can repair ends the job, whatever else failed.
                 final = [cause for cause in causes if not self._may_restart(cause)]
@@ -329,7 +329,7 @@ class Membership(HostTable):
             self.update(decided=self.own.failure)
 
     def _awaits_host(self, now: float) -> bool:
-        """Return whether a trainer host has missed heartbeats. If it is lost, echoes come before its lease ends."""
+        """Return whether a trainer host has missed heartbeats. If it is lost, its lease ends after consequences."""
         missed_s = max(self.SETTLE_S, 1.5 * self._timings.heartbeat_s)
         return any(
             self._lives(host) and self._state(host) not in ENDED and now - self._peers[host].last_heard_s > missed_s

@@ -20,8 +20,8 @@ import grpc  # isort: skip
 from hetero.cluster import natural_key
 from hetero.cluster.groups import group_document
 from hetero.control import security
+from hetero.control.members.admission import request_from_proto
 from hetero.control.members.joined import JoinedHost
-from hetero.control.members.joining import request_from_proto
 from hetero.errors import ClusterError, ExitCode, HeteroError
 from hetero.system.waits import CALL_TIMEOUT_S
 from hetero.wire.messages import parse

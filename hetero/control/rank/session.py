@@ -184,25 +184,25 @@ class RankSession:
         """
         self._profile = profile
 
-    def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> None:
+    def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_consequence: bool = False) -> None:
         """Report to the launcher why this rank fails, before other hosts notice that it has ended.
 
         Args:
             summary: Reason, one line.
             detail: Traceback.
             exit_code: Exit code of this process.
-            is_echo: Whether another rank most likely failed before.
+            is_consequence: Whether another rank most likely failed before.
         """
-        self._failure = self._cause(summary, detail, exit_code, is_echo=is_echo)
+        self._failure = self._cause(summary, detail, exit_code, is_consequence=is_consequence)
         self._report()
 
-    def _cause(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> Cause:
+    def _cause(self, summary: str, detail: str, exit_code: ExitCode, *, is_consequence: bool = False) -> Cause:
         return Cause(
             host="",  # the launcher fills it in
             summary=f"rank {self.rank}: {summary}",
             detail=detail,
             exit_code=exit_code,
-            is_echo=is_echo,
+            is_consequence=is_consequence,
         )
 
     def check_stop(self, timer: StepTimer) -> None:

@@ -12,7 +12,7 @@ conducting.py    executes the runs through `hetero.decide.studies`, and writes t
 observations.py  a run's report, and what its ranks observed, as a point
 points.py        one run as the forecast sees it
 line.py          fits a line through the points, and draws what it predicts for the whole
-square.py        the longest time that the points do not exclude
+quadratic.py     the longest time that the points do not exclude
 forecast.py      time as a sum of parts, cost, utilisation, memory
 refusals.py      the reasons to refuse a forecast
 suggestions.py   what more canaries would tell

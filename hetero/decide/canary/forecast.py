@@ -35,6 +35,7 @@ from hetero.decide.canary.line import (
 )
 from hetero.decide.canary.model import Candidate, ForecastFigure, Refusal
 from hetero.decide.canary.points import MIN_FRACTIONS, MIN_RUNS, CanaryPoint, LoaderWork, mean_excess
+from hetero.decide.canary.quadratic import quadratic_bound, quadratic_notes
 from hetero.decide.canary.refusals import (
     MIN_GROWTH,
     check_busy,
@@ -46,7 +47,6 @@ from hetero.decide.canary.refusals import (
     is_fixed_loader,
     ran_out_of_memory,
 )
-from hetero.decide.canary.square import quadratic_bound, quadratic_notes
 from hetero.decide.canary.suggestions import suggestion
 from hetero.errors import ConfigError
 from hetero.pricing import cost

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     ledger.close_current()
     if session is not None:
         if failure is not None:
-            session.fail(failure.summary, failure.detail, failure.exit_code, is_echo=failure.is_echo)
+            session.fail(failure.summary, failure.detail, failure.exit_code, is_consequence=failure.is_consequence)
         is_reported = session.close(finished=failure is None)
         # The report about the failed stop callback is lost, so the exit status (30) has to say it.
         if failure is None and session.stop_failure is not None and not is_reported:
@@ -98,7 +98,7 @@ class _Failure:
     summary: str
     detail: str = ""
     exit_code: ExitCode = ExitCode.SCRIPT_FAILED
-    is_echo: bool = False
+    is_consequence: bool = False
 
 
 def _run(arguments: list[str]) -> _Failure | None:
@@ -130,7 +130,7 @@ def _run(arguments: list[str]) -> _Failure | None:
         if hidden is not None:
             return _Failure(first_line(hidden), str(hidden), hidden.exit_code)
         line = traceback.format_exception_only(type(error), error)[-1].strip()
-        return _Failure(f"the training script raised {line}", text, is_echo=is_echo(error))
+        return _Failure(f"the training script raised {line}", text, is_consequence=is_consequence(error))
     return None
 
 
@@ -155,7 +155,7 @@ def _stop() -> _Failure | None:
         return _exit_failure(error.code)
 
 
-def is_echo(error: BaseException) -> bool:
+def is_consequence(error: BaseException) -> bool:
     """Return whether an error is the result of a failure elsewhere, for example in a rank whose connection broke."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error)

@@ -81,7 +81,7 @@ class RankFolder:
             detail="\n".join(self._relay.tail(name)),
             exit_code=ExitCode.SCRIPT_FAILED,
             by_signal=exit_status < 0,
-            is_echo=exit_status < 0 and not is_crash(exit_status),
+            is_consequence=exit_status < 0 and not is_crash(exit_status),
             of_rank=True,
         )
 
@@ -95,7 +95,7 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
     - The rank exited by itself with an error status, without a report.
     - The rank reported its exception.
     - A signal ended the rank, and failures of other ranks may have caused that signal.
-    - The rank reported an exception that is an echo of another rank's failure.
+    - The rank reported an exception that is a consequence of another rank's failure.
     - The rank ended by the end signal without a report. The agent sends it after the failure of another rank.
 
     Args:
@@ -110,7 +110,7 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
         if is_crash(exit_status):
             return 0
         if rank in reported:
-            return 4 if reported[rank].is_echo else 2
+            return 4 if reported[rank].is_consequence else 2
         if -exit_status in END_SIGNALS:
             return 5
         # After an exception in one rank, NCCL's watchdog aborts the others (SIGABRT), so reports come before other

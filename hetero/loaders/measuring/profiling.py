@@ -21,10 +21,10 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.control.rank.session import RankSession
 from hetero.errors import DatasetError
-from hetero.loaders.ahead import Batches, EpochRequests
 from hetero.loaders.kept_batches import KeptBatches
 from hetero.loaders.measuring.phases import Phase, Phases
 from hetero.loaders.pipeline import LoaderPipeline
+from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.metrics.hosts import Gpus
 from hetero.metrics.profile.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, MIN_STEPS, Contents, RankPart, SampledWork
 from hetero.metrics.profile.profile import Spread, SupplyProfile

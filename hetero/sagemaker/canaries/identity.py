@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
+from hetero.launch.job_token import STAGED_FOLDER, TOKEN_NAME
 from hetero.sagemaker.recording import Recording
 
 __all__ = ["digest_of_text", "identity_of"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetero.cluster import Role
 from hetero.errors import HeteroError, first_line
-from hetero.launch.staged import LAUNCHER_NAME
+from hetero.launch.job_token import LAUNCHER_NAME
 from hetero.sagemaker.checks.facts import (
     assigned_roles,
     hardware,

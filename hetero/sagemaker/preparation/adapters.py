@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hetero.errors import ConfigError
-from hetero.launch.staged import STAGED_FOLDER
+from hetero.launch.job_token import STAGED_FOLDER
 from hetero.sagemaker.limits import limits
 from hetero.sagemaker.recording import sdk_version
 from hetero.sagemaker.request import ONLY_GROUP, RequestGroup

@@ -7,7 +7,7 @@
     hetero-job/token                        the job's secret, mode 0600
     requirements.txt                        a line for the wheel, then the user's lines
 
-It then sets the estimator's code to this staged folder. `hetero.launch.staged` reads the token in the container.
+It then sets the estimator's code to this staged folder. `hetero.launch.job_token` reads the token in the container.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from hetero.config import check_hyperparameters
 from hetero.errors import ConfigError
-from hetero.launch.staged import LAUNCHER_NAME, STAGED_FOLDER, TOKEN_NAME
+from hetero.launch.job_token import LAUNCHER_NAME, STAGED_FOLDER, TOKEN_NAME
 from hetero.sagemaker.preparation.adapters import Adapter, Code, adapter_of
 from hetero.sagemaker.preparation.ignore_file import IGNORE_FILE, copy_code, ignored_files
 from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS

@@ -23,7 +23,7 @@ from hetero.cluster.platforms.sagemaker import (
     script_variables,
 )
 from hetero.errors import ConfigError
-from hetero.launch.staged import LAUNCHER_NAME
+from hetero.launch.job_token import LAUNCHER_NAME
 from hetero.sagemaker.preparation.ignore_file import copy_code, ignored_files
 from hetero.sagemaker.preparation.staging import LAUNCHER_FILE
 from hetero.sagemaker.request import TrainingRequest

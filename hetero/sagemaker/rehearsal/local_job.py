@@ -24,7 +24,7 @@ from hetero.cluster.platforms.sagemaker import CHANNELS, SageMaker, job_paramete
 from hetero.config import LaunchOptions, resolve_options
 from hetero.config.timings import time_scale
 from hetero.errors import ConfigError, ExitCode
-from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
+from hetero.launch.job_token import STAGED_FOLDER, TOKEN_NAME
 from hetero.sagemaker.rehearsal.containers import THROUGH, Container
 from hetero.sagemaker.rehearsal.inputs import LocalChannel, local_channels
 from hetero.sagemaker.rehearsal.pipes import PipeFeeder

@@ -42,22 +42,22 @@ class Endpoint(_message.Message):
     def __init__(self, endpoint_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_slots: _Optional[int] = ..., kind: _Optional[str] = ..., is_optional: bool = ...) -> None: ...
 
 class Cause(_message.Message):
-    __slots__ = ("host", "summary", "detail", "exit_code", "by_signal", "is_echo", "of_rank")
+    __slots__ = ("host", "summary", "detail", "exit_code", "by_signal", "is_consequence", "of_rank")
     HOST_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     BY_SIGNAL_FIELD_NUMBER: _ClassVar[int]
-    IS_ECHO_FIELD_NUMBER: _ClassVar[int]
+    IS_CONSEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OF_RANK_FIELD_NUMBER: _ClassVar[int]
     host: str
     summary: str
     detail: str
     exit_code: int
     by_signal: bool
-    is_echo: bool
+    is_consequence: bool
     of_rank: bool
-    def __init__(self, host: _Optional[str] = ..., summary: _Optional[str] = ..., detail: _Optional[str] = ..., exit_code: _Optional[int] = ..., by_signal: bool = ..., is_echo: bool = ..., of_rank: bool = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., summary: _Optional[str] = ..., detail: _Optional[str] = ..., exit_code: _Optional[int] = ..., by_signal: bool = ..., is_consequence: bool = ..., of_rank: bool = ...) -> None: ...
 
 class StopPoint(_message.Message):
     __slots__ = ("loader", "steps")

@@ -83,7 +83,7 @@ def test_copy_that_was_killed_is_an_echo(given: MpiRanks, followers: list[subpro
     until(lambda: given.poll() == 1)
     cause = given.cause({})
     assert cause.first_line.startswith("HET-30 algo-9: rank 0 ended with its launcher, because mpirun ends all")
-    assert cause.is_echo
+    assert cause.is_consequence
     assert cause.of_rank
 
 
@@ -94,5 +94,5 @@ def test_rank_that_crashed_is_the_cause_though_a_copy_went_before(
     followers[0].kill()
     until(lambda: given.poll() == 1)
     rank.kill()
-    until(lambda: given.poll() == 1 and not given.cause({}).is_echo)
+    until(lambda: given.poll() == 1 and not given.cause({}).is_consequence)
     assert given.cause({}).first_line.startswith("HET-30 algo-9: rank 1 killed by SIGKILL")

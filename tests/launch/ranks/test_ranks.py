@@ -23,7 +23,7 @@ from hetero.control.status import Cause
 from hetero.errors import ExitCode
 from hetero.launch.ranks import rank
 from hetero.launch.ranks.agent import FAILURES_FILE
-from hetero.launch.ranks.rank import is_echo
+from hetero.launch.ranks.rank import is_consequence
 from hetero.launch.ranks.rank_folder import RankFolder, first_to_fail
 from hetero.launch.ranks.ranks import RankProcesses, free_port
 from hetero.launch.ranks.starter import RanksOptions
@@ -66,7 +66,7 @@ def test_first_to_fail_is_not_who_failed_because_of_it(
 
 
 def test_first_to_fail_is_an_abort_rather_than_the_connection_that_it_broke() -> None:
-    echo = Cause(host="algo-1", summary="connection closed by peer", is_echo=True)
+    echo = Cause(host="algo-1", summary="connection closed by peer", is_consequence=True)
     assert first_to_fail([(0, 30), (1, -6)], {0: echo})[0] == 1
 
 
@@ -110,7 +110,7 @@ class UnavailableError(OpError):
     ],
 )
 def test_echo_is_a_broken_process_group_only(error: Exception, expected: bool) -> None:
-    assert is_echo(error) is expected
+    assert is_consequence(error) is expected
 
 
 OPTIONS = RanksOptions(
@@ -141,11 +141,11 @@ def start(
 
 @pytest.mark.fault("F9")
 @pytest.mark.parametrize(
-    ("number", "is_echo"),
+    ("number", "is_consequence"),
     [(signal.SIGKILL, False), (signal.SIGSEGV, False), (signal.SIGABRT, True), (signal.SIGTERM, True)],
 )
 def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, is_echo: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, is_consequence: bool
 ) -> None:
     code = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), {int(number)})"
     relay = LineRelay(lambda _source, _line: None)
@@ -157,7 +157,7 @@ def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
     finally:
         ranks.kill()
         relay.close()
-    assert (cause.by_signal, cause.is_echo) == (True, is_echo)
+    assert (cause.by_signal, cause.is_consequence) == (True, is_consequence)
     assert cause.summary.startswith(f"rank agent killed by {number.name}")
 
 

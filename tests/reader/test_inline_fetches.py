@@ -19,7 +19,7 @@ from hetero.errors import DatasetError
 from hetero.reader import consistency
 from hetero.reader.connection import EndpointConnection, Fetched
 from hetero.reader.consistency import ServedDataset
-from hetero.reader.own_fetches import OwnFetches
+from hetero.reader.inline_fetches import InlineFetches
 from hetero.reader.reader import Reader
 from hetero.reader.receiver_choice import ReceiverChoice
 from hetero.reader.routing import Router
@@ -32,7 +32,7 @@ LARGE_WIDTH = 40_000
 """Doubles in a sample. Four such samples are a batch of more than 1 MB."""
 
 
-def own(reader: Reader) -> OwnFetches:
+def own(reader: Reader) -> InlineFetches:
     return reader._fetchers._own
 
 
@@ -124,7 +124,7 @@ def test_consumer_with_a_step_leaves_batches_to_fetchers(
 def test_answers_of_a_consumer_that_is_away_are_received_by_another_thread(
     shared_job: Any, tools: Any, counted: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.reader.own_fetches.ABSENT_S", 0.05)
+    monkeypatch.setattr("hetero.reader.inline_fetches.ABSENT_S", 0.05)
     shared_job.pool()
     wanted = tools.requests(tools.spec(), num_batches=40)
     reader = Reader(shared_job.fleet(), iter(wanted))
@@ -140,7 +140,7 @@ def test_answers_of_a_consumer_that_is_away_are_received_by_another_thread(
 @pytest.fixture
 def never_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no other thread receive for the consumer, which a busy machine may hold up for more than a second."""
-    monkeypatch.setattr("hetero.reader.own_fetches.ABSENT_S", 3600.0)
+    monkeypatch.setattr("hetero.reader.inline_fetches.ABSENT_S", 3600.0)
 
 
 @pytest.mark.usefixtures("never_absent")
@@ -399,7 +399,7 @@ def test_collection_of_a_reader_in_the_middle_of_anything_does_not_block(shared_
     assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(shared_job.script, wanted))
 
 
-@pytest.mark.parametrize(("cls", "name"), [(OwnFetches, "add"), (Router, "release"), (Window, "start")])
+@pytest.mark.parametrize(("cls", "name"), [(InlineFetches, "add"), (Router, "release"), (Window, "start")])
 def test_interrupt_between_two_steps_leaves_nothing(
     shared_job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, cls: type, name: str
 ) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.members.joined import MAX_JOINED, JoinedHost
+from hetero.control.members.joined_hosts import JoinedHosts, Obstacle
 from hetero.control.members.membership import Member, Membership
-from hetero.control.members.newcomers import JoinedHosts, Obstacle
 from hetero.control.status import HostState
 from hetero.errors import ExitCode
 from tests.support.control.clocks import Clock

@@ -1,16 +1,16 @@
-"""What do 500 connections of strangers cost a reader?
+"""What do 500 connections of unauthenticated peers cost a reader?
 
 Question: which share of its throughput does a legitimate loader keep while 500 other connections to its endpoint are
 open? Some are silent, send half a greeting or HTTP/2 preface, make no calls, or make calls that are refused. A few
 dozen are readers of the same job that requested a batch and do not read it.
 
-Method: an endpoint and a reader, in two processes, once undisturbed and once with the strangers. The strangers are
-another process, which counts as supply. Batches of 1 MB are drawn at random to give the endpoint work. All strangers
+Method: an endpoint and a reader, in two processes, once undisturbed and once with the peers. The peers are another
+process, which counts as supply. Batches of 1 MB are drawn at random to give the endpoint work. All peers
 connect when a run begins and leave when it ends. The endpoint closes most of them after five seconds. The ratio is the
 median over the rounds of the ratio within a round.
 
-    python benchmarks/bench_strangers.py --short
-    python benchmarks/bench_strangers.py --number 2000
+    python benchmarks/bench_unauthenticated.py --short
+    python benchmarks/bench_unauthenticated.py --number 2000
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from hetero.wire.requests import to_proto
 
 NUMBER = 500
 BOUND = 0.8
-_STRANGERS = "tests.support.attacks.unauthenticated_peers"
+_PEERS = "tests.support.attacks.unauthenticated_peers"
 
 COLUMNS = harness.columns(
     *("batches_per_s", "gb_per_s", "trainer_cpu_s_per_gb", "supply_cpu_s_per_gb"),
-    Column(title="strangers let in", metric="connections", form="{:,.0f}"),
+    Column(title="peers let in", metric="connections", form="{:,.0f}"),
     Column(title="descriptors more, a process", metric="descriptors_more", form="{:,.0f}"),
     Column(title="threads more, a process", metric="threads_more", form="{:,.0f}"),
 )
@@ -89,7 +89,7 @@ class Undisturbed(Competitor):
 
 
 class Beset(Undisturbed):
-    """The same with ``number`` strangers at the endpoint."""
+    """The same with ``number`` peers at the endpoint."""
 
     def start(self) -> None:
         super().start()
@@ -99,12 +99,12 @@ class Beset(Undisturbed):
         insider.attend()  # its session token is the one of those who never read
         message = to_proto(next(self.requests())).SerializeToString()
         asking = insider._hello + struct.pack("<I", len(message)) + message
-        self._strangers = Strangers(self._record.address, insider._port, self.config["number"], asking)
-        self._exits.callback(self._strangers.end)
+        self._peers = UnauthenticatedPeers(self._record.address, insider._port, self.config["number"], asking)
+        self._exits.callback(self._peers.end)
 
     def begin_run(self) -> None:
         before = self._supply()
-        connections = self._strangers.tell("open")
+        connections = self._peers.tell("open")
         growth = [
             (descriptors - before[pid][0], threads - before[pid][1])
             for pid, (descriptors, threads) in self._supply().items()
@@ -117,20 +117,20 @@ class Beset(Undisturbed):
         }
 
     def facts(self) -> dict[str, Any]:
-        self._strangers.tell("close")
+        self._peers.tell("close")
         return self._facts
 
     def _supply(self) -> dict[int, tuple[int, int]]:
         """Return descriptors and threads of each process that serves."""
         found = {}
         for process in harness.descendants(os.getpid()):
-            if process.pid != self._strangers.pid:
+            if process.pid != self._peers.pid:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     found[process.pid] = process.num_fds(), process.num_threads()
         return found
 
 
-class Strangers:
+class UnauthenticatedPeers:
     """The process that is them.
 
     Args:
@@ -143,7 +143,7 @@ class Strangers:
     def __init__(self, calls: str, batches_port: int, number: int, asking: bytes) -> None:
         host, _, port = calls.rpartition(":")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _STRANGERS, host, port, str(batches_port), str(number), asking.hex()],
+            [sys.executable, "-m", _PEERS, host, port, str(batches_port), str(number), asking.hex()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -152,7 +152,7 @@ class Strangers:
         self.pid = self._process.pid
 
     def tell(self, word: str) -> int:
-        """Make the strangers open or close their connections. Return the number of connections."""
+        """Make the peers open or close their connections. Return the number of connections."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(word + "\n")
@@ -171,11 +171,14 @@ COMPETITORS = {"hetero": Undisturbed, "hetero-beset": Beset}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison and write its table."""
     parser = harness.parser(__doc__, seconds=10.0, short_seconds=3.0)
-    parser.add_argument("--number", type=int, default=NUMBER, help="of strangers (%(default)s)")
+    parser.add_argument("--number", type=int, default=NUMBER, help="of peers (%(default)s)")
     args = parser.parse_args(argv)
-    plan = harness.plan("strangers", parser, args)
+    plan = harness.plan("unauthenticated", parser, args)
     rows = plan.compare(__file__, make_trials({"number": args.number}, args.only), warmup_batches=24, fresh=False)
-    plan.write(rows, harness.report("A reader among strangers", rows, COLUMNS, figures, ratio_metric="batches_per_s"))
+    plan.write(
+        rows,
+        harness.report("A reader among unauthenticated peers", rows, COLUMNS, figures, ratio_metric="batches_per_s"),
+    )
     return 0
 
 

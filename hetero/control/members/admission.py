@@ -19,7 +19,7 @@ from hetero.cluster.document import MAX_FILE_BYTES, MAX_TEXT
 from hetero.cluster.groups import group_document
 from hetero.control import security
 from hetero.control.members.joined import JoinedHost, check_address
-from hetero.control.members.newcomers import Obstacle
+from hetero.control.members.joined_hosts import Obstacle
 from hetero.control.peers import differences
 from hetero.control.status import CONTROL_PROTOCOL, MAX_SUMMARY_CHARS, OPTIONS, HostStatus
 from hetero.documents.text import escape_line, one_line

@@ -22,13 +22,13 @@ from hetero.reader.attempts import Attempt
 from hetero.reader.connection import Fetched
 from hetero.system.waits import POLL_S
 
-__all__ = ["ABSENT_S", "OwnFetches"]
+__all__ = ["ABSENT_S", "InlineFetches"]
 
 ABSENT_S = 1.0
 """A consumer that has not received for so long is absent. Another thread looks once in this time."""
 
 
-class OwnFetches:
+class InlineFetches:
     """Batches of one reader whose requests are sent.
 
     A thread that has the fleet's lock must not take `lock`.

@@ -113,7 +113,7 @@ def test_nobody_is_named_where_that_would_be_of_no_use(tools: Any, change: Any) 
     assert routed.owners() == ([], None)
 
 
-def test_rank_that_uses_some_of_the_hosts_finds_homes_among_these(tools: Any) -> None:
+def test_rank_that_uses_some_of_the_hosts_finds_owner_hosts_among_these(tools: Any) -> None:
     routed = Kept(tools.spec(), 4)
     routed.router.used = [each for each in routed.router.used if each.record.host != "algo-3"]
     names, owners = routed.owners()

@@ -14,7 +14,7 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.members.joined import MAX_JOINED, JoinedHost
-from hetero.control.members.newcomers import JoinedHosts, Obstacle
+from hetero.control.members.joined_hosts import JoinedHosts, Obstacle
 from hetero.control.peers import Member, Peer
 from hetero.control.status import HostState, HostStatus
 from hetero.errors import ExitCode

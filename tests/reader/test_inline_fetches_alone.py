@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hetero.reader.own_fetches import OwnFetches
+from hetero.reader.inline_fetches import InlineFetches
 from hetero.wire.faults import CallFailedError, Fault
 from tests.support.batch_path.deliveries import num_descriptors
 
@@ -54,8 +54,8 @@ def settled() -> list[Any]:
 
 
 @pytest.fixture
-def fetches(settled: list[Any]) -> Iterator[OwnFetches]:
-    made = OwnFetches(time.monotonic, settle=lambda *given, **_: settled.append(given), hand_over=settled.append)
+def fetches(settled: list[Any]) -> Iterator[InlineFetches]:
+    made = InlineFetches(time.monotonic, settle=lambda *given, **_: settled.append(given), hand_over=settled.append)
     with made.lock:
         yield made
         made.close()
@@ -69,7 +69,7 @@ def sent() -> Iterator[Any]:
 
 
 def test_connection_that_a_forked_process_keeps_open_is_not_polled_for_ever(
-    fetches: OwnFetches, settled: list[Any], sent: Any
+    fetches: InlineFetches, settled: list[Any], sent: Any
 ) -> None:
     fetches.add(sent, sent)
     descriptor = sent.fileno()
@@ -81,7 +81,7 @@ def test_connection_that_a_forked_process_keeps_open_is_not_polled_for_ever(
 
 
 @pytest.mark.parametrize("is_forked", [False, True])
-def test_signal_handler_that_closes_ends_the_waiting(fetches: OwnFetches, sent: Any, is_forked: bool) -> None:
+def test_signal_handler_that_closes_ends_the_waiting(fetches: InlineFetches, sent: Any, is_forked: bool) -> None:
     fetches.add(sent, sent)
     copy = os.dup(fetches._wake_descriptor if is_forked else sent.fileno())
 
@@ -101,7 +101,7 @@ def test_signal_handler_that_closes_ends_the_waiting(fetches: OwnFetches, sent: 
     assert not len(fetches)
 
 
-def test_signal_handler_may_close_while_the_time_of_fetches_is_checked(fetches: OwnFetches, sent: Any) -> None:
+def test_signal_handler_may_close_while_the_time_of_fetches_is_checked(fetches: InlineFetches, sent: Any) -> None:
     other: Any = Sent()
     fetches.add(sent, sent)
     fetches.add(other, other)
@@ -111,7 +111,7 @@ def test_signal_handler_may_close_while_the_time_of_fetches_is_checked(fetches: 
     other.theirs.close()
 
 
-def test_fetch_is_given_up_if_a_signal_handler_has_closed(fetches: OwnFetches, sent: Any) -> None:
+def test_fetch_is_given_up_if_a_signal_handler_has_closed(fetches: InlineFetches, sent: Any) -> None:
     fetches.close()
     num = num_descriptors()
     fetches.add(sent, sent)
@@ -120,7 +120,7 @@ def test_fetch_is_given_up_if_a_signal_handler_has_closed(fetches: OwnFetches, s
 
 
 def test_close_leaves_no_descriptors_after_they_ran_out(
-    fetches: OwnFetches, sent: Any, monkeypatch: pytest.MonkeyPatch
+    fetches: InlineFetches, sent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.EMFILE, "too many open files")
@@ -138,7 +138,7 @@ class Times:
 
     def __init__(self) -> None:
         self.answered_s: list[float | None] = []
-        self.fetches = OwnFetches(time.monotonic, settle=self.settle, hand_over=lambda _: None)
+        self.fetches = InlineFetches(time.monotonic, settle=self.settle, hand_over=lambda _: None)
 
     def settle(self, *_: Any, answered_s: float | None = None) -> None:
         self.answered_s.append(answered_s)
