@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import json
 import os
 import pty
 import re
@@ -31,7 +30,7 @@ def summary(**figures: Any) -> StepSummary:
 
 
 def report(rank: int, *summaries: StepSummary, loader: str = "photos") -> RankReport:
-    texts = tuple(json.dumps(each.to_json()).encode() for each in summaries)
+    texts = tuple(each.to_json() for each in summaries)
     return RankReport(rank=rank, loader=loader, summaries_json=texts)
 
 

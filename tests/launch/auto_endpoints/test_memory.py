@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
@@ -49,7 +48,7 @@ def data_host(*, used_bytes: int, num_endpoints: int) -> HostStatus:
         incarnation="i",
         version="1",
         script_digest="d",
-        usage_json=json.dumps(usage).encode(),
+        usage_json=usage,
         endpoints=(record,) * num_endpoints,
     )
 
