@@ -1,6 +1,7 @@
 """The control plane tracks hosts, ranks and endpoints, and decides when and why the job ends.
 
-It carries no batches. The launcher of each host takes part in it with a `Hub`, and each rank with a `RankSession`.
+The control plane carries no batches. The launcher of each host takes part in it with a `Hub`, and each rank with a
+`RankSession`.
 
     launcher of host A  <-- Heartbeat, in both directions, one thread per peer -->  launcher of host B
         ^
@@ -36,5 +37,5 @@ The life of a host (`HostState`)::
 
 How a job ends: If a rank or launcher fails, its host puts a `Cause` into its status. The arbiter (the living trainer
 host with the lowest rank) collects causes for a moment and chooses the root. It then ends the job or begins the next
-generation of the trainer group. Its heartbeats carry the decision to every host.
+generation of the trainer group. The arbiter's heartbeats carry the decision to every host.
 """

@@ -61,7 +61,8 @@ _Message = TypeVar("_Message")
 _Parsed = TypeVar("_Parsed")
 
 _FORWARD_S = 2.0
-"""Longest time that a failing rank waits for the arbiter to receive its failure, and a new host for all trainers."""
+"""Longest time that a failing rank waits until the arbiter has its failure, and that a new host waits until all trainer
+hosts know it."""
 _MAX_REFUSALS = 100
 """Maximum number of different refusals to log. Without a token, unauthenticated peers can cause any number of them."""
 
@@ -235,13 +236,14 @@ class Hub:
         return joined.address if joined is not None and joined.address else self._resolve_name(host)
 
     def _is_at(self, host: JoinedHost) -> bool:
+        """Return whether the name of a host resolves to the address that the host states."""
         try:
             return self._resolve(host.host) == host.address
         except HeteroError:
             return False
 
     def _news(self, sent_version: int, timeout_s: float) -> tuple[int, HostStatus]:
-        """Wait until the status for the other hosts is newer than the version that was sent."""
+        """Wait for a status that is newer than the version that was sent. Return this host's version and status."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != sent_version or self._stopping.is_set(), timeout_s)
             return self._version, self._membership.own
@@ -249,6 +251,8 @@ class Hub:
     # The RPCs
 
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """Return the handler of each RPC by its name."""
+
         def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
             # Do not let gRPC parse the request. If its deserializer rejects a request, gRPC goes on counting the
             # request as open, and enough such requests would end the connection.
@@ -260,6 +264,7 @@ class Hub:
         return {"Heartbeat": unary(self._on_heartbeat, pb.HostStatus), "Join": unary(self._on_join, pb.JoinRequest)}
 
     def _on_heartbeat(self, request: pb.HostStatus, context: grpc.ServicerContext) -> pb.HostStatus:
+        """Store the status of another host, and answer with the status of this host. Let a host join if it may."""
         if request.protocol != CONTROL_PROTOCOL:
             # Ignore the status but answer, because the answer tells the caller that the protocols differ. This host
             # does not know who called. The answers to its own heartbeats show which peer has the other protocol.
@@ -270,7 +275,7 @@ class Hub:
             is_unknown = not membership.has(status.host)
             if not is_unknown:
                 membership.observe(status)
-        # The description of the cluster may have been extended.
+        # An unknown host may have been added to the description of the cluster. It then joins the job here.
         may_join = self._admitter is not None and is_unknown and status.state not in LEAVING
         joined = self._admitter.described(status.host) if self._admitter is not None and may_join else None
         if joined is not None:
@@ -279,7 +284,7 @@ class Hub:
                 if not is_unknown:
                     membership.admit(joined)
                     membership.observe(status)
-        # It may have joined through another trainer host a moment ago, or it was lost and removed.
+        # The host may have joined through another trainer host a moment ago, or it was lost and removed.
         if is_unknown:
             why = f"{status.host!r:.100} is not a host of this job"
             self._log_refusal(why)
@@ -290,10 +295,11 @@ class Hub:
     def _on_join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
         """Admit a data host to the running job. Return when all living trainer hosts know it."""
         asked = self._parsed(context, request_from_proto, request)
+        # Only the first trainer host admits hosts. Name it to the caller, who then asks there.
         if self._admitter is None:
             admitter = self._membership.reporter
             return pb.JoinReply(admitter=admitter, admitter_address=self._resolve(admitter))
-        # A host that lost the registrar's answer asks again, and by then the launcher has the port.
+        # If a host has lost the registrar's answer, it asks again. By then this launcher has the port of the registrar.
         if self._admitter.has_described(asked.host) and self._is_at(asked.host):
             return self._admitter.reply(asked.host)
         joined = self._admitter.placed(asked.host)
@@ -337,6 +343,7 @@ class Hub:
         return pb.RegisterReply(remote=self._remote, elapsed_s=elapsed_s, **fields_of(self._session_options))
 
     def _on_report(self, report: RankReport) -> None:
+        """Store the report of a rank. If the rank fails, wait until the arbiter has the failure."""
         with self.membership() as membership:
             if report.failure is not None:  # a rank does not know the name of its host
                 failure = dataclasses.replace(report.failure, host=membership.own.host, of_rank=True)
@@ -353,18 +360,20 @@ class Hub:
                 self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
 
     def _updates(self, connection: Connection) -> Iterator[pb.RankUpdate]:
+        """Yield an update for a rank after each change, until its connection or the hub ends."""
         sent: pb.RankUpdate | None = None
         while not connection.is_ended() and not self._stopping.is_set():
             with self._changed:
                 update = self._rank_update()
                 if update == sent:
-                    # With a bound, because a watch that was cancelled must free its thread.
+                    # Limit the wait, because a watch that was cancelled must free its thread.
                     self._changed.wait(POLL_S)
                     continue
             sent = update
             yield update
 
     def _rank_update(self) -> pb.RankUpdate:
+        """Return what a rank follows: endpoints, hosts in service, a request to stop. The caller holds the lock."""
         membership = self._membership
         endpoints = [
             pb.DirectoryEntry(host=record.host, endpoint=pb.Endpoint(**fields_of(record)))
@@ -383,6 +392,7 @@ class Hub:
     def _parsed(
         self, context: grpc.ServicerContext, parse: Callable[[_Message], _Parsed], message: _Message
     ) -> _Parsed:
+        """Parse a request. If it is malformed, log the reason and abort the call."""
         try:
             return parse(message)
         except HeteroError as error:

@@ -1,7 +1,7 @@
 """A rank's end of the link to its launcher, see `hetero.control.rank_server`.
 
-It does not use gRPC. torch forks loader workers from ranks of a job without endpoints, and a process that is forked
-from one with an open gRPC channel can hang.
+The link does not use gRPC. torch forks loader workers from ranks of a job without endpoints, and a process that is
+forked from one with an open gRPC channel can hang.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["LauncherLink"]
 
 
 class LauncherLink:
-    """One rank's connection to its launcher. It allows one call at a time, and one `watch` beside it.
+    """One rank's connection to its launcher. It allows one call and one `watch` at a time.
 
     Args:
         address: ``address:port`` of a `hetero.control.rank_server.RankServer`.
@@ -99,11 +99,13 @@ class LauncherLink:
         self._hang_up()
 
     def _hang_up(self) -> None:
+        """Close the connection for calls. The next call connects again."""
         if self._calls is not None:
             self._calls.close()
             self._calls = None
 
     def _call(self, request: pb.RankRequest) -> bytes:
+        """Send a request and return the answer. Connect first if there is no connection."""
         deadline_s = time.monotonic() + CALL_TIMEOUT_S
         if self._calls is None:
             self._calls = self._connect(deadline_s)

@@ -63,6 +63,7 @@ class _LookUp:
         threading.Thread(target=self._run, args=(resolve, host), name=f"name-{host}", daemon=True).start()
 
     def _run(self, resolve: Callable[[str], str], host: str) -> None:
+        """Look up the address, and record it or the error. Runs on a separate thread."""
         try:
             self.target = resolve(host)
         except HeteroError as error:
@@ -81,9 +82,9 @@ class _LookUp:
 class PeerConnection:
     """The thread that sends this host's status to one peer.
 
-    It looks up the peer's address until it finds one, and again after each failed heartbeat, because the peer may have
-    restarted with another address. While heartbeats succeed it looks up nothing, so an outage of the name service does
-    not end the job.
+    The thread looks up the peer's address until it finds one, and again after each failed heartbeat, because the peer
+    may have restarted with another address. While heartbeats succeed, it looks up nothing. An outage of the name
+    service then does not end the job.
 
     Args:
         host: The peer.
@@ -118,6 +119,7 @@ class PeerConnection:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        """Send heartbeats until the hub stops or the peer leaves the job."""
         options = self._options
         errors = LoggedErrors()
         sent_version = -1
@@ -125,8 +127,8 @@ class PeerConnection:
             while not (options.stopping.is_set() or self._is_over.is_set()):
                 interval_s = options.heartbeat_s * _RANDOM.uniform(0.9, 1.1)
                 pause_s = min(interval_s, POLL_S)
-                # An unexpected error once ended this thread for the life of the host. Much later the job ended because
-                # of the silence.
+                # Log an unexpected error and continue. Such an error once ended this thread, and much later the job
+                # ended because this host had been silent.
                 with errors.during(f"sending this host's status to {self._host}"):
                     sent_version, own = options.news(sent_version, interval_s)
                     if options.stopping.is_set():
@@ -144,7 +146,7 @@ class PeerConnection:
             self._unreachable(self._name_error)
             return min(interval_s, 1.0)
         is_heard = self._heartbeat(self._channel, own)
-        # A short pause even after an answer. One message then carries a burst of changes.
+        # Pause shortly even after an answer, because one message then carries a burst of changes.
         return 0.02 if is_heard else min(interval_s, POLL_S)
 
     def _find(self, patience_s: float) -> None:
@@ -159,13 +161,14 @@ class PeerConnection:
         found, self._look_up = self._look_up, None
         self._name_error = found.error
         if found.target and found.target != self._target:
-            # Opened before the old one is closed. If this fails, the next turn still has a channel.
+            # Open the new channel before the old one is closed. If this fails, the next turn still has a channel.
             channel = channels.open_channel(found.target, name=self._host, tls=self._options.tls)
             if self._channel is not None:
                 self._channel.close()
             self._target, self._channel = found.target, channel
 
     def _heartbeat(self, channel: grpc.Channel, own: HostStatus) -> bool:
+        """Send one heartbeat and process the answer. Return whether the peer answered."""
         self._is_heard = False
         options = self._options
         if options.fault is not None and options.fault() is not None:
@@ -185,7 +188,7 @@ class PeerConnection:
         except grpc.RpcError as error:
             self._refused(error)
             return False
-        # Checked first, because the answer of another host must end nothing.
+        # Check the name first. If another host has answered, its answer must not end the job.
         if reply.host != self._host:
             self._unreachable(f"{self._target} is {reply.host}, not {self._host}: is its address right?")
             return False
@@ -203,6 +206,7 @@ class PeerConnection:
         return True
 
     def _refused(self, error: grpc.RpcError) -> None:
+        """Handle an error of a heartbeat. Record why the peer cannot be reached, or fail the job because of it."""
         code, options = error.code(), self._options
         where = f"{self._host} ({self._target})"
         if code is grpc.StatusCode.UNAUTHENTICATED and security.is_of_other_job(error, options.job_id):

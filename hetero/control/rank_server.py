@@ -68,17 +68,18 @@ class RankServer:
                 connection.shut_down()
 
     def _admit(self, peer: UnauthenticatedPeer, shown: bytes) -> bool:
+        """Serve a peer on a separate thread if it shows the proof. Return whether it does."""
         if not hmac.compare_digest(shown, self._proof):
             return False
         connection = peer.admit()
         with self._lock:
             self._connections.add(connection)
-            # `stop` may have looked at the connections a moment ago.
+            # If `stop` ran a moment ago, it has missed this connection.
             if self._is_stopped:
                 connection.shut_down()
         try:
             threading.Thread(target=self._serve, args=(connection,), name="rank", daemon=True).start()
-        # For example when the host runs out of threads.
+        # The thread may not start, for example when the host runs out of threads.
         except BaseException:
             self._retire(connection)
             raise

@@ -52,7 +52,7 @@ _AUTHORIZATION = "authorization"
 _JOB = "hetero-job"
 _JOB_DIGEST = "hetero-job-digest"
 """Trailer of every rejection for a missing or wrong token. With it, the caller finds out that another job has the port.
-It is not a secret: the id of a job can be guessed from its digest."""
+The digest is not a secret: the id of a job can be guessed from it."""
 _INCARNATION = "hetero-incarnation"
 _MIN_CHARS = 16
 _MAX_CHARS = 512
@@ -258,7 +258,7 @@ CONTROL_POLICIES: Mapping[str, Policy] = {
     f"/{CONTROL_SERVICE}/Heartbeat": Policy.TOKEN,
     f"/{CONTROL_SERVICE}/Join": Policy.JOINING,
 }
-"""The policies of that service."""
+"""The policy of each method of `CONTROL_SERVICE`."""
 
 
 class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
@@ -268,8 +268,8 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         token: The job's token. None for a job without one. Then only ids and the policy table are checked.
         job_id: Id of this server's job.
         policies: Maps a full method name (``/package.Service/Method``) to its policy. Other methods are rejected.
-        incarnation: Incarnation of this server, random for each start. Calls that do not name it are rejected. If it is
-            empty, calls need not name one.
+        incarnation: Incarnation of this server, random for each start. Calls that do not name it are rejected. If the
+            incarnation is empty, calls need not name one.
         clock: Monotonic seconds, for the rate limit of the log.
     """
 
@@ -321,7 +321,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if len(jobs) != 1 or not hmac.compare_digest(jobs[0], self._job_id):
             self._count_failure()
             return self._other_job
-        # Exactly one. A recorded call without this header was accepted once (A11).
+        # Require exactly one incarnation. A recorded call without this header was accepted once (A11).
         meant = _values(metadata, _INCARNATION)
         is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
         # A wrong incarnation does not count as a failed authentication. The caller belongs to the job, and may not know
@@ -377,6 +377,8 @@ def _values(metadata: list[Any], key: str) -> list[bytes]:
 def _refusal(
     code: grpc.StatusCode, details: str, threads: ThreadPoolExecutor, trailers: tuple[tuple[str, str], ...] = ()
 ) -> _Handler:
+    """Return a handler that rejects each call with a code, on separate threads."""
+
     def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
         context.set_trailing_metadata(trailers)
         context.abort(code, details)

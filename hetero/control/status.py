@@ -89,7 +89,8 @@ class Cause:
     """Traceback or last lines of output."""
     exit_code: Annotated[ExitCode, Wire(decode=_exit_code)] = ExitCode.INTERNAL
     by_signal: bool = False
-    """Whether a signal ended the process. Unless it is a consequence, it outranks exceptions of other ranks."""
+    """Whether a signal ended the process. Unless the failure is a consequence, it outranks exceptions of other
+    ranks."""
     is_consequence: bool = False
     """Whether a failure of another rank may have caused this one. Either a connection between ranks broke, or the rank
     was ended by a signal that failures of other ranks also cause. See `hetero.control.causes`."""
@@ -157,7 +158,7 @@ class RankReport:
     stop_vote: bool = False
     """Whether the rank has paused until it learns which step is the last."""
     failure: Cause | None = None
-    """Why the rank failed. If it has finished, why one of its stop callbacks failed."""
+    """Why the rank failed. If the rank has finished, why one of its stop callbacks failed."""
     finished: bool = False
     generation: int = 0
     """Generation of the trainer group. Launchers ignore reports of an earlier generation."""
@@ -166,7 +167,7 @@ class RankReport:
     profile_json: Annotated[bytes, at_most(_MAX_JSON_BYTES, "bytes of a rank's profile")] = b""
     """In a profile run, a `hetero.metrics.profile.parts.RankPart`."""
     metrics: Annotated[tuple[LoggedMetric, ...] | None, SERIES] = None
-    """Values that the script has logged. None if they are those of the report before."""
+    """Values that the script has logged. None if they have not changed since the report before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +204,8 @@ class HostStatus:
     options: Annotated[Mapping[str, str], OPTIONS] = field(default_factory=dict)
     """Options that must be the same on every host that states them."""
     trainer_endpoints: int = 0
-    """Number of endpoints that each trainer host should run, if the first trainer host decides on it and this is it."""
+    """Number of endpoints that each trainer host should run. Only the first trainer host sets it, if it decides on
+    it."""
     profile_json: Annotated[bytes, at_most(_MAX_JSON_BYTES, "bytes of a host's profile")] = b""
     """In a profile run, a `hetero.metrics.profile.parts.HostPart` after the host has measured it."""
     joined: Annotated[tuple[JoinedHost, ...], at_most(MAX_JOINED, "joined hosts")] = ()
@@ -241,9 +243,9 @@ class SessionOptions:
 def status_to_proto(status: HostStatus, *, has_metrics: bool = True) -> pb.HostStatus:
     """Return the message for ``status``, small enough for a request.
 
-    Details of ranks' failures are left out, because the failure of the host has them. Times of single steps
-    are left out, because only their own host uses them. Measurements of ranks are
-    left out and counted if they make the message too large.
+    Details of ranks' failures are left out, because the failure of the host has them. Times of single steps are left
+    out, because only their own host uses them. Measurements of ranks are left out and counted if they make the message
+    too large.
 
     Args:
         status: Status of this host.
@@ -268,7 +270,7 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
     Raises:
         ProtocolError: If the protocol version differs, the state is unknown, or a part exceeds its limit.
     """
-    # Before anything else, because the other version may have other fields.
+    # Check the protocol first, because another version may have other fields.
     if message.protocol != CONTROL_PROTOCOL:
         raise ProtocolError(
             f"host {message.host!r} speaks control protocol {message.protocol}, this host speaks {CONTROL_PROTOCOL}; "
@@ -281,10 +283,11 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
 
 
 def _for_peers(reports: Sequence[RankReport], has_metrics: bool) -> Iterator[RankReport]:
+    """Yield the reports of this host's ranks without the parts that other hosts do not need."""
     num_ranks = sum(bool(report.metrics) for report in reports)
     for report in reports:
-        # The tracebacks of 32 ranks made a heartbeat larger than a request may be. It was refused, and the host counted
-        # as silent just when it had to say why it failed.
+        # The tracebacks of 32 ranks made a heartbeat larger than a request may be. The peer refused that heartbeat, and
+        # the host counted as silent just when it had to report its failure.
         failure = None if report.failure is None else dataclasses.replace(report.failure, detail="")
         metrics, summaries = None, tuple(map(without_history, report.summaries_json))
         if has_metrics:

@@ -12,8 +12,8 @@ __all__ = ["stop_point"]
 def stop_point(reports: Sequence[RankReport]) -> StopPoint:
     """Return the point where ranks that run the same loop end together.
 
-    The point is in a loader that all ranks have used. If there are several, it is in the one that most ranks use now.
-    The number of steps is that of the most advanced rank.
+    The point is in a loader that all ranks have used. If there are several such loaders, the point is in the loader
+    that most ranks use now. The number of steps comes from the most advanced rank.
 
     Args:
         reports: Reports of ranks that have paused.

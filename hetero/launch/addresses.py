@@ -55,14 +55,15 @@ class Addresses:
         return join_address(address, self._port)
 
     def _wait_for(self, host: str, timeout_s: float) -> str:
+        """Resolve the name of a host again and again until this succeeds or ``timeout_s`` seconds have passed."""
         deadline_s = time.monotonic() + timeout_s
         log = WaitLog(self._timings.patience_s)
         while True:
             try:
                 address = self._known[host] = resolve_address(host)
                 return address
-            # On a platform, a name may be resolved only minutes after the start (F15). Until the timeout this is no
-            # error.
+            # On a platform, a name may be resolved only minutes after the start (F15). Until the timeout, a failed
+            # attempt is not an error.
             except ClusterError as error:
                 if time.monotonic() > deadline_s:
                     raise

@@ -1,4 +1,4 @@
-"""The control plane of one host: which hosts it exchanges statuses with, and what these must agree on."""
+"""The control plane of one host: the hosts that it exchanges statuses with, and what all hosts must agree on."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def make_hub(
         tls: TLS settings of this host.
     """
     cluster, options, placement, timings = plan.cluster, plan.options, plan.placement, plan.timings
-    # A dispatcher's host waits for the workers of the other data hosts before it ends, so data hosts know each other
-    # there.
+    # With tf.data.service, the host of the dispatcher waits for the workers of the other data hosts before it ends.
+    # Therefore data hosts exchange statuses too.
     members = members_of(cluster, options, needs_all=placement.servers.dispatcher_host != "" or options.profile)
     own = HostStatus(
         host=plan.name,
@@ -57,7 +57,8 @@ def make_hub(
         max_batch_bytes=options.max_batch_bytes,
         stop_grace_s=timings.stop_grace_s,
         data_service=placement.data_service,
-        # Single steps travel four times per second. Only the host that decides about endpoints needs them.
+        # Ranks send the times of single steps four times per second. Only the host that decides about endpoints needs
+        # them.
         wants_step_times=plan.is_first_trainer and placement.servers.num_at_start is not None,
         profile=options.profile,
     )
@@ -97,7 +98,8 @@ def make_hub(
 def members_of(cluster: ClusterSpec, options: LaunchOptions, *, needs_all: bool) -> list[Member]:
     """Return the hosts that this host exchanges statuses with, and itself.
 
-    Data hosts do not need one another, so the number of connections grows with the hosts and not with their square.
+    Unless data hosts need one another, they do not connect to one another. The number of connections then grows with
+    the number of hosts, and not with its square.
 
     Args:
         cluster: The cluster.

@@ -46,8 +46,8 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
         os.chdir(folder)
     status = main(command(arguments, platform))
     folders = platform.folders
-    # After other failures the launcher has written this file. Invalid options end the command before there is a
-    # launcher.
+    # After other failures the launcher has written the failure file. Invalid options end the command before a launcher
+    # exists.
     if status == ExitCode.USAGE and folders.root.is_dir() and not folders.failure.exists():
         summary = f"hetero cannot read the arguments {' '.join(arguments)!r:.200}; see the log for the reason"
         write_failure(folders.failure, Cause(host=socket.gethostname(), summary=summary, exit_code=ExitCode.USAGE))
@@ -69,7 +69,7 @@ def command(arguments: Sequence[str], platform: Platform) -> list[str]:
 
 
 def _parameters(platform: Platform) -> JobParameters | None:
-    """Return the job's parameters. If they are unreadable, return an empty script name, and `launch` reports why."""
+    """Return the job's parameters. If they are unreadable, return an empty script name. `launch` then reports why."""
     try:
         return platform.parameters()
     except ConfigError:

@@ -92,7 +92,8 @@ def reserved_space(path: Path) -> Iterator[None]:
     reserve = path.with_name(_RESERVE_NAME)
     with contextlib.suppress(OSError):
         if path.parent.is_dir():
-            # A killed run may have left it, and it may be a link. The reserve was once written through such a link.
+            # A killed run may have left this file, and the file may be a link. The reserve was once written through
+            # such a link.
             reserve.unlink(missing_ok=True)
             _write_new(reserve, b"\0" * _RESERVE_BYTES)
     try:

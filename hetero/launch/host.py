@@ -138,6 +138,7 @@ class LaunchedHost:
             self._stack = stack.pop_all()
 
     def _set_up(self, stack: contextlib.ExitStack, environ: Mapping[str, str]) -> None:
+        """Acquire the resources of this host in order. Register on ``stack`` how each one is released at the end."""
         for number in (*self.plan.platform.stop_signals, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
         allow_descriptors(placement.needed_descriptors(len(self.plan.cluster.hosts)))
@@ -155,7 +156,8 @@ class LaunchedHost:
         hub = make_hub(self.plan, address=self.address, resolve=self.addresses.launcher_of, token=token, tls=tls)
         self.hub = stack.enter_context(hub)
         self.watchdog = stack.enter_context(Watchdog(self.plan.timings.lease_s, status=self._status_if_stuck))
-        stack.callback(sweep_memory)  # after the processes below have ended
+        # The stack calls this after the callbacks below, so the processes that use the memory have ended by then.
+        stack.callback(sweep_memory)
         # At the end, kill the processes that the script has left behind. The launcher has stopped its own children by
         # then. The watchdog still runs, because this process may block while it inspects a stuck process.
         adopt_descendants()
@@ -188,6 +190,7 @@ class LaunchedHost:
         return tls
 
     def _make_pool(self, token_path: str | None) -> EndpointPool:
+        """Return the pool of the servers that the data service of this job runs on this host."""
         facts = HostFacts(
             options=self.plan.options,
             servers=self.plan.placement.servers,
@@ -204,6 +207,7 @@ class LaunchedHost:
         return service.make_pool(facts, on_change=self._on_endpoints, on_line=self.relay.line)
 
     def _make_trainer_endpoints(self) -> TrainerEndpoints | None:
+        """Return what changes the number of endpoints on this trainer host. None if the number is fixed."""
         servers = self.plan.placement.servers
         if self.pool is None or servers.num_at_start is None:
             return None
@@ -219,10 +223,12 @@ class LaunchedHost:
         )
 
     def _status_if_stuck(self) -> int:
+        """Return the exit status with which the watchdog ends this launcher if the main loop is stuck."""
         decided = self.hub.decided
         return int(ExitCode.INTERNAL if decided is None else decided.exit_code)
 
     def _check_stop(self) -> None:
+        """End a wait of `Addresses` by raising, if a signal has asked this host to stop."""
         if self._num_signals:
             raise StoppedEarlyError
 
@@ -286,13 +292,16 @@ class LaunchedHost:
         self._wait_log.show(words)
 
     def _follow(self) -> None:
-        """Handle a restart of the trainer group, if the arbiter decided on one since the last call.
+        """If the arbiter has restarted the trainer group since the last call, adopt and log the new generation.
+
+        A trainer host then leaves the work with its current ranks. A data host continues to serve.
 
         Raises:
             RestartError: If the trainer group restarts and this host has ranks.
         """
         with self.hub.membership() as membership:
             own = membership.own
+        # Ignore a restart if the root cause is decided, because the job then ends.
         if own.generation == self.generation or own.decided is not None:
             return
         self.generation = own.generation
@@ -318,10 +327,12 @@ class LaunchedHost:
                 counters[name] = counters.get(name, 0) + count
         usage = dataclasses.replace(self._sampler.usage(), **self._endpoints_usage())
         usage_json = usage.to_json()
+        # After a restart that this host has not handled yet, only FAILED is still a correct state of its old ranks.
         with self.hub.membership() as membership:
             is_behind = self.plan.placement.num_ranks > 0 and membership.own.generation != self.generation
             is_behind = is_behind and changes.get("state") not in (None, HostState.FAILED)
             if not is_behind:
+                # Add the counters of the ranks of earlier generations, which have ended.
                 for name, count in membership.past_ranks.counters.items():
                     counters[name] = counters.get(name, 0) + count
                 ticks = membership.own.ticks + 1
@@ -346,8 +357,9 @@ class LaunchedHost:
     def fail(self, cause: Cause) -> NoReturn:
         """Report a failure of this host and wait for the arbiter's decision.
 
-        If the arbiter does not decide within the length of a lease plus five seconds, ``cause`` is the root cause. A
-        host that has joined the job does not end it, so it only waits until the others know.
+        If the arbiter does not decide within the length of a lease plus five seconds, ``cause`` is the root cause. If
+        this host has joined the running job, its failure does not end the job. It then waits only two heartbeats, until
+        the other hosts know of the failure.
 
         Raises:
             JobEndsError: With the root cause.
@@ -375,6 +387,7 @@ class LaunchedHost:
         return bool(dispatcher_host and self.plan.placement.num_ranks) and membership.was_asked_to_stop(dispatcher_host)
 
     def _take_signal(self) -> None:
+        """Ask the whole job to stop, once. Fail after a second signal, or if ranks overrun the stop grace."""
         now_s = time.monotonic()
         if self.interrupted_s is None:
             self.interrupted_s = now_s
@@ -394,7 +407,7 @@ class LaunchedHost:
 
         A peer with another token or protocol, or of another job, does not count as living. If the job failed because of
         such a peer, this method waits the whole time, because the peer learns of the failure only when it connects to
-        this host. It tries again about a second after a failed connection.
+        this host. The peer tries again about a second after a failed connection.
         """
         deadline_s = time.monotonic() + END_TIMEOUT_S
         refusals = (ExitCode.AUTHENTICATION, ExitCode.DISAGREEMENT, ExitCode.PORT)
@@ -414,7 +427,7 @@ class LaunchedHost:
     def report(self, cause: Cause | None = None) -> None:
         """Write the metrics of this host. On the first trainer host, write the job's report too.
 
-        A profile run writes no report, because its steps are not those of the job.
+        A profile run writes no report, because its steps differ from the steps of the job.
         """
         with self.hub.membership() as membership:
             departed = membership.joined_hosts.left

@@ -27,7 +27,7 @@ from hetero.wire.tls import Tls
 __all__ = ["join_job", "own_address", "register"]
 
 _ANY_ADDRESS = "192.0.2.1"
-"""An address for documentation, behind the default route of every host. Nothing is sent to it."""
+"""An address that is reserved for documentation. The default route of every host leads to it. Nothing is sent to it."""
 
 
 def join_job(
@@ -121,8 +121,8 @@ class _JoiningHost:
         options: Options of this host.
         environ: Environment of this process.
         name: Name of this host.
-        group: Its group. Empty: a data group of the job.
-        instance_type: Its type. Empty: that of the group.
+        group: Group of this host. If it is empty, the job uses its first data group.
+        instance_type: Instance type of this host. If it is empty, the job uses the type of the group.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class _JoiningHost:
         self.log = WaitLog(self.timings.patience_s)
 
     def ask(self, peer: str, port: int) -> Admission | None:
-        """Ask until the peer answers. Return None if its job is about to end."""
+        """Ask until the peer answers. Return None if the peer's job is about to end."""
         deadline_s = time.monotonic() + self.timings.start_timeout_s
         while True:
             try:
@@ -175,8 +175,8 @@ class _JoiningHost:
 def own_address(name: str, peer: str, port: int, environ: Mapping[str, str] | None = None) -> str:
     """Return the numeric address of this host that a peer can reach.
 
-    It is the address of the name if the name is an address, or if a file lists the hosts. Otherwise it is the one from
-    which this host reaches the peer, because a machine's own name often means its loopback address.
+    If ``name`` is an address, or if a file lists the hosts, this is the address of ``name``. Otherwise it is the
+    address from which this host reaches the peer, because a machine's own name often means its loopback address.
 
     Args:
         name: Name of this host.

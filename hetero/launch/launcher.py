@@ -62,12 +62,13 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
             `HETERO_FAULTS` is set where it is not allowed, or ``--spot`` names no data group.
     """
     find_script(options.script, is_module=options.module)
-    # Check now what is written at the end. On a read-only file system, a job once trained to its end, could not write
-    # its report, and ended with 0.
+    # Check the output folder now, although its files are written at the end. On a read-only file system, a job once
+    # trained to its end, could not write its report, and still ended with 0.
     if options.output_dir is not None:
         make_output_folder(options.output_dir)
-    if options.plan is not None:  # as above
-        # It imports NumPy, which the launchers of jobs without a plan do not need.
+    # Check the plan now too, because only the report at the end uses it.
+    if options.plan is not None:
+        # This module imports NumPy, which the launchers of jobs without a plan do not need.
         from hetero.report.plan import load_plan
 
         load_plan(options.plan)
@@ -97,7 +98,8 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     name = meeting_name(
         parent, job_id=platform.job_id(cluster), host=cluster.current_host, base_dir=platform.folders.root
     )
-    # Under mpirun the launcher with local rank 0 forks. The child leads, and the parent follows.
+    # Under mpirun the launcher with local rank 0 forks. The child leads, and the parent follows. The reason is in
+    # `hetero.launch.ranks.leader`.
     forked_pid = os.fork() if parent.leads and parent.gives_ranks else None
     if forked_pid == 0:
         # Leave the process group, because mpirun sends its signals there.
@@ -120,7 +122,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
             starter = MpiStarter(leader) if parent.gives_ranks else AgentStarter(framework_of(options))
             code = _lead(options, cluster, platform, starter)
         finally:
-            # Also after an exception, because the followers wait for an exit code.
+            # Call this also after an exception, because the followers wait for an exit code.
             leader.finish(code)
         return code
 
@@ -142,7 +144,8 @@ def _follow(follower: Follower, host: str, platform: Platform) -> int:
 def _lead(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, starter: RankStarter) -> int:
     """Run this host's part of the job as its only launcher, or as the local leader. Return the exit code."""
     code = _lead_to_end(options, cluster, platform, starter)
-    # On Slurm, srun ends with the highest code of all hosts, also with that of a data host that the job could lose.
+    # On Slurm, srun ends with the highest exit code of all hosts, even if only a data host failed and the job did not
+    # need it. Therefore the first trainer host writes the exit code of the job to a file.
     path = platform.folders.exit_code
     if path is not None and cluster.current_host == cluster.trainer_hosts[0].name:
         try:
@@ -154,9 +157,14 @@ def _lead(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, star
 
 
 def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, starter: RankStarter) -> int:
+    """Set up this host, run its part of the job, and return the exit code.
+
+    Most failures end in `_run`, which reports them to the other hosts. For other errors, such as one during the setup,
+    this function logs the cause, writes the failure file, and returns the exit code of the cause.
+    """
     failure_file = platform.folders.failure
-    # A separate log writer, because a stopped reader of the output once blocked this launcher's threads and its ranks
-    # (F37).
+    # Another thread writes the log lines. When the reader of the output stopped, it once blocked this launcher's
+    # threads and its ranks (F37).
     with logs.write_behind(), reserved_space(failure_file):
         try:
             with LaunchedHost(options, cluster, platform=platform, environ=os.environ, starter=starter) as host:
@@ -174,6 +182,7 @@ def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platfor
 
 
 def _run(host: LaunchedHost, failure_file: Path) -> int:
+    """Do the work of this host by its role, and return the exit code. If the job fails, end with the root cause."""
     groups = host.plan.cluster.groups
     shown = [f"{group.name}={group.instance_type}:{len(group.hosts)} ({group.role.value})" for group in groups]
     logger.info("job %s: %s", host.plan.job_id, ", ".join(shown))
@@ -196,12 +205,13 @@ def _run(host: LaunchedHost, failure_file: Path) -> int:
     except Exception as error:
         logger.exception("an error inside hetero")
         return _abort(host, _agreed(host, _internal(error, host.plan.name)), failure_file)
-    # A profile run stops itself when all is measured, without a request to stop.
+    # A profile run requests its own stop when everything is measured. It then counts as successful, not as stopped.
     ended_itself = host.plan.options.profile and host.interrupted_s is None
     return _stopped(host.plan.options) if host.was_stopped and not ended_itself else int(ExitCode.OK)
 
 
 def _stopped(options: LaunchOptions) -> int:
+    """Return the exit code of a host that ends because of a request to stop."""
     return int(ExitCode.OK) if options.sigterm_ok else 128 + signal.SIGTERM
 
 
@@ -222,16 +232,17 @@ def _agreed(host: LaunchedHost, cause: Cause) -> Cause:
         host.fail(cause)
     except JobEndsError as end:
         return end.cause
-    # The restart was decided before this failure was known.
+    # The arbiter decided on a restart before it knew of this failure, so it has chosen no root cause for it.
     except RestartError:
         return cause
 
 
 def _abort(host: LaunchedHost, cause: Cause, failure_file: Path) -> int:
-    """Publish the root cause, write the failure file, stop the endpoints, and return the exit code."""
+    """Log and publish the root cause, write the failure file and report, stop the endpoints. Return the exit code."""
     with host.hub.membership() as membership:
         cause = membership.own.decided or cause
-    # First, because each of the next steps may block, for example on a full disk or a process that does not end.
+    # Set this limit first, because each of the next steps may block, for example on a full disk or a process that does
+    # not end.
     host.watchdog.expect_end(_END_S, int(cause.exit_code))
     _show(cause, host.plan.name)
     host.publish(state=HostState.FAILED, decided=cause, endpoints=())
@@ -244,5 +255,6 @@ def _abort(host: LaunchedHost, cause: Cause, failure_file: Path) -> int:
 
 
 def _show(cause: Cause, host: str) -> None:
+    """Log a cause, and the lines of its detail that this host shows."""
     for line in (cause.first_line, *shown_detail(cause, host)):
         logger.error("%s", line)

@@ -56,7 +56,7 @@ class HostPlan:
     started_s: float = field(default_factory=time.monotonic)
     """Start of this launcher, in monotonic seconds."""
     started_epoch_s: float = field(default_factory=time.time)
-    """Wall-clock time of this start. It is not used to compute durations."""
+    """Wall-clock time of the start of this launcher. Durations are never computed from it."""
 
     @property
     def name(self) -> str:

@@ -84,7 +84,7 @@ def serve(host: LaunchedHost) -> None:
     _start_endpoints(host, deadline_s)
     host.publish(state=HostState.SERVING)
     logger.info("serving with %s", "nothing" if host.pool is None else host.pool.describe())
-    # It stays True when trainer hosts restart and are missing again.
+    # This variable stays True when trainer hosts restart and are missing again.
     trainers_came = False
     while not _may_leave(host):
         with host.hub.membership() as membership:
@@ -120,15 +120,15 @@ def train(host: LaunchedHost) -> None:
     while not _train_generation(host, profile):
         pass
     if profile is not None:
-        # Its endpoints would use CPU time during the measurement.
+        # The endpoints of this host would use CPU time during the measurement.
         if host.pool is not None:
             host.pool.stop(host.plan.timings.abort_grace_s)
         profile.finish()
     host.farewell()
     if host.pool is not None:
         host.pool.stop(host.plan.timings.abort_grace_s)
-    # A profile run writes no report. Without this wait, reports of short jobs lacked the last figures, for example 9
-    # batches computed of 44 received.
+    # Without this wait, reports of short jobs lacked the last figures, for example 9 batches computed of 44 received. A
+    # profile run does not wait, because it writes no report.
     if host.plan.is_first_trainer and profile is None:
         _await_last_figures(host)
     host.report()
@@ -160,6 +160,7 @@ def _check_starter(host: LaunchedHost, *, is_trainer: bool) -> None:
 
 
 def _start_endpoints(host: LaunchedHost, deadline_s: float) -> None:
+    """Start the endpoints of this host, and wait until all of them serve. Fail if they do not before ``deadline_s``."""
     pool = host.pool
     if pool is None:
         return
@@ -179,7 +180,7 @@ def _may_leave(host: LaunchedHost) -> bool:
     if is_done:
         logger.info("every trainer host is done")
         return True
-    # A request to stop the whole job reaches all hosts by then.
+    # Wait this long, because a request to stop the whole job reaches all hosts by then.
     patience_s = host.plan.timings.suspect_s
     if host.interrupted_s is None or job_stops or time.monotonic() - host.interrupted_s < patience_s:
         return False
@@ -200,8 +201,8 @@ def _let_workers_end(host: LaunchedHost) -> None:
 def _await_last_figures(host: LaunchedHost) -> None:
     """Wait a short time until all data hosts are done. Their last statuses have all that their endpoints computed.
 
-    Data hosts give their endpoints the grace to end, and then send the status. A host that falls silent meanwhile is
-    not waited for.
+    Data hosts give their endpoints the grace to end, and then send the status. If a host falls silent meanwhile, this
+    function no longer waits for it.
     """
     deadline_s = time.monotonic() + host.plan.timings.abort_grace_s + 2 * host.plan.timings.heartbeat_s
     while _is_other_data_host_at_work(host) and time.monotonic() < deadline_s:
@@ -218,7 +219,7 @@ def _words_on_trainers(host: LaunchedHost, membership: Membership, awaited: str 
 
     Args:
         host: This host.
-        membership: What it knows of the others.
+        membership: What this host knows of the other hosts.
         awaited: The trainer hosts that are missing at the start. None after all of them have come.
     """
     if awaited is not None:
@@ -238,11 +239,12 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
             stop_requested = membership.stop_requested
             has_failure = membership.has_failure
         words = _words(data + trainers)
-        # Otherwise a short job of hosts that disagree would end well before the decision.
+        # Wait for the decision about a known failure. Otherwise a short job of hosts that disagree would end
+        # successfully before the decision.
         if not words and has_failure:
             words = "the decision about a failure"
-        # Waited for here with heartbeats. When ranks were started first, the host waited for the name without
-        # heartbeats, and the others took it for a stuck one.
+        # Wait for these names here, where the host continues to send heartbeats. When ranks were started first, the
+        # host waited for a name without heartbeats, and the other hosts considered it stuck.
         unresolved = [
             name for name in host.starter.meeting_hosts(host.plan.trainer_hosts) if host.addresses.known(name) is None
         ]
@@ -264,6 +266,10 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
 
 
 def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
+    """Start the ranks of this host, and follow them until they have ended. If they fail, fail this host.
+
+    Return early if the job was asked to stop and the ranks would not end by themselves.
+    """
     # Collect what the ranks need to know.
     environment = {
         **host.child_environment,
@@ -302,7 +308,8 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
                 _check_service(host, watch)
             if host.was_stopped:
                 stopped_s = min(stopped_s, time.monotonic())
-            # Without this, the ranks waited for the others until the grace was over, and the job ended with HET-41.
+            # Without this check, the ranks waited for the ranks of the other host until the grace was over, and the job
+            # ended with HET-41.
             if _is_left_alone(host):
                 logger.warning(
                     "asked to stop before another trainer host started its ranks; ending the ranks of this host"
@@ -341,6 +348,7 @@ def _check_service(host: LaunchedHost, watch: ServiceWatch) -> None:
 
 
 def _meeting_points(host: LaunchedHost, ports: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the address and first port of each host whose ranks listen for other ranks."""
     names = host.starter.meeting_hosts(host.plan.trainer_hosts, ports)
     if not names:
         host.fail(_misuse(host, "mpirun put rank 0 on no trainer host; make it start hetero on all trainer hosts"))

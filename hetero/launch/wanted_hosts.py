@@ -27,9 +27,9 @@ _MAX_BUSY = 0.9
 _MIN_WINDOWS = 3
 _MAX_WINDOWS = 12
 _MAX_AGE_S = 120.0
-"""A number that cannot be measured again for so long is forgotten."""
+"""If there is no new measurement for this time, the earlier ones are forgotten."""
 _STUDENT_90 = {3: 2.92, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.86, 10: 1.833, 11: 1.812, 12: 1.796}
-"""Quantile of Student's distribution for an interval of 90 % from so many values."""
+"""Quantile of Student's distribution for an interval of 90 %, by the number of values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Estimate:
 
     hosts: int
     low: int
-    """End of the interval that contains the number in 90 % of cases, if the job stays as it is."""
+    """Lower end of the interval that contains the number in 90 % of cases, if the job stays as it is."""
     high: int
 
 
@@ -47,7 +47,7 @@ class Window:
     """Totals since the start of the job. The difference of two such totals describes the time between them."""
 
     steps: Mapping[int, tuple[int, float]]
-    """Measured steps of each rank, and the seconds of compute in them, in its longest loader."""
+    """Number of measured steps and their seconds of compute, by rank, for the loader that has taken the most time."""
     num_batches: int
     """Batches that endpoints of any host have computed."""
     busy_s: float
@@ -106,7 +106,7 @@ def window_of(
 
     Args:
         trainers: Status of each trainer host.
-        others: Status of each data host, with those that have left.
+        others: Status of each data host, including hosts that have left.
         endpoints: The endpoints that serve now.
     """
     names = {status.host for status in trainers}
@@ -130,7 +130,7 @@ def window_of(
 
 
 def _wanted(before: Window, now: Window) -> float | None:
-    """Return the number of data hosts for the time between two totals, or None if it shows too little."""
+    """Return the number of data hosts wanted between two totals. None if the time between them shows too little."""
     num_batches, busy_s = now.num_batches - before.num_batches, now.busy_s - before.busy_s
     if num_batches <= 0 or busy_s <= 0 or now.slots_per_data_host <= 0:
         return None

@@ -78,8 +78,8 @@ class Watchdog:
     def check(self) -> None:
         """Log the stack of a stuck main loop, or end this process after the time given to `expect_end`."""
         now_s = self._clock()
-        # This thread wakes every second. After a longer gap the whole process was stopped, so its main loop is not to
-        # blame.
+        # This thread wakes every second. If the gap is longer, the whole process was suspended, so do not count that
+        # time.
         if now_s - self._checked_s > _SUSPENDED_S:
             self._ticked_s = now_s
         self._checked_s = now_s

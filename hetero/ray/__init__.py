@@ -8,12 +8,16 @@
       |                 DataHost (actors)          actors.py     child: hetero launch --join
     workers of Ray Train    connect                worker.py     become the ranks of the hub
 
-child.py     starts the process of an actor, and watches it
-job.py       ``hetero launch --platform ray``, which needs no Ray Train. groups.py has its groups, job_host.py is one
-             of its hosts, connection.py connects its driver, head.py watches the head of the cluster
+child.py       starts the process of an actor, and watches it
+job.py         ``hetero launch --platform ray``: a whole job on Ray, without Ray Train
+groups.py      the groups of such a job
+job_host.py    a host of such a job
+connection.py  the connection of a driver to Ray, and what Ray's errors mean
+head.py        watches the head of the Ray cluster
 
-Ray places, restarts and counts. Batches and heartbeats never go through Ray: they use hetero's own connections, whose
-gRPC runs in the child processes and in the workers. Nothing here imports Ray before a `DataService` is made.
+Ray places and restarts the actors, and counts the resources that they use. Batches and heartbeats never go through Ray.
+They use hetero's own connections, whose gRPC runs in the child processes and in the workers. This package imports Ray
+only when a `DataService` or a job is made.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _END_S = 20.0
 _INFO = "] INFO "
 """Mark of lines that do not explain why a process has ended."""
 _FINAL = (ExitCode.USAGE, ExitCode.DISAGREEMENT, ExitCode.AUTHENTICATION, ExitCode.SCRIPT_FAILED, ExitCode.INTERNAL)
-"""Exit codes of a launcher that another start would repeat."""
+"""Exit codes of a launcher that would fail again in the same way if it was started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,8 @@ class ServiceOrder:
     num_hosts: int
     """Data hosts at the start."""
     num_reserved: int
-    """How many of them have a bundle of the placement group, whose CPUs stay reserved to the end."""
+    """How many of these hosts have a bundle of the placement group. Ray keeps the CPUs of a bundle reserved to the
+    end."""
     cpus_per_host: float
     label_selector: dict[str, str] | None
     bounds: Bounds | None
@@ -146,7 +147,7 @@ class Coordinator:
         }
 
     def host_admission(self, number: int) -> Admission:
-        """Return what a data host needs to join. Its name is new for each start, because the old one may still count.
+        """Return what a data host needs to join. Each start has a new name, because the old name may still count.
 
         Args:
             number: Number of the data host.
@@ -157,7 +158,7 @@ class Coordinator:
         return {**self.admission(), "host": name}
 
     def host_failed(self, reason: str) -> None:
-        """Record that a data host cannot run, and would fail again. The service then fails as a whole.
+        """Record that a data host has failed and would fail again after a restart. The whole service then fails.
 
         Args:
             reason: Why it failed, with its last lines.
@@ -195,7 +196,7 @@ class Coordinator:
         try:
             fact = json.loads(line)
         except ValueError:
-            # The script, or one of its libraries, has printed it.
+            # The script, or one of its libraries, has printed this line.
             write_line(line)
             return
         with self._changed:
@@ -206,6 +207,7 @@ class Coordinator:
             self._changed.notify_all()
 
     def _on_end(self, child: Child) -> None:
+        """Fail the service if the hub's process has ended without a request."""
         if not child.was_asked_to_stop:
             self._fail(_explained("the coordinator of the data service", child))
 
@@ -275,7 +277,8 @@ class Coordinator:
             while len(self._hosts) < target:
                 self._add()
             if len(self._hosts) > target:
-                # The newest one. The first hosts have bundles, whose CPUs stay reserved also without a host.
+                # End the newest host. The first hosts have bundles, and Ray keeps the CPUs of a bundle reserved even
+                # without a host.
                 self._end([max(self._hosts)])
 
 
@@ -321,6 +324,7 @@ class DataHost:
         return _own_processes(self._child)
 
     def _on_end(self, child: Child) -> None:
+        """Handle the end of the launcher: report a failure that would repeat, or let Ray start this actor again."""
         # Status 0 means that the service was shut down.
         if child.was_asked_to_stop or child.exit_code == ExitCode.OK:
             return
@@ -343,10 +347,10 @@ def node_address() -> str:
 
 
 def script_folder(order: ServiceOrder) -> str:
-    """Return the folder of the script on this node: the current one, or else that of the driver.
+    """Return the folder of the script on this node: the current folder, or else the driver's folder.
 
     Raises:
-        ConfigError: If neither has it.
+        ConfigError: If neither folder has the script.
     """
     own, driver = Path.cwd(), Path(order.driver_folder)
     names = order.script.split(".")

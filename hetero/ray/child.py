@@ -24,7 +24,8 @@ __all__ = ["Child"]
 
 _MAX_LINES = 20
 _NOT_FOR_CHILDREN = ("HETERO_PLATFORM", "HETERO_RAY_GROUPS", RECONNECT_VARIABLE)
-"""Two variables that ask for a job on Ray: a child with them would start another job. The last is for this process."""
+"""Variables that a child must not inherit. With the first two, the child would start another job on Ray. The last one
+is for this process only."""
 _THREADS = "OMP_NUM_THREADS"
 _AT_START = Path("/proc/self/environ")
 """The environment that this process had at its start."""
@@ -115,6 +116,7 @@ class Child:
         return self._ended.wait(timeout_s)
 
     def _run(self) -> None:
+        """Start the process unless it was stopped before, follow it to its end, and call ``on_end``."""
         try:
             with self._lock:
                 if not self._sent:
@@ -130,6 +132,7 @@ class Child:
             self._on_end(self)
 
     def _start(self) -> subprocess.Popen[str]:
+        """Start the process in a new session, with pipes for its output."""
         return subprocess.Popen(
             self._command,
             cwd=self._folder,
@@ -152,7 +155,7 @@ class Child:
             for line in stream:
                 self._on_line(line.rstrip("\n"))
         self.exit_code = process.wait()
-        # With a bound, because a process that the child has left behind may keep the pipe open.
+        # Limit this wait, because a process that the child has left behind may keep the pipe open.
         errors.join(END_TIMEOUT_S)
 
     def _relay(self, stream: IO[str]) -> None:

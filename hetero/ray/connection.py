@@ -54,7 +54,7 @@ def import_ray() -> Any:
     """Return the module ``ray``.
 
     Raises:
-        ConfigError: If it is not installed.
+        ConfigError: If Ray is not installed.
     """
     try:
         import ray
@@ -88,7 +88,8 @@ def connected(ray: Any) -> Iterator[HeadWatch]:
 
 
 def _connect(ray: Any) -> None:
-    # The runtime environment of a Ray job has the working directory.
+    """Connect to the Ray cluster that ``RAY_ADDRESS`` names, or else to the cluster that Ray finds."""
+    # In a Ray job, the runtime environment of that job already has the working directory.
     in_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     environment = None if in_ray_job else {"working_dir": str(Path.cwd())}
     address = os.environ.get("RAY_ADDRESS") or "auto"
@@ -115,7 +116,7 @@ def _connect(ray: Any) -> None:
 
 def exit_code_of(error: Exception) -> ExitCode:
     """Return the exit code of a host whose actor did not answer. No other function translates Ray's errors to codes."""
-    # What the actor's own code has raised.
+    # Ray keeps here the error that the actor's own code has raised.
     cause = getattr(error, "cause", None)
     if isinstance(cause, HeteroError):
         return cause.exit_code
@@ -141,7 +142,7 @@ def wait_placed(
         must_stop: Called about once per second.
 
     Raises:
-        CapacityError: If Ray has not placed it in time.
+        CapacityError: If Ray has not placed the group in time.
     """
     begin_s = shown_s = time.monotonic()
     while not placement.wait(1):
@@ -162,7 +163,7 @@ def wait_placed(
 
 
 def _nodes_of(ray: Any) -> str:
-    """Return the nodes of a cluster by kind, and what is free of all together."""
+    """Return the nodes of a cluster by kind, and the free CPUs and GPUs of all nodes together."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     kinds = Counter(
         " ".join(f"{name}:{resources[name]:g}" for name in _SHOWN if name in resources) for resources in nodes

@@ -4,11 +4,12 @@
 
     python -m hetero.ray.coordinator ADDRESS JOB FLAGS SCRIPT -- ARGUMENTS
 
-It is the only trainer host of its job, and starts no ranks. The workers of Ray Train register with it as its
-ranks, and data hosts join through it. After SIGTERM it tells the data hosts that the job is done. It ends after SIGINT,
-which the actor sends when the data hosts have ended. A worker that fails does not end it, because Ray restarts workers.
+This process is the only trainer host of its job, and starts no ranks. The workers of Ray Train register with it as its
+ranks, and data hosts join through it. After SIGTERM, the process tells the data hosts that the job is done. When the
+data hosts have ended, the actor sends SIGINT, and the process ends. It does not end when a worker fails, because Ray
+restarts workers.
 
-It writes one JSON object per line to standard output, for the actor that started it::
+The process writes one JSON object per line to standard output, for the actor that started it::
 
     {"port": 40123, "rank_port": 40124}         the hub listens, for launchers and for ranks
     {"hosts": ["data-0", "data-1"]}             the data hosts that serve now, after each change
@@ -47,7 +48,7 @@ from hetero.system.process import SignalWaiter, allow_descriptors, bind_to_paren
 
 __all__ = ["MAX_RANKS", "LivingRanks", "main"]
 
-# A fixed name, because `__name__` is that of the main program here.
+# Use a fixed name, because `__name__` is "__main__" here.
 logger = logging.getLogger("hetero.ray.coordinator")
 
 MAX_RANKS = 1000
@@ -77,13 +78,14 @@ class LivingRanks:
         """
         for report in reports:
             seen = self._seen.get(report.rank)
+            # Each report that arrives is a new object.
             if seen is None or seen[0] is not report:
                 self._seen[report.rank] = report, now_s
         return tuple(report for report in reports if now_s - self._seen[report.rank][1] <= self._patience_s)
 
 
 class _Coordinator:
-    """The hub and what follows it."""
+    """The hub of a data service, and the loop that tells the actor what the hub knows."""
 
     def __init__(self, options: LaunchOptions, *, address: str, job_id: str) -> None:
         self._timings = timings = Timings.from_options(options, os.environ)
@@ -133,7 +135,7 @@ class _Coordinator:
             ticks = 0
             while not (signals := waiter.wait(min(0.5, self._timings.heartbeat_s / 2))):
                 ticks += 1
-                # Data hosts take a launcher whose ticks do not change for a stuck one.
+                # Change the ticks, because data hosts consider a launcher stuck if its ticks stay the same.
                 self.hub.update(ticks=ticks)
                 self._follow()
             if signal.SIGINT not in signals:
@@ -142,7 +144,11 @@ class _Coordinator:
                 waiter.wait(_FAREWELL_S)
 
     def _follow(self) -> None:
-        """Report the data hosts that serve, and from time to time how many the job could use."""
+        """Tell the actor which data hosts serve, and at intervals log metrics and tell how many the job could use.
+
+        First remove the reports of ranks that have ended, because a report that no longer changes would prevent every
+        estimate.
+        """
         now_s = time.monotonic()
         with self.hub.membership() as membership:
             ranks = self._living.of(membership.own.ranks, now_s)
@@ -155,6 +161,7 @@ class _Coordinator:
         if hosts != self._hosts:
             self._hosts = hosts
             _tell({"hosts": hosts})
+        # Without ranks, there is nothing to estimate the demand from.
         if now_s < self._next_estimate_s or not own.ranks:
             return
         self._next_estimate_s = now_s + self._interval_s
@@ -171,7 +178,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments: Address to bind, id of the job, flags of `hetero launch`, the script, ``--`` and its arguments.
     """
     bind_to_parent()
-    # Ray blocks SIGINT in its processes, and children inherit this. A shutdown then took 20 s instead of half a second.
+    # Unblock SIGINT. Ray blocks it in its processes, and children inherit this. A shutdown then took 20 s instead of
+    # half a second.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     address, job_id, *words = arguments
     end = words.index("--")
@@ -191,6 +199,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _tell(fact: object) -> None:
+    """Write one fact for the actor that started this process, as a line of JSON."""
     sys.stdout.write(json.dumps(fact) + "\n")
     sys.stdout.flush()
 

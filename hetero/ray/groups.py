@@ -22,9 +22,9 @@ class ElasticGroup:
     """A group of the job."""
 
     stated: StatedGroup
-    """With the number of hosts at the start."""
+    """The group as stated, with the number of hosts at the start."""
     max_hosts: int
-    """Largest number of hosts. More than the number at the start only in a data group."""
+    """Largest number of hosts. Only a data group may have more hosts than at the start."""
 
 
 def parse_group(text: str) -> ElasticGroup:
@@ -58,7 +58,7 @@ def check_groups(groups: Sequence[ElasticGroup]) -> None:
     """Check that groups can be those of one job.
 
     Raises:
-        ConfigError: If two have the same name, or the number of hosts of two may change.
+        ConfigError: If two groups have the same name, or more than one group has a number of hosts that may change.
     """
     names = [group.stated.name for group in groups]
     if len(set(names)) < len(names):

@@ -1,8 +1,8 @@
 """Watches whether the head of a Ray cluster still answers.
 
-Ray ends the driver when the head has not answered for a minute, with another exit code. The driver of a job
-watches the head itself, on a thread. So it ends with the cause and a documented code before that, whatever it does.
-A head that accepts connections and answers nothing does not count as lost.
+Ray ends the driver when the head has not answered for a minute, with another exit code. The driver of a job watches the
+head itself, on a thread. So the driver ends earlier, with the cause and a documented exit code, even if its main thread
+waits for Ray. A head that accepts connections and answers nothing does not count as lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HeadWatch:
     """Watches the head of a cluster, while it is open as a context manager.
 
     Args:
-        address: ``ADDRESS:PORT`` of its global control store. Empty: nothing is watched.
+        address: ``ADDRESS:PORT`` of the cluster's global control store. If it is empty, nothing is watched.
         log_line: Called with a line when the head does not answer, when it answers again, and when it is lost.
         clock: Monotonic seconds.
     """
@@ -64,6 +64,7 @@ class HeadWatch:
         self._is_closed.set()
 
     def _watch(self) -> None:
+        """Check the head again and again. If the head is lost, log the loss and end this process."""
         while not self._is_closed.wait(CHECK_S):
             if (loss := self.loss()) and not self._is_closed.is_set():
                 is_cause = self.exit_code == ExitCode.ORPHANED
@@ -72,7 +73,7 @@ class HeadWatch:
                 os._exit(self.exit_code)
 
     def loss(self) -> str:
-        """Ask the head whether it answers. Return why it counts as lost, empty if it does not. Blocks for `CHECK_S`."""
+        """Ask the head whether it answers. Return why it counts as lost, or an empty text. Blocks for `CHECK_S`."""
         now_s = self._clock()
         why = self._why_silent()
         if not why:
@@ -91,6 +92,7 @@ class HeadWatch:
         return ""
 
     def _why_silent(self) -> str:
+        """Return why the head does not accept a connection. Empty if it accepts one."""
         host, _, port = self._address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), CHECK_S).close()

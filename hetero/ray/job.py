@@ -49,7 +49,7 @@ _TAKEN = (128 + signal.SIGTERM, ExitCode.ORPHANED)
 """Exit codes of launchers of data hosts that ended because of their node or its network."""
 _PORTS = range(20_000, 30_000)
 """A job on Ray takes one of these ports, because another job may have a launcher on the same node. Ray's own processes
-and the kernel use others by default."""
+and the kernel use other ports by default."""
 
 
 def run(options: LaunchOptions) -> int:
@@ -72,7 +72,7 @@ def run(options: LaunchOptions) -> int:
     fixed = [group for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER]
     if any(group.max_hosts > group.stated.count for group in fixed):
         raise ConfigError("--group: only a data group can have MIN..MAX hosts, because the number of ranks is fixed")
-    # Ray would drop a line of one host that differs from that of another host in its numbers only.
+    # By default, Ray drops a log line of a host if another host has logged the same line with other numbers.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     ray = import_ray()
     with connected(ray) as head:
@@ -89,25 +89,25 @@ class _Host:
     group: ElasticGroup
     role: Role
     actor: Any = None
-    """Ray's handle of its `JobHost`. None before it is made, and after a data host has ended."""
+    """Ray's handle of the actor, a `JobHost`. None before the actor is made, and after a data host has ended."""
     bundle: int | None = None
-    """Bundle of the placement group that it uses. Hosts that were added have one only if it was free."""
+    """Bundle of the placement group that the host uses. None for a host that was added when no bundle was free."""
     address: str = ""
     """Address of its node. Empty for a host that was added, which states its address when it joins."""
     placed_s: float | None = None
-    """Time when Ray had placed it. None before."""
+    """Time when the actor had been placed, in monotonic seconds. None before."""
     is_started: bool = False
     """Whether its launcher was asked to start."""
     exit_code: int | None = None
-    """None until it has ended or was lost."""
+    """None until the host has ended or was lost."""
     is_silent: bool = False
-    """Whether it could not report why it ended: it was lost, or its launcher was killed."""
+    """Whether the host could not report why it ended, because it was lost or its launcher was killed."""
     is_leaving: bool = False
     is_to_be_replaced: bool = False
 
     @property
     def is_present(self) -> bool:
-        """Whether it has not ended and was not asked to leave."""
+        """Whether the host has not ended and was not asked to leave."""
         return self.exit_code is None and not self.is_leaving
 
 
@@ -136,7 +136,7 @@ class Job:
         self._bundles: dict[str, list[int]] = {}
         """Bundles of the placement group, by name of their instance group."""
         self._waiting: dict[Any, Callable[[Any], None]] = {}
-        """What is done with each answer of an actor that is still to come, by Ray's reference to it."""
+        """The function to call with each pending answer of an actor, by Ray's reference to the answer."""
         self._num_short_lives = 0
         """Number of data hosts in a row that have ended shortly after their start."""
         self._paused_until_s = 0.0
@@ -152,7 +152,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Each of these is done although another one fails.
+        # The stack calls each of these functions even if another one fails.
         with contextlib.ExitStack() as stack:
             for number, handler in self._before.items():
                 stack.callback(signal.signal, number, handler)
@@ -210,7 +210,7 @@ class Job:
         return True
 
     def _find_addresses(self) -> bool:
-        """Wait until all actors run. Return False if one was lost, or the job was asked to stop."""
+        """Wait until all actors run. Return False if a host was lost, or the job was asked to stop."""
         pending = {host.actor.address.remote(): host for host in self._hosts}
         deadline_s = time.monotonic() + self._options.start_timeout_s
         while pending:
@@ -261,9 +261,11 @@ class Job:
         self._waiting[host.actor.run.remote(order)] = functools.partial(self._record_end, host)
 
     def _order(self, host: _Host, where: Sequence[str], cluster: object) -> JobHostOrder:
+        """Return what an actor needs to run its launcher."""
         options = self._options
         gpus = resources_of(host.group.stated).gpus
-        # A data host that leaves ends with 143, whatever the option says. It is for the exit code of this command.
+        # Launchers do not get ``--sigterm-ok``, which is for the exit code of this command. A data host that leaves
+        # must end with 143.
         stated = dataclasses.replace(options, port=self._port, sigterm_ok=False, ray_groups=(), platform=None)
         if gpus and options.nproc_per_node is None:
             stated = dataclasses.replace(stated, nproc_per_node=gpus)
@@ -305,11 +307,12 @@ class Job:
 
     @property
     def _is_ending(self) -> bool:
-        """Whether the job ends. Its data hosts end with 0."""
+        """Whether the job ends: a trainer host has ended, a host has ended with 0, or the job was asked to stop."""
         has_trainer_ended = any(host.exit_code is not None for host in self._trainers)
         return bool(has_trainer_ended or any(host.exit_code == 0 for host in self._hosts) or self._num_signals)
 
     def _record_end(self, host: _Host, reference: Any) -> None:
+        """Record how a launcher ended, or that its host was lost. Give back the resources of a data host."""
         try:
             code = self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError as error:
@@ -328,8 +331,8 @@ class Job:
             say(f"host {host.name} was lost: {summary(error)}")
 
     def _retire(self, host: _Host) -> None:
-        """Give back the resources of a data host that has ended. Note whether it is to be replaced."""
-        # Free at once, because a host that replaces this one uses the bundle again.
+        """Give back the resources of a data host that has ended. Record whether to replace it."""
+        # Free the bundle at once, because a host that replaces this one uses it again.
         host.bundle = None
         self._waiting[host.actor.close.remote(0.0)] = functools.partial(self._forget, host)
         if self._is_ending or host.is_leaving:
@@ -390,12 +393,12 @@ class Job:
         if self._is_ending:
             return
         present = self._present(group)
-        # The estimate is for all data hosts of the job.
+        # The estimate is for all data hosts of the job, so subtract the hosts of other data groups.
         others = sum(host.is_present and host.role is Role.DATA and host.group is not group for host in self._hosts)
         low, high = (max(0, end - others) for end in (demand.low, demand.high))
         target = self._scaler.target(low=low, high=high, present=len(present))
         if target < len(present):
-            # Ray keeps the CPUs of a bundle reserved, also without a host.
+            # Prefer a host without a bundle, because Ray keeps the CPUs of a bundle reserved even without a host.
             host = next((host for host in reversed(present) if host.bundle is None), present[-1])
             say(f"the job wants at most {demand.high} data hosts; {host.name} leaves")
             self._let_leave(host)
@@ -410,7 +413,7 @@ class Job:
         if host.placed_s is not None:
             host.actor.stop.remote()
         else:
-            # Ray has not placed it, so it would not answer.
+            # Ray has not placed the host, so its actor would not answer.
             self._ray.kill(host.actor)
 
     def _add(self, group: ElasticGroup, why: str) -> None:

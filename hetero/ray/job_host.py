@@ -99,6 +99,7 @@ class JobHost:
         return -signal.SIGTERM if child.exit_code is None else child.exit_code
 
     def _start(self, order: JobHostOrder) -> Child:
+        """Write the files that the launcher reads, and start the launcher."""
         self._folder = folder = Path(tempfile.mkdtemp(prefix="hetero-ray-"))
         (folder / "cluster.json").write_text(json.dumps(order["cluster"]), encoding="utf-8")
         addresses = {**order["hosts"], order["name"]: self.address()}
@@ -122,15 +123,15 @@ class JobHost:
     def guard(self) -> None:
         """Stop the launcher, remove the files of this host and end this process if Ray ends on its node.
 
-        Ray ends this process with its node only after the methods that run. If the head was lost, it would first wait
-        for an answer from the head.
+        When Ray ends on a node, Ray ends this process only after the running methods have returned. If the head was
+        lost, Ray would first wait for an answer from the head.
         """
         while not self._is_closed.wait(CHECK_S):
             if os.getppid() != self._node_pid:
                 write_line("hetero: Ray's process on this node has ended, so the launcher is asked to stop")
                 self.stop()
                 self.close(_GRACE_S)
-                # The driver, which looks more often than this, gets the exit code of `run`.
+                # Let the driver get the exit code of `run` first. The driver checks more often than this.
                 time.sleep(CHECK_S)
                 os._exit(ExitCode.ORPHANED)
 
@@ -148,7 +149,7 @@ class JobHost:
             ClusterError: If the launcher or Ray has ended on this node.
         """
         with self._changed:
-            # In short waits, because this method must not outlive Ray on its node.
+            # Wait for short times only, because this method must not outlive Ray on its node.
             while not self._changed.wait_for(lambda: self._num_estimates > after, CHECK_S):
                 has_ended = self._child is not None and self._child.wait(0)
                 if has_ended or os.getppid() != self._node_pid:

@@ -9,8 +9,8 @@ from hetero.errors import ConfigError
 __all__ = ["Bounds", "Scaler"]
 
 _SHRINK_AFTER = 6
-"""A host leaves after so many estimates in a row that wanted fewer hosts. One new host may make a job slower at first,
-because each endpoint builds the data set."""
+"""After this number of estimates in a row that wanted fewer hosts, a host leaves. One new host may make a job slower at
+first, because each endpoint builds the data set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class Bounds:
 class Scaler:
     """Follows the estimates of `hetero.launch.wanted_hosts.WantedHosts`.
 
-    It adds hosts as soon as the whole interval of an estimate is above the present number. It removes one host at a
-    time, and only after several estimates in a row have been below.
+    The scaler adds hosts as soon as the whole interval of an estimate is above the present number. It removes one host
+    at a time, and only after the intervals of several estimates in a row were below the present number.
 
     Args:
         bounds: Bounds of the number of hosts.

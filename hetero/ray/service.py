@@ -28,11 +28,11 @@ class DataService:
     """Data hosts that compute the batches of a Ray Train job. Make it in the driver, and pass it to the workers.
 
     The constructor connects to Ray, if this process is not connected yet, and waits until Ray has placed the data hosts
-    that never leave: ``min_hosts`` if it is given, else ``num_hosts``. It does not wait until they serve: the first
-    batch does. Use it as a context manager, or call `shutdown`. If the driver ends without either, Ray ends the
-    service.
+    that never leave: ``min_hosts`` if it is given, else ``num_hosts``. The constructor does not wait until the data
+    hosts serve. The first batch waits for that. Use it as a context manager, or call `shutdown`. If the driver ends and
+    does neither, Ray ends the service.
 
-    Pickling it gives a reference to the same service. A worker connects with it.
+    A pickled `DataService` is a reference to the same service. A worker connects with this reference.
 
     Args:
         script: Path of the script that registers the data sets with ``@hetero.dataset``, usually the training script
@@ -70,7 +70,7 @@ class DataService:
         start_timeout_s: float = 900.0,
         **options: Any,
     ) -> None:
-        # Check the arguments, and write down what the actors need.
+        # Check the arguments, and collect what the actors need.
         _check(num_hosts, cpus_per_host, options)
         bounds = _bounds(num_hosts, min_hosts, max_hosts)
         launch = LaunchOptions(
@@ -96,7 +96,7 @@ class DataService:
             label_selector=None if label_selector is None else dict(label_selector),
             bounds=bounds,
         )
-        # Place the data hosts, and start the coordinator, which starts the hub and them.
+        # Place the data hosts, and start the coordinator. The coordinator starts the hub and the data hosts.
         if not ray.is_initialized():  # as Ray's own functions do
             ray.init()
         self._coordinator: Any = None
@@ -104,7 +104,8 @@ class DataService:
         self._is_owner = True
         try:
             self._placement = _place(ray, self._order, start_timeout_s)
-            # Workers and data hosts call it at the same time, and `start` and `shutdown` take a thread for seconds.
+            # The coordinator needs several threads. Workers and data hosts call it at the same time, and `start` and
+            # `shutdown` each use a thread for seconds.
             options = {"num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": _beside_driver(ray)}
             self._coordinator = ray.remote(Coordinator).options(**options).remote(self._order, self._placement)
             reason = ray.get(self._coordinator.start.remote(), timeout=start_timeout_s + START_S + _CALL_S)
@@ -118,11 +119,11 @@ class DataService:
             raise HeteroError(f"the data service did not start: {reason}")
 
     def connect(self) -> None:
-        """Connect this worker of Ray Train to the service. `hetero.torch.DataLoader` then gets its batches from it.
+        """Connect this worker of Ray Train to the service. `hetero.torch.DataLoader` then gets its batches there.
 
-        Call it in ``train_loop_per_worker``, before the first loader is made. It imports the script of the service,
-        unless the script's data sets are registered already. If the service fails or is shut down, loaders raise
-        `DataPlaneError` within seconds. A second call does nothing.
+        Call it in ``train_loop_per_worker``, before the first loader is made. This method imports the script of the
+        service, unless the script's data sets are registered already. If the service fails or is shut down, loaders
+        raise `DataPlaneError` within seconds. A second call does nothing.
 
         Raises:
             AuthenticationError: If the service refuses this worker.
@@ -130,7 +131,7 @@ class DataService:
                 set.
             DataPlaneError: If the service has ended or failed.
         """
-        # It imports the data plane, which the driver does not need.
+        # This module imports the data plane, which the driver does not need.
         from hetero.ray.worker import connect
 
         connect(self._order, self.call)
@@ -145,10 +146,12 @@ class DataService:
         return found
 
     def wait_serving(self, num_hosts: int | None = None, *, timeout_s: float = 300.0) -> None:
-        """Wait until data hosts serve. A job need not do it, because the first batch waits for the first of them.
+        """Wait until data hosts serve.
+
+        A job need not call this method, because the first batch waits for the first data host.
 
         Args:
-            num_hosts: Number of hosts to wait for. Default: those that the service began with.
+            num_hosts: Number of hosts to wait for. Default: the number at the start of the service.
             timeout_s: Longest time to wait, in seconds.
 
         Raises:
@@ -202,7 +205,7 @@ class DataService:
         if not ray.is_initialized():
             # Ray has ended everything with the connection.
             return
-        # Each of these is done although another one fails or is interrupted.
+        # The stack calls each of these functions even if another one fails or is interrupted.
         with contextlib.ExitStack() as stack:
             if placement is not None:
                 stack.callback(ray.util.remove_placement_group, placement)
@@ -222,6 +225,11 @@ class DataService:
 
 
 def _check(num_hosts: int, cpus_per_host: float, options: Mapping[str, Any]) -> None:
+    """Check the arguments of a `DataService`.
+
+    Raises:
+        ConfigError: If an argument is out of range, or an option is not known or not supported.
+    """
     if num_hosts < 1:
         raise ConfigError(f"num_hosts is {num_hosts}; expected at least 1")
     if cpus_per_host < 1:
@@ -235,6 +243,11 @@ def _check(num_hosts: int, cpus_per_host: float, options: Mapping[str, Any]) -> 
 
 
 def _bounds(num_hosts: int, min_hosts: int | None, max_hosts: int | None) -> Bounds | None:
+    """Return the bounds of the number of data hosts. None if the number is fixed.
+
+    Raises:
+        ConfigError: If the number at the start is not within the bounds.
+    """
     if min_hosts is None and max_hosts is None:
         return None
     bounds = Bounds(
@@ -252,7 +265,8 @@ def _bounds(num_hosts: int, min_hosts: int | None, max_hosts: int | None) -> Bou
 def _beside_driver(ray: Any) -> Any:
     """Return a strategy that prefers the driver's node.
 
-    The service ends with its driver in any case. A node of data hosts may go while the service runs.
+    The service ends with its driver in any case, so the driver's node cannot leave too early. A node of data hosts may
+    leave while the service runs.
     """
     node = ray.get_runtime_context().get_node_id()
     return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
@@ -268,7 +282,7 @@ def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
         needed += f", on nodes with the labels {order.label_selector}"
     try:
         wait_placed(ray, placement, needed, timeout_s=timeout_s)
-    # Also after an interrupt, or the reserved CPUs would stay reserved.
+    # Remove the group also after an interrupt. Otherwise its CPUs would stay reserved.
     except BaseException:
         ray.util.remove_placement_group(placement)
         raise

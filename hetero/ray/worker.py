@@ -62,6 +62,11 @@ def connect(order: ServiceOrder, call: Callable[[str], Any]) -> None:
 
 
 def _rank_and_world_size() -> tuple[int, int]:
+    """Return the rank of this worker and the number of workers.
+
+    Raises:
+        ConfigError: If Ray Train has not started this process, or there are too many workers.
+    """
     import ray.train
 
     try:
@@ -78,6 +83,7 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 
 def _open_session(admission: Admission, rank: int, world_size: int) -> RankSession:
+    """Connect to the hub as a rank, and return the session."""
     descriptor, token_path = token_memfd(Token(admission["token"]))
     try:
         session = sessions.connect(
@@ -96,7 +102,7 @@ def _open_session(admission: Admission, rank: int, world_size: int) -> RankSessi
 
 
 def _watch(call: Callable[[str], Any], session: RankSession) -> None:
-    """Make loaders raise if the service fails or ends. Without this they would wait for the data timeout."""
+    """Make loaders raise if the service fails or ends. Without this thread, loaders would wait for the data timeout."""
     closed = threading.Event()
     while not closed.wait(CHECK_S) and sessions.current() is session:
         error: HeteroError
@@ -139,7 +145,7 @@ def _register_datasets(order: ServiceOrder) -> None:
                 set_script_module(name)
         return
     arguments = list(sys.argv)
-    # `load_script` replaces the first entry, and Ray's must stay.
+    # Add an entry, because `load_script` replaces the first one and Ray's entry must stay.
     sys.path.insert(0, "")
     try:
         load_script(str(path), order.script_args, host="a worker of Ray Train")

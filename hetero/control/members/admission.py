@@ -1,4 +1,4 @@
-"""How a data host joins a running job: what it asks a trainer host, and what it is answered."""
+"""How a data host joins a running job: its request to a trainer host, and the answer."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Admitter:
         return any((known.name, known.group) == (host.host, host.group) for known in self._cluster.hosts)
 
     def refusal(self, request: JoinRequest, own: HostStatus) -> Obstacle | None:
-        """Return why a host can never join as it is. None if it can."""
+        """Return why a host can never join with its present settings. None if it can."""
         if self._obstacle:
             return Obstacle(text=self._obstacle)
         theirs = HostStatus(
@@ -129,9 +129,9 @@ class Admitter:
         return None
 
     def described(self, host: str) -> JoinedHost | None:
-        """Return a data host that the description has now, although it did not have it at the start. Else None.
+        """Return a data host that was added to the description after the start. None for any other host.
 
-        Only one thread reads. Others use what was read last, because a read may take long.
+        Only one thread reads the description at a time, because this may take long. Other threads use the last result.
         """
         if self._read_again is None or self._obstacle:
             return None
@@ -238,6 +238,7 @@ def ask_to_join(
 
 
 def _ask(name: str, address: str, request: JoinRequest, token: security.Token | None, tls: Tls | None) -> pb.JoinReply:
+    """Send a request to join to one launcher, and return the reply."""
     with channels.open_channel(address, name=name, tls=tls) as channel:
         call = channel.unary_unary(
             "/hetero.v1.Control/Join",
@@ -257,6 +258,12 @@ def _ask(name: str, address: str, request: JoinRequest, token: security.Token | 
 
 
 def _admission(name: str, reply: pb.JoinReply) -> Admission:
+    """Return the admission in a reply.
+
+    Raises:
+        ClusterError: If the job still waits for other hosts.
+        ProtocolError: If the reply is malformed.
+    """
     if not reply.cluster_json:
         raise ClusterError(f"{name} waits for the other hosts of the job")
     assert _JOB_ID.check is not None
@@ -273,6 +280,7 @@ def _admission(name: str, reply: pb.JoinReply) -> Admission:
 
 
 def _failed(target: str, error: grpc.RpcError) -> HeteroError:
+    """Return the error for a call that failed."""
     code = error.code()
     found = diagnose(error.details() or "")
     if code is grpc.StatusCode.UNAUTHENTICATED:

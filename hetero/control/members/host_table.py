@@ -54,7 +54,7 @@ class HostTable:
         self._local_news: tuple[object, ...] | None = None
         """The last `local_news`. None if something has changed since."""
         self._news_valid_until_s = math.inf
-        """Time when the first lease may end, and with it `local_news` change."""
+        """Time when the first lease may end. Then `local_news` may change."""
 
     def update(self, **changes: object) -> None:
         """Replace fields of this host's own status."""
@@ -74,8 +74,9 @@ class HostTable:
     def local_news(self) -> tuple[object, ...]:
         """Values whose changes wake the waiting threads of this host.
 
-        They are computed again only after a change and when a lease may have ended. Otherwise a host would work on the
-        statuses of all hosts for the message of each, and its CPU time would grow with the square of their number.
+        The values are computed again only after a change, or when a lease may have ended. Otherwise a host would go
+        through the statuses of all hosts after each message, and its CPU time would grow with the square of the number
+        of hosts.
         """
         now_s = self._clock()
         # With 256 data hosts, computing this for each message took 63 % of a core. Now it takes 5 %.
@@ -150,8 +151,8 @@ class HostTable:
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
         """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``.
 
-        Hosts that the job can do without do not count, unless all hosts of the role are such hosts, and none of them or
-        of those that have joined serves. Hosts that have joined are never missing.
+        A host that the job can do without is not missing. But if the job can do without each host of the role, all of
+        them are missing until one of them, or a host that has joined, serves. Hosts that have joined are never missing.
         """
         others = [host for host in self.hosts(role) if host != self.own.host and host not in self.joined_hosts.present]
         missing = [host for host in others if self._state(host).value < at_least.value]
@@ -199,11 +200,11 @@ class HostTable:
                 return Obstacle(text=text)
             is_full = self.joined_hosts.is_full
             return Obstacle(text=f"{MAX_JOINED} hosts have joined, which is the limit") if is_full else None
-        # A host that comes back may have another address. It gets its place once the old address was silent for a lease
-        # (F40).
+        # A host that comes back may have another address. It gets its place back when the old address has been silent
+        # for a lease (F40).
         if known.address == joined.address or not self._lives(joined.host):
             return None
-        # It asks again, because the one that has joined may have been lost or be leaving.
+        # The new host may ask again, because the host that has joined may have been lost or may be leaving.
         text = f"{joined.host!r} has joined from {known.address}"
         return Obstacle(text=f"{text}; give this host another name with --host if that one lives", may_pass=True)
 
@@ -223,15 +224,16 @@ class HostTable:
         return any(self._lives(host) and at_least <= self._state(host) < HostState.DRAINING for host in others)
 
     def _add(self, joined: JoinedHost) -> None:
+        """Add a host that has joined, or replace its record if it joins again."""
         if joined.host in self._members and joined.host not in self.joined_hosts.present:
-            # The description of the cluster has it.
+            # The description of the cluster has this host, so it need not join.
             return
         now_s = self._clock()
         self.joined_hosts.add(joined, now_s)
         is_new = joined.host not in self._members
         member = Member(host=joined.host, role=Role.DATA, is_optional=True)
         self._members[joined.host] = member
-        # A launcher that joins anew has lost what the one before it had reported.
+        # Begin with an empty record, because a launcher that joins again has lost what it had reported before.
         self._peers[joined.host] = Peer(member, last_heard_s=now_s)
         self._local_news = None
         if is_new:
@@ -239,6 +241,7 @@ class HostTable:
             logger.info("data host %s has joined the job, in group %s", joined.host, joined.group)
 
     def _follow_list(self, status: HostStatus) -> None:
+        """On a trainer host, adopt the joined hosts that the first trainer host lists in its status."""
         if status.host == self.reporter and self._members[self.own.host].role is Role.TRAINER:
             new, gone = self.joined_hosts.changes(status.joined)
             for joined in new:
@@ -254,6 +257,7 @@ class HostTable:
         logger.info("data host %s has left the job (%s)", host, peer.last_state)
 
     def _state(self, host: str) -> HostState:
+        """Return the last known state of a host. INIT if it was not heard, or if it has not begun this generation."""
         if host == self.own.host:
             return self.own.state
         status = self._peers[host].status
@@ -263,6 +267,7 @@ class HostTable:
         return HostState.INIT if is_behind else status.state
 
     def _in_service(self) -> Iterator[HostStatus]:
+        """Yield the statuses of hosts that live, whose settings are accepted, and that are not leaving."""
         for status in self.statuses():
             is_of_use = status.host == self.own.host or (
                 self._lives(status.host) and not self._peers[status.host].objection

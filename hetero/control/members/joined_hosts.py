@@ -1,7 +1,7 @@
 """The data hosts that have joined a running job, as one host knows them. Pure.
 
 The first trainer host admits hosts and lists them in its status. The other trainer hosts adopt that list. Only the
-first one decides that a joined host has left. The others follow when the host leaves this list.
+first trainer host decides that a joined host has left. The others follow when the host is no longer in the list.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JoinedHosts:
         self.present: dict[str, JoinedHost] = {}
         """The hosts that have joined and not left, by name."""
         self.left: list[LeftHost] = []
-        """The first of those that have left, for the report of the job."""
+        """Hosts that have left, up to a limit, for the report of the job."""
         self._admitted_s: dict[str, float] = {}
 
     def add(self, joined: JoinedHost, now_s: float) -> None:

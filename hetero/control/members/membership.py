@@ -101,7 +101,7 @@ class Membership(HostTable):
         had_served = peer.has_served
         is_same = before is not None and before.incarnation == status.incarnation
         if is_same and before is not None and status.revision < before.revision:
-            # A newer status has overtaken it, because heartbeats and answers travel separately.
+            # A newer status has arrived before this one, because heartbeats and answers travel separately.
             return
         now_s = self._clock()
         is_alive = before is not None and now_s - peer.last_heard_s <= self._timings.lease_s
@@ -153,11 +153,11 @@ class Membership(HostTable):
     def unreachable(self, host: str, why: str) -> None:
         """Record that ``host`` could not be reached, and why."""
         if (peer := self._peers.get(host)) is None:
-            # It has left the job meanwhile.
+            # The host has left the job meanwhile.
             return
         peer.last_state = why
-        # Of two data hosts that end together, the first one to leave no longer answers. One job of four with two data
-        # hosts ended 5 s late, because the other one waited for the answer.
+        # If two data hosts end together, the first one to leave no longer answers. One of four such jobs ended 5 s
+        # late, because the other data host waited for the answer.
         has_left = peer.status is not None and peer.status.state in LEAVING
         if has_left != peer.has_left:
             peer.has_left, self._local_news = has_left, None
@@ -182,7 +182,8 @@ class Membership(HostTable):
         """Record that ``host`` has received this host's ``status``."""
         if (peer := self._peers.get(host)) is None:
             return
-        # In both directions: a host that was done has a status that is not final again when a new generation begins.
+        # Compare in both directions, because the status of a host that was done is no longer final when a new
+        # generation begins.
         before = peer.has_our_final, peer.has_our_failure
         peer.delivered = status
         if (peer.has_our_final, peer.has_our_failure) != before:
@@ -191,8 +192,8 @@ class Membership(HostTable):
     def tick(self) -> None:
         """Check leases. Decide the root cause and where ranks stop, if the messages so far suffice."""
         now = self._clock()
-        # The hub ticks after each message of each host. If failures wait for their cause, each tick checks, because a
-        # lease that has just ended is the cause of consequences.
+        # The hub ticks after each message of each host. While a decision about failures is pending, each tick checks
+        # the leases, because a lease that has just ended may be their cause.
         if now >= self._check_s or (self._failures and self.own.decided is None):
             self._check_s = now + self.CHECK_S
             self._check_leases(now)
@@ -214,12 +215,14 @@ class Membership(HostTable):
                 self.update(joined=tuple(known for known in self.own.joined if known is not joined))
 
     def _may_do_without(self, peer: Peer, *, has_served: bool) -> bool:
+        """Return whether the job can continue without a peer."""
         # The job can continue without a data host that has served, for example if its replacement is unusable. If a
         # data host never served, trainer hosts fail the job. Data hosts do not, because the fault may be their own.
         is_spare = has_served or peer.member.is_optional or self._members[self.own.host].role is Role.DATA
         return peer.member.role is Role.DATA and is_spare
 
     def _is_fatal(self, peer: Peer) -> bool:
+        """Return whether a failure of a peer ends the job."""
         # The job can lose a data host that has served, because the others compute its batches. `has_served` remembers
         # this, because a host that fails loses its endpoints. If a host never served, its failure ends the job.
         if peer.member.role is Role.TRAINER or not (peer.has_served or peer.member.is_optional):
@@ -237,10 +240,13 @@ class Membership(HostTable):
         )
 
     def _may_decide(self, member: Member, decided: Cause) -> bool:
-        # A data host may pass on others' decisions. If it decides alone, it is cut off by a partition and ends alone.
+        """Return whether to adopt a decision that a member has sent."""
+        # A data host may pass on decisions of other hosts. If a data host has decided alone, a partition has cut it
+        # off, and only that host ends.
         return member.role is Role.TRAINER or decided.host != member.host
 
     def _compare(self, peer: Peer, status: HostStatus, *, had_served: bool) -> None:
+        """Compare the settings of a new launcher with those of this host. If they differ, ignore it or fail the job."""
         found = list(differences(status, self.own))
         peer.objection = ""
         if not found:
@@ -253,11 +259,13 @@ class Membership(HostTable):
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.DISAGREEMENT))
 
     def _restarted(self, peer: Peer, before: HostStatus) -> None:
+        """Fail the job if the launcher of a trainer host was restarted before that host had ended."""
         if peer.member.role is Role.TRAINER and before.state not in ENDED:
             summary = f"the launcher of trainer host {peer.member.host} was restarted while the job ran"
             self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
 
     def _check_leases(self, now: float) -> None:
+        """Fail the job if a trainer host is silent for a lease. On a data host, end if all trainer hosts are silent."""
         heard = [self._peers[host].last_heard_s for host in self.hosts(Role.TRAINER) if host != self.own.host]
         if self._members[self.own.host].role is Role.DATA:
             silent_s = now - max([self._started_s, *heard])
@@ -297,14 +305,17 @@ class Membership(HostTable):
                 logger.info("%s host %s is heard again", role.value, host)
 
     def _orphaned(self, cause: Cause) -> None:
+        """Fail and decide alone, because no arbiter can be heard."""
         self.fail(cause)
         if self.own.decided is None:
             self.update(decided=cause)
 
     def _decide_cause(self, now: float) -> None:
+        """Decide the root cause or a restart, if there are failures and this host may decide now."""
         if not self._failures:
             return
         first_s = self._failures[0][0]
+        # The arbiter decides for all hosts.
         if self.arbiter == self.own.host:
             causes = [cause for _, cause in self._failures]
             are_consequences = all(cause.is_consequence for cause in causes)
@@ -325,6 +336,7 @@ class Membership(HostTable):
             # The arbiter decides after one lease at the latest. No decision has reached this host in that time, so the
             # arbiter rejects this host.
             self.update(decided=self.own.failure)
+        # No trainer host lives, so this host decides about its own failure.
         elif self.arbiter is None and self.own.failure is not None and now - first_s > self._timings.heartbeat_s:
             self.update(decided=self.own.failure)
 
@@ -357,6 +369,7 @@ class Membership(HostTable):
         self.update(**changes)
 
     def _decide_stop(self) -> None:
+        """On the arbiter, decide where all ranks end, when each rank that still runs has paused."""
         if not self.stop_requested or self.arbiter != self.own.host:
             return
         reports = [report for status in self.statuses(Role.TRAINER) for report in status.ranks]

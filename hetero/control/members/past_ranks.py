@@ -26,7 +26,7 @@ class PastRanks:
             self._metrics[report.rank] = report.metrics or ()
 
     def merged(self, report: RankReport, known: RankReport | None) -> RankReport:
-        """Return a new report with the values of earlier generations, or with those of the report before.
+        """Return a new report with the logged values of earlier generations. Without new values, use the report before.
 
         Args:
             report: The new report.

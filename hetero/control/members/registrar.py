@@ -1,7 +1,7 @@
 """Collects the hosts of a job on platforms that tell a host only the address of the main host.
 
 Every other host asks the main host to join, again and again. As soon as the expected number is there, the list is
-fixed, and each host gets the description of the cluster. Then the launcher of the main host takes the port over.
+fixed, and each host gets the description of the cluster. Then the launcher of the main host takes over the port.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class Registrar:
         show: Callable[[str], object],
         words: Callable[[], str],
     ) -> None:
+        """Wait until ``is_done`` returns True or the time is over. Meanwhile show what is missing."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while not self._changed.wait_for(is_done, 1.0) and time.monotonic() < deadline_s:
@@ -130,6 +131,7 @@ class Registrar:
         return f"{self._num_hosts - 1 - len(self._fetched)} hosts have not fetched the list of hosts yet"
 
     def _on_join(self, data: bytes, context: grpc.ServicerContext) -> pb.JoinReply:
+        """Register a host. If all hosts have registered, answer with the description of the cluster."""
         try:
             request = request_from_proto(parse(pb.JoinRequest, data))
         except HeteroError as error:
@@ -159,7 +161,7 @@ class Registrar:
 
 
 def _on_heartbeat(_data: bytes, context: grpc.ServicerContext) -> bytes:
-    """Tell a host that has fetched the description before others to wait."""
+    """Reject a heartbeat of a host that already has the description, because other hosts still lack it."""
     context.abort(grpc.StatusCode.UNAVAILABLE, "the main host waits until all hosts have the list of hosts")
     raise AssertionError("abort raises")
 

@@ -23,7 +23,7 @@ def record_requests() -> None:
     """Record SIGTERM instead of ending by it, from now on. Call this once, on the main thread."""
     signal.signal(signal.SIGTERM, _on_sigterm)
     os.register_at_fork(after_in_child=_restore)
-    # Loader workers, which may get the same signal, must serve the last step.
+    # Shield loader workers, which may get the same signal, because they must serve the last step.
     os.environ[SHIELD_VARIABLE] = "1"
 
 

@@ -24,8 +24,8 @@ def log_metric(name: str, value: SupportsFloat, step: SupportsIndex | None = Non
     since the start of the run. Then `hetero study` can tell the time to a quality. Any rank may log. Values of several
     ranks are not combined.
 
-    A rank keeps 10,000 values of at most 100 names. Of more values, every second one of the longest series is dropped.
-    Values of further names, and values of other processes such as loader workers, only become lines.
+    A rank keeps 10,000 values of at most 100 names. If there are more values, every second value of the longest series
+    is dropped. Values of further names, and values of other processes such as loader workers, only become lines.
 
     Does not block. Thread-safe.
 

@@ -145,7 +145,7 @@ class RankSession:
         self._measuring = LoggedErrors()
         self._summaries: tuple[bytes, ...] = ()
         self._next_summaries_s = 0.0
-        # A rank of `hetero launch` has done this at its start, one of Ray has not. The threads below allocate.
+        # Call this before the threads below allocate. A rank of `hetero launch` has called it, a worker of Ray has not.
         keep_freed_memory()
         # Register with the launcher, whose reply has the options of this job.
         self._link = LauncherLink(launcher, token, job_id=job_id, rank=rank, tls=tls)
@@ -177,11 +177,7 @@ class RankSession:
         self._counters = counters
 
     def set_profile(self, profile: Callable[[bool], bytes]) -> None:
-        """Include in the reports what a profile run has measured.
-
-        Args:
-            profile: Returns JSON. Its argument states whether the script has ended.
-        """
+        """Include in the reports the JSON that ``profile`` returns. Its argument: whether the script has ended."""
         self._profile = profile
 
     def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_consequence: bool = False) -> None:
@@ -284,11 +280,13 @@ class RankSession:
         raise SystemExit(int(ExitCode.SCRIPT_FAILED) if failures else EXIT_SIGTERM)
 
     def _end_late(self) -> None:
+        """End this process in the middle of a step, unless it is ending already."""
         if not self.stopped:
             logger.warning("the job was asked to stop and no step has ended since; stopping in the middle of the step")
             self.end()
 
     def _is_reached(self, loader: str) -> bool:
+        """Return whether this rank must end before it begins the next step of a loader."""
         stop_at = self._stop_at
         if stop_at is None:
             return False
@@ -297,6 +295,7 @@ class RankSession:
     # Threads
 
     def _watch(self) -> None:
+        """Follow the launcher's updates, and connect again after the connection was lost. Runs on a thread."""
         errors = LoggedErrors()
         while not self._closing.is_set():
             with errors.during("following the launcher's directory"):
@@ -309,6 +308,7 @@ class RankSession:
             self._closing.wait(POLL_S)
 
     def _apply(self, update: pb.RankUpdate) -> None:
+        """Adopt the endpoints, a request to stop, and the stop point of an update."""
         entries = update.endpoints
         present = (entry for entry in entries if entry.HasField("endpoint"))
         records = [record_of(EndpointRecord, entry.endpoint, entry) for entry in present]
@@ -325,6 +325,7 @@ class RankSession:
             self._wake.set()
 
     def _report_regularly(self) -> None:
+        """Report at intervals, and at once after a request to stop. Runs on a thread."""
         errors = LoggedErrors()
         while not self._closing.is_set():
             self._wake.wait(self._interval_s)
@@ -340,9 +341,9 @@ class RankSession:
             return self._send_report(finished)
 
     def _send_report(self, finished: bool) -> bool:
-        """Send a report. Return whether the launcher answered. If not, it still notices a rank's end itself."""
+        """Send a report. Return whether the launcher answered."""
         failure = self._failure
-        # Only in the last report, because a failure of a rank that has not finished ends the job at once.
+        # Send it only in the last report, because a failure of a rank that has not finished ends the job at once.
         if finished and self.stop_failure is not None:
             failure = self._cause(self.stop_failure.summary, self.stop_failure.detail, ExitCode.SCRIPT_FAILED)
         with self._changed:
@@ -424,7 +425,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
 
 
 def use(session: RankSession) -> None:
-    """Make a session that `connect` has not made that of this process."""
+    """Set the session of this process, if `connect` has not made it."""
     global _session
     _session = session
 
@@ -464,10 +465,7 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
 
 
 def check_stop(timer: StepTimer) -> None:
-    """End the job here if it was asked to stop. A loader calls this before each step.
-
-    Args:
-        timer: Timer of the loader.
+    """End the job here if it was asked to stop. A loader calls this with its timer before each step.
 
     Raises:
         SystemExit: After the stop callbacks ran.

@@ -88,7 +88,7 @@ class LateStop:
             self._may_interrupt = False
         main_thread = threading.main_thread().ident
         assert main_thread is not None
-        # To exactly this thread, because it may be blocked in a system call.
+        # Signal exactly this thread, because it may be blocked in a system call.
         signal.pthread_kill(main_thread, _SIGNAL)
 
     def _on_signal(self, _number: int, _frame: object) -> None:

@@ -5,7 +5,7 @@ host tried alone, it would take the effect of another host's trial for its own.
 
 trainer_endpoints.py  runs the search in a launcher, and applies its decisions to the pool of its host
 controller.py         the search, a state machine that is fed with steps
-decisions.py          its phases, its inputs beside the steps, and its decisions
+decisions.py          the phases of the search, its decisions, and its inputs other than steps
 windows.py            the steps of a host, and the means over a window of them
 memory.py             how many more endpoints the memory of a host holds
 """

@@ -10,9 +10,9 @@ A batch is requested long before its turn, so a change shows only after as many 
 measurement therefore skips that many steps, and then takes the mean of as many.
 
 The constants were chosen in a model of jobs, with fifteen seeds on each of 48 clusters
-(tests/launch/auto_endpoints/test_controller_grid.py). Each constant names what its value pays for there, if that can be
-shown. In 1 of these 720 runs the steps after step 200 are more than 1 % longer than with the better of all-local and
-all-remote, because 72 batches are in flight and the search ends at step 329.
+(tests/launch/auto_endpoints/test_controller_grid.py). Where the model shows what the value of a constant gains, the
+text of the constant names it. In 1 of these 720 runs the steps after step 200 are more than 1 % longer than with the
+better of all-local and all-remote, because 72 batches are in flight and the search ends at step 329.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from hetero.metrics.headspace import needed_for_headspace
 __all__ = ["Controller", "Phase"]
 
 _MIN_LENGTH = 20
-"""Fewest steps that a measurement skips, and fewest that it takes. With 16, 2 runs of the model are more than 1 %
-behind. With 30, the first 200 steps take 9 % longer, because the first endpoints come 20 steps later."""
+"""Fewest steps that a measurement skips at first, and fewest steps that it then measures. With 16, 2 runs of the model
+are more than 1 % behind. With 30, the first 200 steps take 9 % longer, because the first endpoints come 20 steps
+later."""
 _BATCHES_PER_SLOT = 2
 """Batches in flight per slot: the default of ``prefetch_factor``."""
 _MATTERS = 0.01
-"""Smallest share of a step that matters: what ``benchmarks/bench_auto_hybrid.py`` allows in each of its rows."""
+"""Smallest relative difference of step times that matters. `benchmarks/bench_auto_hybrid.py` allows it in each row."""
 _MARGIN = 3
 """Factor for the number of endpoints that the data wait calls for. A vCPU of a trainer host may be 1.6 times slower
 than one of a data host, and a supply that just suffices is late at times. With 2, 14 runs of the model are more than
 1 % behind."""
 _TRIAL_STEPS = 80
-"""Measured steps with endpoints until the search tries no other number. With 60, steps of the model are 0.2 % longer,
-because fewer runs try half of a number that did harm. With 100, 4 runs change the number after step 200, and 1 with
-80."""
+"""After this number of measured steps with endpoints, the search tries no other number. With 60, steps of the model are
+0.2 % longer, because fewer runs try half of a number that did harm. With 100, 4 runs change the number after step 200,
+and 1 with 80."""
 _USE_STEPS = 1000
 """Longest wait in steps until the ranks use all added endpoints, because a data set may take a minute to build. Test:
 ``test_controller_gives_up_endpoints_that_no_rank_uses``."""
@@ -81,6 +82,7 @@ class Controller:
         self._begin_search()
 
     def _begin_search(self) -> None:
+        """Forget the last search, and begin with a measurement without endpoints."""
         self._first_step = self.num_steps
         # Measured steps with endpoints.
         self._num_trial_steps = 0
@@ -135,6 +137,7 @@ class Controller:
         return self._decision(Action.REMOVE, before, reason) if before else None
 
     def _take(self, step: StepTime) -> Decision | None:
+        """Process one step. Return a decision if a measurement ends with this step and leads to one."""
         self._num_in_phase += 1
         if self.phase is Phase.STARTING:
             return self._await_use()
@@ -153,16 +156,21 @@ class Controller:
     # Phases
 
     def _await_use(self) -> Decision | None:
+        """Begin to measure when the ranks use all endpoints, or after a time limit.
+
+        If no rank uses the added endpoints by then, end the search and return the decision to remove them.
+        """
         num_used = self._now.num_used
         is_late = self._num_in_phase >= _USE_STEPS
         if is_late and num_used <= self._best < self.endpoints:
             return self._settle(f"the ranks use only {num_used} of {counted(self.endpoints, 'endpoint')}")
-        # Removed endpoints run until they have answered their requests.
+        # Also wait until removed endpoints have ended. They run until they have answered their requests.
         if is_late or num_used >= self.endpoints >= self._now.num_running:
             self._enter(Phase.MEASURING)
         return None
 
     def _compare(self, window: Window) -> Decision:
+        """Compare a measurement with the best one so far. Try another number of endpoints, or end the search."""
         best = self._best_window
         following: int | None = None
         if best is None:
@@ -182,14 +190,16 @@ class Controller:
         return self._settle(reason) if following is None else self._go_to(following, reason)
 
     def _watch(self, window: Window) -> Decision | None:
+        """After the search, compare a window with the first one. If conditions have changed, begin a new search."""
         settled = self._settled_window
         if settled is None:
             self._settled_window = window
             return None
+        # If the search tried endpoints, steps that become longer or shorter are a reason for another search.
         if self._num_trial_steps:
             has_changed = abs(window.step_s - settled.step_s) > _MUCH * settled.step_s
         else:
-            # Steps did not wait, so only a data wait matters.
+            # The search tried no endpoints, because steps did not wait for data. So only a data wait matters.
             has_changed = window.wait_share >= _MATTERS
         # One odd window may be a checkpoint or the beginning of an epoch.
         is_second, self._is_odd = has_changed and self._is_odd, has_changed
@@ -211,14 +221,17 @@ class Controller:
         return self._if_new(min(wanted, self._max_endpoints))
 
     def _if_new(self, number: int) -> int | None:
+        """Return a number of endpoints to try. None if it is not above the best, or the search has tried enough."""
         return number if number > self._best and self._num_trial_steps < _TRIAL_STEPS else None
 
     def _go_to(self, endpoints: int, reason: str) -> Decision:
+        """Change the number of endpoints, and wait until the ranks use them."""
         before, self.endpoints = self.endpoints, endpoints
         self._enter(Phase.STARTING)
         return self._decision(Action.ADD if endpoints > before else Action.REMOVE, before, reason)
 
     def _settle(self, reason: str) -> Decision:
+        """End the search with the best number of endpoints."""
         before, self.endpoints = self.endpoints, self._best
         # The window of a trial is short. The first long one afterwards is a better reference.
         self._settled_window = None if self._num_trial_steps else self._best_window

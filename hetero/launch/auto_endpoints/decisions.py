@@ -1,4 +1,4 @@
-"""The phases of the controller, its inputs beside the steps, and its decisions."""
+"""The phases of the controller, its decisions, and its inputs other than steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """The state of the host and of the job at the time of a call."""
+    """The state of the host and of the job when `Controller.observe` is called."""
 
     num_used: int
     """Endpoints of this host that ranks use."""

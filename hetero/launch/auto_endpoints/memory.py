@@ -1,7 +1,7 @@
 """How many more endpoints the memory of a host holds.
 
-Each endpoint builds the data set for itself. The first one is added only if the host has memory for an endpoint of the
-size of those on data hosts. For later ones, the endpoints that this host already runs show the size.
+Each endpoint builds the data set for itself. The first endpoint is added only if this host has memory for an endpoint
+as large as the endpoints on data hosts. After that, the largest endpoint of this host gives the size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHARE = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """The largest number of endpoints, and what it follows from."""
+    """The largest number of endpoints, and the reason for it."""
 
     endpoints: int
     reason: str
@@ -37,8 +37,8 @@ def limit_of(running: int, *, endpoint_bytes: int | None, free_bytes: int, total
     """Return how many endpoints a host can run. Pure.
 
     Args:
-        running: Endpoints that the host runs already. The result is not less.
-        endpoint_bytes: Memory of one endpoint, None if it is not known. Then none is added.
+        running: Endpoints that the host runs already. The result is never smaller.
+        endpoint_bytes: Memory of one endpoint. If it is None, because the memory is not known, no endpoint is added.
         free_bytes: Free memory of the host.
         total_bytes: Memory of the host.
     """

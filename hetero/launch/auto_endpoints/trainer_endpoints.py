@@ -90,10 +90,10 @@ class TrainerEndpoints:
         )
 
     def read(self, membership: Membership) -> Callable[[], None]:
-        """Read what a decision depends on. The caller holds the membership's lock.
+        """Read the facts from the membership that a decision depends on. The caller holds the membership's lock.
 
         Returns:
-            A function that applies it. Call it without the lock.
+            A function that decides, or follows the decision of the first trainer host. Call it without the lock.
         """
         own = membership.own
         if membership.stop_requested:
@@ -108,6 +108,7 @@ class TrainerEndpoints:
         return lambda: self._lead(own.generation, own.ranks, slots, data_hosts)
 
     def _follow(self, number: int, data_hosts: Sequence[HostStatus]) -> None:
+        """Adopt the number that the first trainer host decided on. Adopt a smaller one if this host lacks memory."""
         if number == self._followed:
             return
         self._followed = number
@@ -129,6 +130,8 @@ class TrainerEndpoints:
         num_slots: int,
         data_hosts: Sequence[HostStatus],
     ) -> None:
+        """Pass the latest steps to the controller. If the controller decides, log, apply and publish the decision."""
+        # The ranks were restarted, so their steps begin anew.
         if generation != self._generation:
             self._generation = generation
             self._steps.restart()
@@ -157,7 +160,7 @@ class TrainerEndpoints:
             self._publish(decision.endpoints)
 
     def _change_loader(self, loader: str) -> Decision | None:
-        """Restart the search if steps of another loader come, because those before say nothing about them."""
+        """Restart the search if steps of another loader arrive, because earlier steps say nothing about them."""
         before = self._loader
         self._loader = loader or before
         if before in ("", self._loader):

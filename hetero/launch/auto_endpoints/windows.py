@@ -40,8 +40,8 @@ class Window:
     def of(cls, steps: Sequence[StepTime]) -> Window:
         """Return the means over at least one step.
 
-        They leave out steps with a pause: an evaluation or a checkpoint inside of the loop, which counts as compute. A
-        pause of seconds would hide what endpoints do to steps of milliseconds.
+        Steps with a pause are left out. A pause is an evaluation or a checkpoint inside of the loop, and counts as
+        compute. A pause of seconds would hide what endpoints do to steps of milliseconds.
         """
         longest_s = _PAUSE * statistics.median(step.total_s for step in steps)
         # Not empty, because at least half of the steps are not longer than the median.
@@ -61,7 +61,8 @@ class JoinedSteps:
     """The steps of a host, each known once every rank of the host has reported it.
 
     Ranks take their steps together, so the rank with the longest data wait holds up the others. The other ranks wait
-    for it inside of their compute. Therefore the data wait of a step is the longest of its ranks, and so is its time.
+    for it inside of their compute. Therefore the data wait of a step is the longest data wait of its ranks, and its
+    time is their longest time.
 
     Args:
         num_ranks: Ranks of the host.

@@ -28,7 +28,8 @@ class Endpoints(DataService):
 
         With emulated vCPUs, the trainer hosts of a homogeneous job load through endpoints too. Homogeneous and
         heterogeneous jobs are then emulated in the same way and can be compared. All endpoints of an emulated host have
-        equally many slots, together at most its vCPUs. If it has more endpoints than vCPUs, each has one slot.
+        the same number of slots. Together they have at most one slot per vCPU. If the host has more endpoints than
+        vCPUs, each endpoint has one slot.
         """
         emulated = options.emulate_sample_s is not None
         fixed = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
@@ -41,7 +42,7 @@ class Endpoints(DataService):
             number = fixed or 1
         else:
             number = fixed
-        # Rounded down, as on a real host: 7 endpoints leave one of 8 vCPUs idle, and a plan expects that.
+        # Round down, as on a real host, where 7 endpoints leave one of 8 vCPUs idle. A plan expects this.
         num_slots = (options.emulate_vcpus or usable_cpus()) // number if emulated and number else 1
         return Servers(number=number, num_slots=max(1, num_slots))
 
@@ -66,11 +67,12 @@ class Endpoints(DataService):
 def _changing_number(num_cpus: int, *, emulated: bool) -> Servers:
     """Return a number of endpoints that begins with 0 and may grow to one per CPU.
 
-    An emulated host has at most eight endpoints, because many hosts share one machine. Their slots are its vCPUs.
+    An emulated host has at most eight endpoints, because many hosts share one machine. Each of its vCPUs is a slot of
+    an endpoint.
     """
     number = num_cpus
     if emulated:
-        # A number that divides the vCPUs, because all endpoints have equally many slots, and these are the vCPUs.
+        # The number must divide the vCPUs, because each vCPU is a slot and all endpoints have the same number of slots.
         number = max(count for count in range(1, _MAX_EMULATED_ENDPOINTS + 1) if num_cpus % count == 0)
     return Servers(number=number, num_at_start=0, num_slots=num_cpus // number)
 
@@ -78,8 +80,9 @@ def _changing_number(num_cpus: int, *, emulated: bool) -> Servers:
 def pool_options(facts: HostFacts) -> PoolOptions:
     """Return the settings of a host's pool of endpoints."""
     options, timings = facts.options, facts.timings
-    # Endpoints of a data host see no accelerators. Endpoints that the job adds on trainer hosts must not see those of
-    # the ranks, or a script that uses them at its import would take their memory.
+    # Endpoints of a data host see no accelerators. Endpoints that the job adds on trainer hosts must not see the
+    # accelerators of the ranks. Otherwise a script that uses an accelerator at its import would take memory from the
+    # ranks.
     hidden = {} if facts.servers.num_at_start is None else {"CUDA_VISIBLE_DEVICES": "-1"}
     return PoolOptions(
         endpoint=EndpointOptions(
@@ -99,7 +102,8 @@ def pool_options(facts: HostFacts) -> PoolOptions:
         token_path=facts.token_path,
         num_at_start=facts.servers.num_at_start,
         endpoint_restarts=options.endpoint_restarts,
-        # Other endpoints compute the batches. If all endpoints are gone for too long, the ranks fail.
+        # The pool does not give up, because other endpoints compute the batches. If all endpoints are gone for too
+        # long, the ranks fail.
         gives_up=False,
         stuck_s=timings.lease_s,
         prepare_timeout_s=timings.prepare_timeout_s,

@@ -51,8 +51,8 @@ class TfData(DataService):
         on_line: Callable[[str, str], None],
     ) -> EndpointPool:
         """Return the pool of the servers of a host. Log once per job that the token does not protect the servers."""
-        # Imported here because it imports NumPy. Without it, the import of the launcher takes 0.34 s of CPU time
-        # instead of 0.47, and most jobs do not use tf.data.service.
+        # Import this module here, because it imports NumPy. Without NumPy, the import of the launcher takes 0.34 s of
+        # CPU time instead of 0.47, and most jobs do not use tf.data.service.
         from hetero.pool.tf_pool import ServicePool
 
         if facts.token_path is not None and facts.name == facts.servers.dispatcher_host:
@@ -142,6 +142,7 @@ class TfDataWatch:
         return self._lost(records) or self._replaced(records) or self._waits_in_vain(records, reports)
 
     def _lost(self, records: Sequence[EndpointRecord]) -> Cause | None:
+        """Return a cause if the dispatcher or every worker has been missing for the data timeout."""
         kinds = {record.kind for record in records}
         words = {TF_DISPATCHER: "no dispatcher (on the first data host)", TF_WORKER: "no worker"}
         lost = " and ".join(word for kind, word in words.items() if kind not in kinds)
@@ -153,9 +154,10 @@ class TfDataWatch:
         return None
 
     def _replaced(self, records: Sequence[EndpointRecord]) -> Cause | None:
+        """Return a cause if a new dispatcher runs that does not know the ranks' datasets."""
         found = next((record.incarnation for record in records if record.kind == TF_DISPATCHER), "")
         self._dispatcher = self._dispatcher or found
-        # A dispatcher that has read its journal has the incarnation of the one before, so the ranks can go on.
+        # A dispatcher that has read its journal has the same incarnation as before its restart, so the ranks can go on.
         if found in ("", self._dispatcher):
             return None
         return self._cause(
@@ -179,7 +181,7 @@ class TfDataWatch:
         before, self._waiting = self._waiting, {}
         for report in reports:
             if report.waiting and missing:
-                # A step that has begun since then means that a batch came, so this wait is another one.
+                # If the rank has begun a step since then, its batch arrived, and this is a new wait.
                 steps = sum(report.steps_started.values())
                 is_same = report.rank in before and before[report.rank][0] == steps
                 since_s = before[report.rank][1] if is_same else now_s

@@ -1,6 +1,6 @@
 """The agent: starts the ranks of one host, ends them when one fails, and writes to a file how they failed.
 
-It is a process between the launcher and the ranks, and needs no framework. Usage:
+The agent is a process between the launcher and the ranks, and needs no framework. Usage:
 ``python -m hetero.launch.ranks.agent FOLDER SCRIPT ARGUMENTS...``. The launcher writes `RANKS_FILE` into FOLDER before.
 """
 
@@ -52,10 +52,10 @@ def main(arguments: Sequence[str]) -> int:
     # Record no later failures, because this agent causes them when it ends the remaining ranks.
     Path(folder, FAILURES_FILE).write_text(json.dumps(failures), encoding="utf-8")
     for process in running.values():
-        # To the rank alone and not to its group. Python's resource trackers in the group must outlive the rank, because
-        # they remove its semaphores.
+        # Send the signal to the rank alone, not to its group. Python's resource trackers in the group must outlive the
+        # rank, because they remove its semaphores.
         process.send_signal(end_signal())
-    # The signal ends a rank by default. A rank that handles it gets this time.
+    # The signal ends a rank by default. A rank that handles the signal gets `END_TIMEOUT_S` seconds to end.
     _wait_for_ends(running, END_TIMEOUT_S)
     for process in running.values():
         process.kill()

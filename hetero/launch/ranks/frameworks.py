@@ -58,13 +58,14 @@ class Torch:
     def variables(self, options: RanksOptions, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that ``torchrun`` sets for a rank, because scripts and libraries read them.
 
-        One of them differs: torchrun's own process has the ``TCPStore`` of a job without elasticity.
+        One variable has another value than under torchrun, because rank 0 has the ``TCPStore`` here. Under torchrun,
+        the process of torchrun has it, if the job is not elastic.
         """
         place = _place(options, local_rank)
         return {
             **place,
-            # As torchrun sets them for a static rendezvous without restarts. A test compares them with the installed
-            # torchrun. TORCHELASTIC_ERROR_FILE is left out, because only torchrun reads that file.
+            # Set these variables as torchrun does for a static rendezvous without restarts. A test compares them with
+            # the installed torchrun. TORCHELASTIC_ERROR_FILE is left out, because only torchrun reads that file.
             "GROUP_WORLD_SIZE": str(options.num_hosts),
             "ROLE_NAME": "default",
             "ROLE_RANK": place["RANK"],

@@ -45,7 +45,8 @@ __all__ = ["Follower", "LocalLeader", "kill_rank", "meeting_name", "rank_command
 logger = logging.getLogger(__name__)
 
 _LEADER_S = 120.0
-"""Seconds that a follower tries to connect. Usually it needs few, because all launchers of a host start together."""
+"""Seconds that a follower tries to connect. Usually a few seconds are enough, because all launchers of a host start
+together."""
 _MAX_LINE_BYTES = 2**20
 _CREDENTIALS = struct.Struct("3i")
 
@@ -78,8 +79,8 @@ class LocalLeader:
         self.ended: dict[int, int] = {}
         """Exit statuses of the ranks that have ended, by local rank, in order of time."""
         self.lost: set[int] = set()
-        """Local ranks of followers that disconnected before they reported the end of their ranks. In ``ended`` they
-        have SIGTERM, because supervisors end their processes with this signal."""
+        """Local ranks of followers that disconnected before they reported the end of their ranks. Their exit status in
+        ``ended`` is SIGTERM, because supervisors end their processes with this signal."""
         self._was_stopped = False
         self._lines: dict[int, _Lines] = {}
         self._new: list[_Lines] = []
@@ -142,7 +143,7 @@ class LocalLeader:
 
     def finish(self, code: int) -> None:
         """Ask every follower to end with an exit code. First wait up to five seconds until all have connected."""
-        # A later request to stop must not signal this process, because its handlers are gone.
+        # A later request to stop must not signal this process, because its signal handlers are no longer installed.
         self._was_stopped = True
         deadline_s = time.monotonic() + END_TIMEOUT_S
         while not self.is_complete and time.monotonic() < deadline_s:
@@ -153,6 +154,7 @@ class LocalLeader:
             lines.write({"exit": code})
 
     def _welcome(self, lines: _Lines, hello: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> None:
+        """Accept a follower that has sent its local rank and rank. Reject it if these are in use or out of range."""
         local_rank, rank = hello.get("local_rank"), hello.get("rank")
         free = set(range(self.parent.num_local)) - self.ranks.keys()
         if local_rank in free and isinstance(rank, int) and 0 <= rank < self.parent.world_size:
@@ -169,6 +171,7 @@ class LocalLeader:
         lines.close()
 
     def _take(self, local_rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Handle messages of a follower: its rank has ended, or it was asked to stop."""
         for message in messages:
             if isinstance(message.get("ended"), int):
                 self.ended.setdefault(local_rank, message["ended"])
@@ -237,10 +240,11 @@ class Follower:
                 self._report(lines)
 
     def _connect(self) -> _Lines | None:
+        """Connect to the leader. Return None if the leader is not found in time, or this launcher is asked to stop."""
         deadline_s = time.monotonic() + _LEADER_S
         while time.monotonic() < deadline_s and not self._num_signals:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            # Otherwise `connect` would block while the leader's queue is full.
+            # Without this time limit, `connect` would block while the leader's queue is full.
             connection.settimeout(SHORT_POLL_S)
             try:
                 connection.connect(self._name)
@@ -258,9 +262,10 @@ class Follower:
             kill_rank(self._rank)
 
     def _report(self, lines: _Lines) -> None:
+        """Tell the leader that this launcher was asked to stop, or that its rank has ended."""
         if self._num_signals > self._num_reported_signals:
             self._num_reported_signals = self._num_signals
-            # The leader ends all ranks together.
+            # Only pass the request on, because the leader ends all ranks together.
             lines.write({"stop": True})
         if self._rank is not None and not self._has_reported and self._rank.poll() is not None:
             lines.write({"ended": self._rank.returncode})
@@ -319,7 +324,7 @@ class _Lines:
         self._connection = connection
         self._connection.setblocking(False)
         self._rest = b""
-        # An abstract socket lacks a file mode. The kernel knows the user of the peer.
+        # An abstract socket has no file mode that protects it. The kernel knows which user the peer belongs to.
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.is_closed = _CREDENTIALS.unpack(credentials)[1] != os.geteuid()
 

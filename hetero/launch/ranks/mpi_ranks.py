@@ -1,8 +1,8 @@
 """The ranks of one trainer host under ``mpirun``, for example with Horovod.
 
-``mpirun`` starts one launcher per rank on every trainer host. Each follows the local leader
-(`hetero.launch.ranks.leader`) and starts the training script once, as its rank. MPI accepts this child as the rank,
-because it inherits the environment, which identifies the rank.
+``mpirun`` starts one launcher per rank on every trainer host. Each launcher follows the local leader
+(`hetero.launch.ranks.leader`) and starts the training script once, as its rank. MPI accepts this child process as the
+rank, because the child inherits the environment variables that identify the rank.
 
 These ranks cannot be restarted, because MPI does not allow a second process for a rank.
 """
@@ -137,8 +137,8 @@ class MpiRanks:
             reported: The causes that ranks reported before they ended, by rank.
         """
         lost = {self._ranks[local_rank] for local_rank in self._leader.lost}
-        # mpirun ends all its processes a quarter of a second after one has failed, also those whose ranks had no
-        # failure.
+        # mpirun ends all its processes a quarter of a second after one has failed, also processes whose ranks did not
+        # fail. If all failed ranks were lost in this way, the first failure was elsewhere.
         if all(rank in lost for rank, _ in self._failures):
             rank, exit_status = self._failures[0]
             summary = f"rank {rank} ended with its launcher, because mpirun ends all processes when one has failed"

@@ -41,8 +41,8 @@ def observed(rank: int) -> Iterator[None]:
         return
     imports = _TimedImports(builtins.__import__)
     builtins.__import__ = imports
-    # The monotonic clock, because a host's usage has its times too. After a jump of the wall clock, the resources of a
-    # canary belonged to other parts of the run (F25).
+    # Use the monotonic clock, because the times of a host's usage come from it too. With the wall clock, a jump of that
+    # clock once assigned the resources of a canary to other parts of the run (F25).
     began_s = time.monotonic()
     try:
         yield
@@ -65,7 +65,8 @@ class _TimedImports:
         self._is_inside = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # An import inside of another one is part of its time. Other threads import beside the script's work.
+        # Measure only outermost imports, because their time includes imports inside of them. Imports of other threads
+        # do not delay the script.
         if self._is_inside or threading.get_ident() != self._main:
             return self.original(*args, **kwargs)
         self._is_inside = True

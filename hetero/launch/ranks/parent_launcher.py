@@ -80,8 +80,8 @@ def find_parent(environ: Mapping[str, str]) -> ParentLauncher | None:
 def take_variables(environ: MutableMapping[str, str], parent: ParentLauncher) -> dict[str, str]:
     """Remove from an environment the variables that the parent launcher set for this process alone. Return them.
 
-    Otherwise all children would inherit them. MPI would wait for ever if a second process used the same rank, and each
-    rank would have one thread.
+    Otherwise all children would inherit them. If a second process used the same rank, MPI would wait for ever. With the
+    ``OMP_NUM_THREADS`` of torchrun, each rank would have one thread.
     """
     names = [name for name in environ if _is_its(name, parent)]
     # torchrun sets this variable to 1 if it starts several processes and the variable is not set.
@@ -91,12 +91,18 @@ def take_variables(environ: MutableMapping[str, str], parent: ParentLauncher) ->
 
 
 def _is_its(name: str, parent: ParentLauncher) -> bool:
+    """Return whether the parent launcher set the variable ``name`` for one process alone."""
     if parent.name == "mpirun":
         return name.startswith(_MPI_PREFIXES)
     return name in _TORCH_NAMES or name.startswith("TORCHELASTIC_")
 
 
 def _place(name: str, run: str, environ: Mapping[str, str], variables: tuple[str, ...]) -> ParentLauncher:
+    """Return the parent launcher with the ranks and counts that four environment variables state.
+
+    Raises:
+        ConfigError: If the numbers contradict each other.
+    """
     texts = [environ.get(variable, "") for variable in variables]
     numbers = [int(text) if text.isdecimal() else -1 for text in texts]
     rank, world_size, local_rank, num_local = numbers

@@ -49,18 +49,21 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a script as ``__main__`` and return the exit code. If the script fails, end this process immediately.
+    """Connect to the launcher, run the script as ``__main__``, and report how the script ended. Return the exit code.
+
+    If the script fails, this function does not return. It ends the process with the exit code of the failure.
 
     Args:
         arguments: The script, or ``-m`` and a module, then the script's arguments.
     """
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
-    # Before there are threads. When a rank of another launcher did it later, its threads had memory arenas of their
-    # own, and clearing pages took 92 us for each sample of video.
+    # Call this before there are threads. When a rank of another launcher called it later, each thread had a separate
+    # memory arena, and the kernel needed 92 us to clear pages for each sample of video.
     keep_freed_memory()
     _redirect_output()
-    # The launcher acts on a request to stop and makes all ranks agree on a last step, although the platform may send
-    # SIGTERM to every process. The agent ends the other ranks with `end_signal`.
+    # Ignore SIGTERM, which the platform may send to every process when it stops the job. The launcher acts on that
+    # request, and all ranks then end after the same step. To end the other ranks after a failure, the agent sends
+    # `end_signal` instead.
     ignore_platform()
     from hetero.audit import ledger
     from hetero.control.rank import session as sessions
@@ -68,24 +71,25 @@ def main(arguments: Sequence[str]) -> int:
     try:
         session = sessions.connect()
     except HeteroError as error:
-        # Without a connection, the launcher knows only the exit status and this line.
+        # Without a connection, the launcher learns only the exit status and this line.
         logger.error("%s", error)
         return int(error.exit_code)
     if session is not None:
         session.take_late_stops()
     failure = _run(list(arguments))
-    # Needed because `os._exit` below runs no exit handlers.
+    # Close the ledger here, because `os._exit` below runs no exit handlers.
     ledger.close_current()
     if session is not None:
         if failure is not None:
             session.fail(failure.summary, failure.detail, failure.exit_code, is_consequence=failure.is_consequence)
         is_reported = session.close(finished=failure is None)
-        # The report about the failed stop callback is lost, so the exit status (30) has to say it.
+        # A stop callback failed and the launcher did not receive that report. So the exit status (30) must show the
+        # failure.
         if failure is None and session.stop_failure is not None and not is_reported:
             failure = _Failure(session.stop_failure.summary)
     _flush()
     if failure is None:
-        # Python now joins the threads and processes of the script, which may take long. The log should say what it
+        # Python now joins the threads and processes of the script, which may take long. The log should name what Python
         # waits for.
         _name_waits()
         return 0
@@ -106,7 +110,7 @@ def _run(arguments: list[str]) -> _Failure | None:
     is_module = arguments[0] == "-m"
     script = arguments[1] if is_module else arguments[0]
     sys.argv = arguments[1:] if is_module else arguments
-    # As Python sets it: the folder of a script, or the current folder with -m.
+    # Set the first search path as Python does: the folder of a script, or the current folder with -m.
     sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
     try:
         with observed(int(os.environ.get("RANK", "0"))):
@@ -122,7 +126,7 @@ def _run(arguments: list[str]) -> _Failure | None:
         _show_traceback()
         return _Failure(first_line(error), str(error), error.exit_code)
     except BaseException as error:  # noqa: BLE001  a KeyboardInterrupt is reported too
-        # Keras and TensorFlow show an error of the data set only as text in an error of their own.
+        # Keras and TensorFlow raise another error that contains the error of the data set only as text.
         hidden = _hidden_in(error)
         if isinstance(hidden, StopError):
             return _stop()
@@ -167,11 +171,12 @@ def is_consequence(error: BaseException) -> bool:
 
 
 def _exit_failure(code: object) -> _Failure | None:
+    """Return the failure for the argument of a `SystemExit`. None if the script succeeded or was asked to stop."""
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
-    # A script that was asked to stop ends by SystemExit(143). The job's own exit code tells of the stop, so the rank
-    # ends with 0.
+    # A script that was asked to stop ends by SystemExit(143). The exit code of the job shows the stop, so the rank ends
+    # with 0.
     if code is None or code == 0 or (session is not None and session.stopped):
         return None
     if isinstance(code, int):
@@ -192,6 +197,7 @@ def _show_traceback() -> str:
 
 
 def _redirect_output() -> None:
+    """Send this process's output to the FIFO that the environment names. Do nothing if it names none."""
     prefix = os.environ.get(LOG_VARIABLE)
     if prefix is None:
         return

@@ -40,7 +40,8 @@ class RankFolder:
         for local_rank, rank in enumerate(ranks):
             fifo = f"{self.log_prefix}{local_rank}"
             os.mkfifo(fifo, 0o600)
-            # With read and write access, `open` does not wait for the rank, and reading does not end with the rank.
+            # With read and write access, `open` does not wait for the rank, and reading does not end when the rank
+            # ends.
             log = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             relay.add(f"rank {rank}", log)
             self._logs.append(log)
@@ -71,7 +72,7 @@ class RankFolder:
     def describe(self, name: str, exit_status: int) -> Cause:
         """Return the cause of a process's end, from its exit status and its last output."""
         # Do not interpret the status as an exit code of hetero, because scripts use the same numbers. A rank that ends
-        # with such a code reports it.
+        # with an exit code of hetero also reports that code to the launcher.
         words = (
             describe_exit_status(exit_status) if exit_status <= 0 or exit_status > 128 else f"exited with {exit_status}"
         )
@@ -96,7 +97,7 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
     - The rank reported its exception.
     - A signal ended the rank, and failures of other ranks may have caused that signal.
     - The rank reported an exception that is a consequence of another rank's failure.
-    - The rank ended by the end signal without a report. The agent sends it after the failure of another rank.
+    - The rank ended by the end signal without a report. The agent sends this signal after the failure of another rank.
 
     Args:
         failures: (rank, exit status) in order of time, at least one.
@@ -104,6 +105,7 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
     """
 
     def place(failure: tuple[int, int]) -> int:
+        """Return the place of a failure in the order above, from 0."""
         rank, exit_status = failure
         # Only KILL, SEGV, BUS, ILL and FPE are crashes, because only a fault of the process itself or a lack of memory
         # explains them.

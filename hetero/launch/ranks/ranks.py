@@ -140,7 +140,7 @@ class RankProcesses:
         while left := self._living():
             kill_all(left)
             others = [process for process in left if process.pid != self._process.pid]
-            # Not for the agent, because psutil would take its exit status.
+            # Do not wait for the agent here, because psutil would take the agent's exit status.
             psutil.wait_procs(others, timeout=0.05)
             # SIGKILL does not end a process that waits for a device. Without this bound, the launcher waited until its
             # watchdog ended it.

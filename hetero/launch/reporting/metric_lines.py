@@ -42,8 +42,8 @@ def progress_metrics(
     found = [summary for summary in ranks if summary is not None]
     if not found:
         return {}
-    # All ranks take part in each step. Therefore the last rank gives the steps of the job, and the slowest rank its
-    # times.
+    # All ranks take part in each step. Therefore the rank with the fewest steps gives the steps of the job, and the
+    # slowest rank gives the times.
     metrics: dict[str, float] = {"steps": min(summary.num_steps for summary in found)}
     metrics |= _largest("step_time_ms", (summary.step_time_mean_s for summary in found), 1000)
     metrics |= _largest("data_wait_ms", (summary.data_wait_mean_s for summary in found), 1000)

@@ -1,8 +1,9 @@
 """A profile run in the launcher: follows the phases of the ranks, stops them, measures the supply, writes the profile.
 
 While the ranks train, they report their progress, and in the end what they have measured. The first trainer host then
-requests a stop, as SIGTERM does. After the training, this host and the first host of each data group measure what a
-sample costs on their type. The first trainer host waits for the others and writes ``profile.json`` and ``profile.md``.
+requests a stop, as SIGTERM does. After the training, this host and the first data host of each other instance type
+measure what a sample costs there. The first trainer host waits for the others and writes ``profile.json`` and
+``profile.md``.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class JobProfile:
             logger.warning("asked to stop: no profile is written")
             return
         facts, ranks = self._facts(), self._ranks()
-        # Before the samples are measured, because this takes about 12 s on two CPUs, and a run with too few steps has
-        # no profile.
+        # Check this before the samples are measured. That measurement takes about 12 s on two CPUs, and a run with too
+        # few steps has no profile.
         check_ranks(ranks, facts)
         parts = [self._measure(ranks)]
         deadline_s = time.monotonic() + _SUPPLY_S
@@ -122,7 +123,10 @@ class JobProfile:
         self._write(ranks, [part for part in parts if part is not None], facts)
 
     def serve(self) -> None:
-        """Measure the supply of this data host and send it to the first trainer host, if it is one of a new type."""
+        """Measure the supply of this data host, and send it to the first trainer host.
+
+        Only the first host of each instance type does this, and only if no trainer host has the same type.
+        """
         host = self._host
         groups = host.plan.cluster.groups
         types = {group.instance_type for group in groups if group.role is Role.TRAINER}
@@ -134,6 +138,7 @@ class JobProfile:
             host.publish(profile_json=part.to_json())
 
     def _others(self) -> list[str]:
+        """Return the data hosts that have not ended. The first trainer host waits for their measurements."""
         with self._host.hub.membership() as membership:
             return membership.at_work(Role.DATA)
 
@@ -142,6 +147,7 @@ class JobProfile:
             return _parts([report for status in membership.statuses(Role.TRAINER) for report in status.ranks])
 
     def _facts(self) -> JobFacts:
+        """Return the facts about this job that its profile states."""
         host, options = self._host, self._host.plan.options
         trainers = [group for group in host.plan.cluster.groups if group.role is Role.TRAINER]
         is_emulated = options.emulate_sample_s is not None
@@ -211,12 +217,13 @@ class JobProfile:
             process.wait()
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment of endpoints, because the samples must cost the same as in them."""
+        """Return the environment of an endpoint, because samples must cost the same here as in an endpoint."""
         host = self._host
         endpoint = EndpointOptions(host=host.plan.name, address=host.address, num_endpoints=1, job_id=host.plan.job_id)
         return child_environment(PoolOptions(endpoint=endpoint, environment=host.child_environment))
 
     def _wait_for(self, channel: Channel) -> HostPart | None:
+        """Log the progress of the process that measures, and return its result. None if this host is asked to stop."""
         host = self._host
         deadline_s = time.monotonic() + _SUPPLY_S
         while True:
@@ -232,6 +239,7 @@ class JobProfile:
             host.tick()
 
     def _write(self, ranks: dict[int, RankPart], hosts: Sequence[HostPart], facts: JobFacts) -> None:
+        """Write the profile as JSON and as text, unless this host was asked to stop."""
         if self._host.interrupted_s is not None:
             logger.warning("asked to stop: no profile is written")
             return
@@ -247,7 +255,7 @@ class JobProfile:
         logger.info("profile: %s", folder / PROFILE_FILE_NAME)
 
     def _report(self) -> Report:
-        """Return the report of this run, which knows how much of its times may be due to other work."""
+        """Return the report of this run. It states how much of its times other work on the hosts may have caused."""
         host = self._host
         with host.hub.membership() as membership:
             statuses = membership.statuses()
@@ -291,13 +299,15 @@ def progress_text(reports: Sequence[RankReport]) -> str:
     slowest = min(parts.values(), key=lambda part: (PHASES.index(part.phase), part.num_steps))
     if slowest.phase == PHASES[-1]:
         return f"profiling: {slowest.phase}"
-    # A phase with short steps has more than planned. "228 of 55 steps" was logged before.
+    # A phase with short steps takes more steps than planned. Log no planned number then. Before, "228 of 55 steps" was
+    # logged.
     is_longer = slowest.num_steps > slowest.num_planned
     count = str(slowest.num_steps) if is_longer else f"{slowest.num_steps} of {slowest.num_planned}"
     return f"profiling: {slowest.phase}, {count} steps"
 
 
 def _parts(reports: Sequence[RankReport]) -> dict[int, RankPart]:
+    """Return what each rank has measured so far, by rank. Log a warning for a malformed part."""
     found = {}
     for report in reports:
         if report.profile_json:
@@ -315,6 +325,7 @@ def _read(content: bytes) -> RankPart:
 
 
 def _host_part(status: HostStatus) -> HostPart | None:
+    """Return what a host has measured. None if it has sent nothing, or a malformed part, which is logged."""
     try:
         return HostPart.from_json(status.profile_json) if status.profile_json else None
     except ConfigError as error:

@@ -39,7 +39,7 @@ PROGRESS_MARK = "INFO progress: "
 _CELLS = 10
 """Cells of a bar. A terminal of 80 columns then has room for the time left too."""
 _STEPS = re.compile(r"step ([0-9]{1,16}) of ([1-9][0-9]{0,15}) in pass ")
-"""Beginning of the words about a progress in a pass of known length."""
+"""Beginning of the text about a progress, if the length of the pass is known."""
 
 
 def interval_s(environ: Mapping[str, str]) -> float:
@@ -82,14 +82,14 @@ class Progress:
     pass_number: int
     """Number of the pass since the ranks started, from 1. 0 if the length of the pass is not known."""
     pace: Pace | None
-    """None if it is not known for all ranks, for example during the warm-up."""
+    """None if the pace is not known for all ranks, for example during the warm-up."""
 
 
 def measure(trainers: Sequence[HostStatus]) -> Progress | None:
     """Return the progress of the job. None before the first step.
 
-    It is the progress of the loader whose step began last, on the rank with the lowest number. Ranks do their steps
-    together, unless this rank validates alone.
+    This is the progress of the loader whose step began last on the rank with the lowest number. Ranks do their steps
+    together, unless that rank validates alone.
 
     Args:
         trainers: Last status of each trainer host.
@@ -100,20 +100,20 @@ def measure(trainers: Sequence[HostStatus]) -> Progress | None:
     if not begun:
         return None
     loader = reports[min(reports)].loader
-    # Its first batch has not arrived yet.
+    # If the first batch of this loader has not arrived yet, use the loader that has taken the most time.
     if loader not in begun:
         loader = max(begun, key=lambda name: begun[name].total_s)
     summary = begun[loader]
     steps_left = summary.pass_steps_left if summary.pass_steps else None
     pace = None
-    # Otherwise a host has not reported its ranks yet.
+    # If a host has not reported its ranks yet, the pace of all ranks is not known.
     if all(status.ranks for status in trainers):
         pace = _pace(loader, reports.values(), steps_left)
     if not summary.pass_steps:
         return Progress(loader=loader, step=summary.num_steps, pass_steps=None, pass_number=0, pace=pace)
     return Progress(
         loader=loader,
-        # From the loader's own count. That of all steps is wrong after a resumed state, after a pass that was left
+        # Use the loader's own count. The count of all steps is wrong after a resumed state, after a pass that was left
         # early, and with drop_last.
         step=max(0, summary.pass_steps - summary.pass_steps_left),
         pass_steps=summary.pass_steps,
@@ -138,7 +138,7 @@ def describe(progress: Progress) -> str:
 
 
 def bar_line(text: str, columns: int) -> str:
-    """Return a text as one line of a terminal, with a bar before the words about a progress in a pass of known length.
+    """Return a text as one line of a terminal. If it is a progress in a pass of known length, put a bar before it.
 
     Args:
         text: Any text.
@@ -153,7 +153,7 @@ def bar_line(text: str, columns: int) -> str:
 
 
 def _pace(loader: str, reports: Iterable[RankReport], steps_left: int | None) -> Pace | None:
-    """Return the average pace of the ranks that use a loader, after the warm-up. None while one of them lacks it."""
+    """Return the average pace of the ranks that use a loader, after the warm-up. None while a rank lacks it."""
     samples_per_s = total_s = wait_s = step_s = 0.0
     for report in reports:
         found = named_summaries(report.summaries_json)

@@ -154,8 +154,8 @@ def run_facts(plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistor
         options={
             "ranks per trainer host": str(placement.num_ranks),
             "job restarts allowed": str(options.job_restarts),
-            # By service. Runs with other numbers of tf.data workers could not be told apart by "endpoints per data
-            # host: default".
+            # The data service names these entries. Otherwise runs with different numbers of tf.data workers would all
+            # have "endpoints per data host: default".
             **find_service(placement.data_service or DEFAULT_DATA_SERVICE).report_options(options, cluster),
             "data service": placement.data_service or "none",
             "emulate_sample_s": str(options.emulate_sample_s),
@@ -193,6 +193,7 @@ def _expectation(options: LaunchOptions, cluster: ClusterSpec, ranks: Sequence[R
 
 
 def _placement_name(options: LaunchOptions, cluster: ClusterSpec, statuses: Sequence[HostStatus]) -> str:
+    """Return where this job computed its batches: homogeneous, heterogeneous or hybrid."""
     if not cluster.data_hosts:
         return "homogeneous"
     fixed = trainer_endpoints_of(options, has_data_hosts=True)
@@ -215,6 +216,7 @@ def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:
 
 
 def _logged_metrics(statuses: Sequence[HostStatus]) -> list[LoggedMetric]:
+    """Return the values that the script has logged on all ranks, thinned to the limit of a report."""
     reports = sorted((report for status in statuses for report in status.ranks), key=lambda report: report.rank)
     logged = [report.metrics for report in reports if report.metrics]
     most = MAX_METRICS // max(1, len(logged))
@@ -227,6 +229,7 @@ def _usages(statuses: Sequence[HostStatus]) -> list[HostUsage]:
 
 
 def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str], ranks: Sequence[RankFacts]) -> dict[str, int]:
+    """Return the counters of all hosts and ranks, added up by name."""
     events: collections.Counter[str] = collections.Counter()
     for status in statuses:
         for counters in (status.counters, *(report.counters for report in status.ranks)):
@@ -234,7 +237,8 @@ def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str], ranks: Se
     computed = {
         status.host: status.counters["batches computed"] for status in statuses if "batches computed" in status.counters
     }
-    # Data hosts without any batch are reported as an error, so a count that is missing must not read as 0.
+    # Add this total only if every data host has sent its count. A missing count must not read as 0, because data hosts
+    # without any batch are reported as an error.
     if data_hosts and computed.keys() >= set(data_hosts):
         events[COMPUTED_ON_DATA_HOSTS] = sum(computed[host] for host in data_hosts)
     summaries = [summary for rank in ranks for summary in rank.loaders]

@@ -19,7 +19,10 @@ _COUNTED = {
 
 
 class Timeline:
-    """Collects events while the job runs. The clocks of hosts are never compared: times are those of the news."""
+    """Collects events while the job runs.
+
+    An event has the time when this host learns of it, because clocks of different hosts are never compared.
+    """
 
     def __init__(self) -> None:
         self.events: list[TimedEvent] = []
@@ -33,7 +36,7 @@ class Timeline:
             membership: What this host knows of all hosts.
             at_s: Seconds since the start of the run.
         """
-        # Every data host leaves now, so this is not an event.
+        # At the end of a job every data host leaves, so this is not an event.
         if membership.is_ending:
             return
         serving = {record.host for record in membership.endpoints()}
