@@ -91,8 +91,8 @@ def dataset(
             needs two methods. ``load(index)`` draws no random numbers, and its result is kept.
             ``augment(sample)`` makes the sample of it. A text such as ``"8 GB"`` is the memory on
             each host, see `hetero.spec.Cache`.
-        fork_built: Whether a process may build the data set and then fork endpoints or torch's workers,
-            which share its memory. With False each of them builds its own, for example to connect by itself.
+        fork_built: Whether a process may build the data set and then fork endpoints or torch's workers, which share its
+            memory. With False, each of these processes builds the data set itself, for example to connect by itself.
 
     Returns:
         The registered factory. Calling it returns a `DatasetSpec`.
@@ -155,7 +155,7 @@ def _register(
         )
     if seeding not in (None, "sample", "batch"):
         raise ConfigError(f"seeding is {seeding!r}, expected 'sample' or 'batch'")
-    # A decorator between has another place than the data set.
+    # If decorators wrap the function, the place is that of the innermost function.
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = f"{os.path.realpath(code.co_filename)}:{code.co_firstlineno}" if code else repr(function)
     for parameter in inspect.signature(function).parameters.values():
@@ -171,7 +171,7 @@ def _register(
         place=place,
         **others,
     )
-    # Checks the name.
+    # This checks the name.
     DatasetSpec(factory.name)
     with _lock:
         other = _factories.get(factory.name)
@@ -197,7 +197,7 @@ def _register(
 
 
 def _warn_if_main_registers(name: str) -> None:
-    """Log a warning if the script registers a data set where only ``python train.py`` comes, and no data host."""
+    """Log a warning if the script registers a data set in its ``__main__`` block, which data hosts do not run."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != ("<module>", "__main__"):
         frame = frame.f_back
@@ -264,7 +264,7 @@ def _local_length(spec: DatasetSpec) -> int:
         return known
     from hetero.batches.failures import raising_user_types
 
-    # len(), list() and tqdm raised a plain DatasetError where next() raised the user's type.
+    # Raise the user's type of error here, as next() does. Before, len(), list() and tqdm raised a plain DatasetError.
     with raising_user_types():
         built = prebuild(spec)
         built.log_warnings()

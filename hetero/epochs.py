@@ -1,7 +1,7 @@
 """The number of a pass: one integer that the order and the random draws of the pass depend on.
 
-It is the epoch, unless the script takes several passes in an epoch that it chose with ``set_epoch``. Each of them then
-has a number that no other epoch has.
+The number is the epoch. If the script takes several passes in an epoch that it chose with ``set_epoch``, each further
+pass has a number that no epoch has.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _EPOCH_BITS = 32
 """Bits of the epoch in a number, half of the 64 that a request has for it (protos/hetero/v1/data.proto). Above them is
 the count of earlier passes in the same epoch."""
 MAX_EPOCHS = 1 << _EPOCH_BITS
-"""Epochs are smaller. A larger one would have the number of a further pass of another epoch."""
+"""Epochs must be smaller. A larger epoch would have the same number as a further pass of another epoch."""
 
 
 def pass_number(epoch: int, again: int) -> int:

@@ -237,7 +237,7 @@ class DatasetError(HeteroError):
             return self
         try:
             typed = _combined_with(kind)(self.record)  # type: ignore[arg-type]  # mypy considers classes unhashable
-            # What raises it will set this, in Python code too.
+            # Set this now, because code that raises the error sets it too, and it may fail for the user's class.
             typed.__traceback__ = None
             shown = "".join(traceback.format_exception_only(typed))
         except BaseException:  # noqa: BLE001 - layout, constructor, attributes or methods of the user's class
@@ -247,12 +247,14 @@ class DatasetError(HeteroError):
 
 @functools.lru_cache(maxsize=64)
 def _combined_with(kind: type[Exception]) -> type[DatasetError]:
+    """Return a class that is both a `DatasetError` and ``kind``."""
+
     def __init__(self: DatasetError, record: object) -> None:  # noqa: N807
         # Do not call the bases' __init__, because the user's type may expect other arguments.
         Exception.__init__(self, record)
         self.record = record
         if isinstance(self, SyntaxError):
-            # Python prints this, and not str(self).
+            # Python prints this text instead of str(self).
             self.msg = str(self)
 
     def __reduce__(self: DatasetError) -> tuple[object, ...]:  # noqa: N807

@@ -1,7 +1,8 @@
 """The ``hetero`` command.
 
-Each command has a module in commands/, however short. It imports what the command needs only when the command runs, so
-``hetero --help`` is quick.
+Each command has a module in commands/, however short. The module imports what the command needs only when the command
+runs, so ``hetero --help`` is quick.
+
 Three modules are shared:
 
 arguments.py   parsing of arguments that several commands have
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
     codes = "\n".join(f"  {code.value:>3}  {code.help_text}" for code in ExitCode)
     parser = argparse.ArgumentParser(
         prog="hetero",

@@ -35,7 +35,7 @@ def pairs(flag: str, texts: Sequence[str], form: str) -> list[tuple[str, str]]:
 
 
 def add_list(parser: argparse.ArgumentParser, flag: str, metavar: str, help_text: str) -> None:
-    """Add an option that may be given several times. Its value is a list, which is empty if it is not given."""
+    """Add an option that may be given several times. Its value is a list, which is empty without the option."""
     parser.add_argument(flag, action="append", default=[], metavar=metavar, help=help_text)
 
 

@@ -19,7 +19,7 @@ def check_page(html: Path | None, inputs: Sequence[Path]) -> None:
         inputs: Files that the command reads, or their folders.
 
     Raises:
-        ConfigError: If the file is one of them.
+        ConfigError: If the file is one of the inputs.
     """
     from hetero.metrics.profile.profile import PROFILE_FILE_NAME
     from hetero.report.model import REPORT_FILE_NAME

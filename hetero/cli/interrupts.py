@@ -39,7 +39,7 @@ def _interruptible() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise _SignalledError(number)
 
-    # SIGTERM as SIGINT: it once killed a study at once, with its run and without results.
+    # Handle SIGTERM like SIGINT. SIGTERM once killed a study at once, with its run and without results.
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

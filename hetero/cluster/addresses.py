@@ -49,6 +49,11 @@ def resolve_address(
 
 
 def _look_up(host: str, path: Path) -> str:
+    """Return the address of a host in a hosts file, IPv4 if it has one.
+
+    Raises:
+        ClusterError: If the file cannot be read, or does not list the host.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:

@@ -88,6 +88,7 @@ def host_names(document: Mapping[str, object], *, source: str) -> list[str]:
 
 
 def _read_groups(checked: Document) -> Sequence[Group]:
+    """Return the checked groups. If the description has no groups, return one group of all its hosts."""
     content = checked.content
     groups = content.instance_groups
     if not groups:

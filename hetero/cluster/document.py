@@ -81,7 +81,7 @@ class Document:
         self.source = source
         self._keys = list(document)
         try:
-            # Foreign: another program defines the document, so unknown keys are ignored.
+            # The document is foreign: another program defines it, so unknown keys are ignored.
             self.content = decode_record(_Content, dict(document), is_foreign=True)
         except ConfigError as error:
             record = cast("Mismatch", error.record)

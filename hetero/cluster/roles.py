@@ -83,7 +83,7 @@ def several_trainers(groups: Sequence[tuple[str, str]], roles: Sequence[Role], o
         overrides: Flags, each ``GROUP=data`` or ``GROUP=trainer``.
     """
     derived = [name for name, _ in groups if f"{name}=trainer" not in overrides]
-    # No error, because groups of two instance types that train together are a job that works.
+    # This is no error, because a job works in which groups of two instance types train together.
     if len(groups) < 2 or Role.DATA in roles or not derived:
         return ""
     likely = next((name for name in derived if "data" in name.lower()), derived[-1])
@@ -110,6 +110,12 @@ def _by_accelerator(instance_type: str) -> Role | None:
 
 
 def _parse_overrides(overrides: Sequence[str], names: Sequence[str], source: str) -> dict[str, Role]:
+    """Return the role of each group that a flag names.
+
+    Raises:
+        ClusterError: If a flag names an unknown group.
+        ConfigError: If a flag is malformed, or contradicts another.
+    """
     roles: dict[str, Role] = {}
     for text in overrides:
         name, _, value = text.rpartition("=")

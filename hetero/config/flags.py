@@ -208,6 +208,7 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
 
 
 def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, help_text: str) -> None:
+    """Add the flag of one option to a parser."""
     names = [flag_of(field)]
     if field.name.endswith("_timeout_s"):
         names.append(names[0] + "-s")
@@ -218,7 +219,8 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, help
     # argparse formats the help with %.
     shown = help_text.replace("``", "").replace("%", "%%") + default
     if base_type(field) == "bool":
-        # None tells a flag that is not given from one that states the default. Other sources may set the former.
+        # With None, a flag that is not given differs from a flag that states the default. Other sources may set the
+        # option of a flag that is not given.
         parser.add_argument(*names, dest=field.name, action=argparse.BooleanOptionalAction, default=None, help=shown)
     else:
         action = "append" if base_type(field).startswith("tuple") else "store"

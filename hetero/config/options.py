@@ -129,7 +129,7 @@ class ReportOptions:
 
     def catalogue(self) -> Catalogue:
         """Return the instance types with these prices. See `Catalogue.load`."""
-        # Not above, because ranks import the options, and this import takes 0.1 s.
+        # Import this here, because ranks import the options, and the import takes 0.1 s.
         from hetero.pricing import Catalogue
 
         return Catalogue.load(self.price_profile, region=self.region, price_file=self.price_file, overrides=self.prices)
@@ -270,7 +270,7 @@ class LaunchOptions(ReportOptions):
         return {field.name: str(getattr(self, field.name)) for field in fields}
 
     def __post_init__(self) -> None:
-        # Not super(), which does not work in a dataclass with slots.
+        # Do not use super(), which does not work in a dataclass with slots.
         ReportOptions.__post_init__(self)
         if not self.script:
             raise ConfigError("no training script is given; expected its path after the options")
@@ -374,6 +374,7 @@ def _check_profile(options: LaunchOptions) -> None:
 
 
 def _has_type(name: str, value: object) -> bool:
+    """Return whether a value has the type with this name. See `base_type`."""
     match name:
         case "float":
             # True is an int in Python.

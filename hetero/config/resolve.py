@@ -29,7 +29,7 @@ def resolve_options(
 ) -> LaunchOptions:
     """Return the options of a job.
 
-    Later sources override earlier ones: the field's default, that of the platform, ``--config FILE`` (YAML),
+    Later sources override earlier ones: the field's default, the platform's default, ``--config FILE`` (YAML),
     ``HETERO_<NAME>``, the platform's parameter ``hetero_<name>``, the flag. A list in a text is JSON, or separated by
     commas. Script arguments are quoted as in a shell.
 
@@ -120,6 +120,11 @@ def _from_file(path: Path) -> dict[str, object]:
 
 
 def _named(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[str, object]:
+    """Return the options in a document by name.
+
+    Raises:
+        ConfigError: If a name is unknown or a value is malformed.
+    """
     values = {}
     for key, value in document.items():
         name = str(key).removeprefix(prefix).replace("-", "_")
@@ -146,6 +151,7 @@ def _convert(field: dataclasses.Field[Any], value: object, source: str) -> objec
 
 
 def _to_scalar(name: str, value: object) -> object:
+    """Convert a value to the type with this name. Raise `TypeError` or `ValueError` if the value does not fit."""
     if not isinstance(value, (str, int, float, Path)):
         raise TypeError
     text = str(value).strip()
@@ -169,6 +175,7 @@ def _to_scalar(name: str, value: object) -> object:
 
 
 def _to_tuple(value: object, *, quoted: bool) -> tuple[str, ...]:
+    """Convert a list, or a text that lists several items, to a tuple of texts."""
     if isinstance(value, str):
         text = value.strip()
         if text.startswith("["):

@@ -79,7 +79,7 @@ class Timings:
         """
         defaults: dict[str, float] = dataclasses.asdict(cls())
         defaults["stop_grace_s"] = min(defaults["stop_grace_s"], kill_after_s / 2)
-        # kill_after_s may make a default smaller than its lower limit.
+        # kill_after_s may make a default smaller than its lower limit. The smaller one is then the limit.
         floors = {name: min(value, _FLOORS_S.get(name, 0.0)) for name, value in defaults.items()}
         return cls(**{name: max(value * scale, floors[name]) for name, value in defaults.items()})
 

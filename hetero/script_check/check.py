@@ -59,7 +59,7 @@ def check_script(
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                # Then killpg ends the endpoints and all that the script has started.
+                # killpg then ends the endpoints and all that the script has started.
                 start_new_session=True,
             )
             try:

@@ -46,7 +46,7 @@ _PURE = (
     "sample to sample, such as a counter or the place in a file, from the index."
 )
 _OF_ERRORS = ("hetero.reader", "hetero.endpoint", "hetero.pool", "hetero.torch.passes")
-"""Loggers whose warnings announce an exception, which is recorded itself."""
+"""Loggers whose warnings announce an exception. The warnings are left out, because the exception is recorded."""
 
 
 class _Found:
@@ -127,6 +127,7 @@ class _Warnings(logging.Handler):
         self._found = found
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Record a warning with the line that causes it, or else with the line that was running."""
         if record.name.startswith(_OF_ERRORS):
             return
         text = record.getMessage()
@@ -173,7 +174,8 @@ def main(output: str, seconds: str, *words: str) -> int:
                 found.add_error(RuntimeError(f"SystemExit: {error.code}"))
         except BaseException as error:  # noqa: BLE001 - whatever the script raises
             traceback.print_exc()
-            # A loop that counts steps raises after a short pass.
+            # Passes are short during the check. A loop that counts its steps may raise for this reason, which is no
+            # finding.
             if isinstance(error, HeteroError) or not session.may_have_shortened:
                 found.add_error(error)
         _end(found, session)
@@ -186,7 +188,7 @@ def _end(found: _Found, session: CheckSession) -> None:
         found.add(finding)
     found.write(session.num_batches)
     session.close()
-    # os._exit does not flush them.
+    # Flush the streams here, because os._exit does not.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -199,13 +201,13 @@ def _show(name: str, line: str) -> None:
 def _run(path: Path, script: str, arguments: Sequence[str], *, is_module: bool) -> None:
     """Run the script as ``__main__``. Its module stays there, because the source of its functions is searched later."""
     sys.argv = [str(path), *arguments]
-    # As python sets it for a script, and for -m.
+    # Set the first search path as Python does for a script, and for -m.
     sys.path[0] = str(Path.cwd() if is_module else path.resolve().parent)
     loader = SourceFileLoader("__main__", str(path.resolve()))
     spec = spec_from_loader("__main__", loader, origin=str(path.resolve()))
     assert spec is not None
     module = module_from_spec(spec)
-    # `__main__` of a script that python runs lacks a spec too.
+    # If Python runs a script, its `__main__` lacks a spec too.
     module.__file__, module.__spec__ = str(path.resolve()), None
     sys.modules["__main__"] = module
     if is_module:

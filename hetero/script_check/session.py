@@ -23,7 +23,7 @@ __all__ = ["CheckSession"]
 
 _HOST = "data-host"
 _NUM_ENDPOINTS = 2
-"""A batch that depends on the process that computes it differs between two."""
+"""Two endpoints, because a batch that depends on the process that computes it differs between two processes."""
 _PASS_BATCHES = 3
 """Batches of a pass: the first two, and the last one, which a data set that must be read in order cannot make."""
 _PASSES = 10

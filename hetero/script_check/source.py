@@ -150,6 +150,7 @@ def _is_impure(call: ast.Call) -> bool:
 
 
 def _unseeded_generators(used: Reach, folder: str) -> Iterator[Finding]:
+    """Yield the calls in the code of the data sets that make a generator without a seed."""
     for file, call in _calls(used, folder):
         if _name(call).rpartition(".")[2] in _OWN_GENERATORS and not call.args and not call.keywords:
             if _SETS_SEED & (used.names | {code.co_name for code in used.functions}):

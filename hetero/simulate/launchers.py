@@ -126,7 +126,8 @@ class Launchers:
         """Wait until every launcher has ended, and return the job's exit code."""
         handled_signals = 0
         kill_s = math.inf
-        # A launcher that was killed and still runs waits for a device. A simulation waited for one for ever.
+        # Stop the wait after a kill. A killed launcher that still runs waits for a device, and a simulation once waited
+        # for it for ever.
         while self._running() and not self._killed:
             # This loop polls its children, so it needs no event.
             time.sleep(POLL_S)
@@ -146,6 +147,7 @@ class Launchers:
         return self._exit_code()
 
     def _hand_on_signal(self) -> None:
+        """Handle a new signal: ask the launchers to stop after the first one, kill them after a second one."""
         running = self._running()
         if self._signals == 1:
             logger.warning("stopping: waiting for %s; a second signal kills them", ", ".join(running))
@@ -156,6 +158,7 @@ class Launchers:
             self._kill()
 
     def _request_stop(self, name: str) -> None:
+        """Send SIGTERM to a launcher, unless the platform could not deliver it to process 1 of the container."""
         process = self._processes[name]
         if self._commands[name].is_process_1 and not _handles(process.pid, signal.SIGTERM):
             logger.warning(
@@ -207,7 +210,11 @@ class Launchers:
         return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
 
     def _write(self, name: str, line: str) -> None:
-        # Launchers escape their own lines, but not those of libraries.
+        """Write a line of a host's launcher to the log of that host, and show the line.
+
+        On a terminal, a progress line only changes the status line. Metric lines are not shown.
+        """
+        # Launchers escape their own lines, but not lines of libraries.
         line = escape_line(line)
         try:
             self._logs[name].write(line + "\n")
@@ -220,7 +227,7 @@ class Launchers:
             self._status.show(line.partition(PROGRESS_MARK)[2])
             return
         if line.partition("] ")[2].startswith(_METRIC_START):
-            # These lines are for programs, which read them in the host's log.
+            # Metric lines are for programs, which read them in the host's log.
             return
         self._status.clear()
         # A launcher starts each line with its group and host. Lines of other programs get that prefix here.

@@ -98,6 +98,7 @@ def simulate(
     job_id = f"{label}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
     def set_up(host: SimulatedHost) -> HostCommand:
+        """Write the tree of one host, and return the command of its launcher."""
         write_opt_ml(
             host.base_dir,
             resource_config=dataclasses.replace(cluster, current_host=host.name).to_resource_config(),
@@ -144,7 +145,7 @@ def run_hosts(
         PortError: If no block of addresses is free.
     """
     with contextlib.ExitStack() as stack:
-        # Two simulations with the same folder deleted each other's trees.
+        # Lock the folder, because two simulations with the same folder once deleted each other's trees.
         stack.enter_context(locked_folder(output_dir))
         lock, network = _lock_block(port)
         stack.callback(lock.close)
@@ -153,7 +154,7 @@ def run_hosts(
             logger.info("replacing the hosts of an earlier run in %s; another --output-dir keeps them", output_dir)
         for host in hosts:
             _clear(host.root, output_dir)
-        # Hosts of earlier runs that this run does not have.
+        # Remove hosts of earlier runs that this run does not have.
         for path in earlier_hosts(output_dir):
             shutil.rmtree(path)
         commands = [set_up(host) for host in hosts]
@@ -164,7 +165,7 @@ def run_hosts(
         environment = {
             "HETERO_HOSTS_FILE": str(hosts_file),
             "HETERO_SIMULATED": "1",
-            # A launcher that is killed cannot remove its private folder, so this process does.
+            # A launcher that is killed cannot remove its private folder, so this process removes it.
             WORK_DIR_VARIABLE: str(work_dir),
             PARENT_VARIABLE: str(os.getpid()),
         }
@@ -193,6 +194,11 @@ def check_num_hosts(count: int) -> None:
 
 
 def _check(options: LaunchOptions, groups: Sequence[StatedGroup], channels: Mapping[str, Path]) -> None:
+    """Check the arguments of a simulation.
+
+    Raises:
+        ConfigError: If the script does not exist, or a group or channel is wrong.
+    """
     find_script(options.script, is_module=options.module)
     if not groups:
         is_late = any(text.partition("=")[0] == "--group" for text in options.script_args)
@@ -223,7 +229,7 @@ def locked_folder(path: Path, writer: str = "simulation") -> Iterator[None]:
         writer: What writes to it, for messages.
 
     Raises:
-        ConfigError: If another one writes to the folder.
+        ConfigError: If another process writes to the folder.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -231,7 +237,7 @@ def locked_folder(path: Path, writer: str = "simulation") -> Iterator[None]:
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigError(f"another {writer} writes to {path}; wait for it, or give another --output-dir") from None
-    # A file system without locks, or NFS, which locks no folders.
+    # Some file systems have no locks, and NFS locks no folders.
     except OSError as error:
         logger.info("cannot lock %s (%s); make sure that no other %s writes there", path, error, writer)
     try:
@@ -275,6 +281,7 @@ def _describe(groups: Sequence[StatedGroup], options: LaunchOptions) -> ClusterS
 
 
 def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[SimulatedHost]:
+    """Return the simulated hosts, with addresses from the reserved block."""
     return [
         SimulatedHost(
             name=host.name,
@@ -348,7 +355,7 @@ def emulated_vcpus(options: LaunchOptions, group: StatedGroup, vcpus: Mapping[st
 def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
     """Copy the report or the profile from the folder of the host that wrote it to the top of the output folder."""
     for name in ("report.json", "report.md", PROFILE_FILE_NAME, TEXT_FILE_NAME):
-        # Otherwise a profile run that failed would show the page of an earlier one.
+        # Remove the old file. Otherwise a profile run that failed would show the page of an earlier run.
         (output_dir / name).unlink(missing_ok=True)
         for host in hosts:
             source = folders_below(host.base_dir).output / host.name / name

@@ -40,8 +40,8 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     """Return the figures of the control group whose limit a process reaches first.
 
     That is the process's own group, unless a group above it allows less. The group of the whole machine does not count,
-    because its use says nothing about one process. A process that has ended is in no group. Therefore its
-    parent must read its own figures, which are the same unless one of the two was moved to another group.
+    because its use says nothing about one process. A process that has ended is in no group. Its parent must therefore
+    read the parent's own figures. They are the same, unless one of the two processes was moved to another group.
 
     Args:
         process: The process's folder under ``/proc``.

@@ -55,8 +55,8 @@ def read_cpus(proc: Path = Path("/proc"), *, clock: Callable[[], float] = time.m
 def pressure_between(first: CpuReading, last: CpuReading) -> float:
     """Return the pressure between two readings.
 
-    Where the kernel measures it, it is the share of time when a process waited for a CPU. Elsewhere it is 0 up to a CPU
-    use of 90 %, and grows to 1 at 100 %.
+    If the kernel measures the pressure, the result is the share of time when a process waited for a CPU. Otherwise the
+    result is 0 up to a CPU use of 90 %, and grows to 1 at 100 %.
     """
     if first.waited_s is not None and last.waited_s is not None:
         share = (last.waited_s - first.waited_s) / max(last.at_s - first.at_s, 1e-9)
@@ -85,7 +85,7 @@ class TaskWaits:
         self._total_ns = 0
 
     def add(self, pid: int) -> None:
-        """Read the threads of a process. What they waited since the reading before is added to the total."""
+        """Read the threads of a process. Add the time that they have waited since the last reading to the total."""
         for path in (self._proc / str(pid) / "task").glob("*/schedstat"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
                 waited_ns = int(path.read_text(encoding="ascii").split()[1])

@@ -81,7 +81,8 @@ class InjectedFault:
     _random: random.Random = field(default_factory=random.Random, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Python hashes texts differently in each process, but seeds from them equally.
+        # Seed with a text. A hash of a text differs between processes, but the same text always gives the same random
+        # numbers.
         self._random.seed(f"{self.site}:{self.action}:{self.seed}")
 
     def is_due(self) -> bool:
@@ -91,7 +92,7 @@ class InjectedFault:
             return False
         is_due = self.at == self._num_passed if self.at is not None else True
         if self.p is not None:
-            # Draws in any case, because the sequence must depend only on how often the site was reached.
+            # Draw a number in any case, because the sequence must depend only on how often the site was reached.
             is_due = self._random.random() < self.p and is_due
         self._num_struck += is_due
         return is_due
@@ -188,6 +189,11 @@ def _current() -> tuple[InjectedFault, ...]:
 
 
 def _parse_rule(rule: str) -> InjectedFault:
+    """Return the fault of one rule.
+
+    Raises:
+        ConfigError: If the rule is malformed.
+    """
     site, *parts = (part.strip() for part in rule.split(":"))
     words = [part for part in parts if "=" not in part]
     texts = dict(part.split("=", 1) for part in parts if "=" in part)
@@ -206,6 +212,11 @@ def _parse_rule(rule: str) -> InjectedFault:
 
 
 def _value(rule: str, name: str, text: str) -> Any:
+    """Return the value of one part of a rule, converted to its type.
+
+    Raises:
+        ConfigError: If the part is unknown or out of range.
+    """
     if name not in _VALUES:
         raise _malformed(rule, f"there is no {name!r}", f"some of {', '.join(_VALUES)}")
     convert, is_fine, expected = _VALUES[name]

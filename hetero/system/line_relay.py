@@ -108,7 +108,7 @@ class LineRelay:
     def start(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         """Start a process in a new session and relay what it writes. Its standard input is empty.
 
-        A signal to the group of this process, such as Ctrl-C, does not reach it. See `start_child`.
+        A signal to the group of this process, such as Ctrl-C, does not reach the new process. See `start_child`.
 
         Args:
             name: Name of the process.
@@ -165,6 +165,7 @@ class LineRelay:
                 os.write(self._wake_write, b"x")
 
     def _run(self) -> None:
+        """Relay lines until `close` is called and no output is left. Runs on a separate thread."""
         while True:
             with self._lock:
                 discarded, self._discarded = self._discarded, []
@@ -174,7 +175,8 @@ class LineRelay:
                 # `add` registers descriptors in other threads.
                 sources = dict(self._selector.get_map())
             stopping = self._stopping.is_set()
-            # While stopping, it goes on until nothing is ready. Otherwise the last lines of a process would be lost.
+            # After `close` was called, go on until nothing is ready. Otherwise the last lines of a process would be
+            # lost.
             ready = self._selector.select(0 if stopping else 1.0)
             for key, _ in ready:
                 if key.data is None:

@@ -170,6 +170,7 @@ class LineWriter:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        """Write the queued lines until `close` is called. Runs on a separate thread."""
         while chunk := self._take():
             try:
                 self._write(chunk)
@@ -201,6 +202,7 @@ class LineWriter:
             return b"".join(parts)
 
     def _write(self, chunk: bytes) -> None:
+        """Write a chunk completely, and wait while the disk is full. Raise `OSError` if the reader has gone."""
         while chunk:
             try:
                 written = os.write(self._descriptor, chunk)
@@ -232,7 +234,8 @@ def write_behind() -> Iterator[None]:
     finally:
         writer.close()
         if not writer.num_dropped:
-            # Not if lines were dropped: the reader has stopped, and a direct write would wait for it.
+            # If lines were dropped, keep the closed writer. The reader has stopped, and a direct write would wait for
+            # it.
             _output.writer = None
 
 

@@ -41,8 +41,8 @@ _OLD_THRESHOLD_BYTES = _HEAP_BYTES // 2
 _SETTINGS = (
     (_M_MMAP_THRESHOLD, "MALLOC_MMAP_THRESHOLD_", "mmap_threshold", (_THRESHOLD_BYTES, _OLD_THRESHOLD_BYTES)),
     (_M_TRIM_THRESHOLD, "MALLOC_TRIM_THRESHOLD_", "trim_threshold", (_THRESHOLD_BYTES,)),
-    # Without it, arenas of earlier threads return their empty pieces: 38,000 page faults in 500 MB with six threads,
-    # not 5.
+    # Without this setting, arenas of earlier threads return their empty pieces: 38,000 page faults in 500 MB with six
+    # threads, not 5.
     (_M_TOP_PAD, "MALLOC_TOP_PAD_", "top_pad", (_HEAP_BYTES,)),
     (_M_ARENA_MAX, "MALLOC_ARENA_MAX", "arena_max", (1,)),
 )
@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile. Imports make objects that stay, and collections take a tenth of their time."""
+    """Disable garbage collection, for imports. Their objects stay, and collections would take a tenth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(0)
     try:
@@ -82,7 +82,7 @@ def prepare_to_fork() -> None:
     objects, because it writes to each object that it visits. Malloc no longer uses the gaps between present blocks,
     because writing into a gap copies a page full of other objects. ``HETERO_MALLOC=default`` leaves malloc unchanged.
     """
-    # Before freeze, which keeps garbage for good.
+    # Collect garbage before `freeze`, which keeps garbage for good.
     gc.collect()
     if os.environ.get(MALLOC_VARIABLE) != "default":
         _fill_gaps()
@@ -173,10 +173,10 @@ def keep_freed_memory() -> bool:
 
     glibc returns large blocks to the kernel when they are freed. The kernel then clears every page of the next block.
     This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do
-    not help threads. Each thread has an arena, made of pieces of 64 MiB. No other thread can use its free memory, and
-    an empty piece is returned to the kernel. Therefore this function sets one arena for all threads. Threads that have
-    allocated before keep their arenas, and new threads share those. Their empty pieces are not returned, because
-    malloc keeps memory of the size of a piece beyond the last block.
+    not help threads. Each thread has an arena, made of pieces of 64 MiB. No other thread can use the free memory of an
+    arena, and an empty piece is returned to the kernel. Therefore this function sets one arena for all threads. Threads
+    that have allocated before keep their arenas, and new threads share these arenas. The empty pieces of these arenas
+    are not returned, because malloc keeps memory of the size of a piece beyond the last block.
 
     Native code that allocates in several threads at the same time is slower with one arena. Four threads of a C program
     that only allocate blocks of 1 to 9 KB needed four to seven times as long.

@@ -1,4 +1,4 @@
-"""The files, connections and pipes that a process has open, and what forked processes must not share of them."""
+"""The files, connections and pipes that a process has open, and which of them forked processes must not share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_files() -> dict[int, str]:
     written, terminals, and devices such as ``/dev/null``. A file that is mapped into memory, and can only be read, is
     left out too. It is read through its map, without a position.
     """
-    # Sorted, because a shared map of a file must come after its other maps, and counts.
+    # Sort the maps. If a file has several, the shared one comes last, and only the last one counts.
     mapped = dict(sorted(mapped_files()))
     found = {}
     for descriptor in _descriptors():
@@ -89,11 +89,11 @@ def mapped_files() -> Iterator[tuple[str, bool]]:
 def reopen_files(own: Mapping[int, str] | None = None) -> None:
     """Give this process, which was just forked, separate positions in the files that it reads.
 
-    A forked process shares the position in each open file with its parent. So one would read where another has sought
-    to. This function opens each regular file again that is open only for reading, with the same descriptor, mode and
-    position. Files that are also written to keep the shared position, because processes may write to one log. So do the
-    standard streams. A file that cannot be opened again stays shared, and a warning names it. A lock that ``flock`` has
-    set stays with the parent.
+    A forked process shares the position in each open file with its parent. So one process would read at a position that
+    another process has set. This function opens each regular file again that is open only for reading, with the same
+    descriptor, mode and position. Files that are also written to keep the shared position, because processes may write
+    to one log. The standard streams keep it too. A file that cannot be opened again stays shared, and a warning names
+    it. A lock that ``flock`` has set stays with the parent.
 
     Args:
         own: What `opened_since` returned. These files are opened again even if they may be written to.
@@ -131,12 +131,13 @@ def _name(descriptor: int) -> str:
 
 
 def _reopen(descriptor: int, *, is_own: bool) -> None:
+    """Open the file of a descriptor again, if it is a regular file that this process may reopen. See `reopen_files`."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     is_read = flags & os.O_ACCMODE == os.O_RDONLY or (is_own and flags & os.O_ACCMODE == os.O_RDWR)
     if descriptor <= 2 or not is_read or not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
-    # Not by its path, because the file may have been removed or replaced.
+    # Do not use the path of the file, because the file may have been removed or replaced.
     again = os.open(f"/proc/self/fd/{descriptor}", flags & _KEPT_FLAGS)
     try:
         os.lseek(again, position, os.SEEK_SET)

@@ -74,7 +74,7 @@ def die_with_parent(expected_parent_pid: int) -> None:
         OSError: If the kernel rejects the call (not Linux).
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # After the call, because the parent may have ended just before it.
+    # Check this after the call, because the parent may have ended just before it.
     if os.getppid() != expected_parent_pid:
         os._exit(ExitCode.ORPHANED)
 
@@ -84,7 +84,7 @@ def bind_to_parent() -> None:
 
     That process may be the parent or a more distant ancestor. Do nothing if the variable is not set.
     """
-    # Removed, because what this process starts has another parent.
+    # Remove the variable, because processes that this process starts have another parent.
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
@@ -159,7 +159,7 @@ def end_descendants(*, timeout_s: float = END_TIMEOUT_S, on_poll: Callable[[], o
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process with Popen's arguments. The caller must wait for its end, because `reap_adopted` ignores it."""
-    # The lock: `reap_adopted` must not reap a child that is not in the set yet.
+    # Hold the lock, because `reap_adopted` must not reap a child that is not in the set yet.
     with _starting, children_ignore_platform(options.get("env")):
         process = subprocess.Popen(command, **options)
         _own_children.add(process)
@@ -244,11 +244,11 @@ def wait_gone(pids: Iterable[int], *, timeout_s: float) -> bool:
 class SignalWaiter:
     """Waits for signals. Use it in the main thread, as a context manager.
 
-    It uses a pipe, because an event that a signal handler sets can deadlock: the handler may run while the same thread
-    holds the event's lock.
+    The waiter uses a pipe, because an event that a signal handler sets can deadlock: the handler may run while the same
+    thread holds the event's lock.
 
-    Processes that are forked meanwhile have the default action again. Otherwise those of a script could not be ended,
-    and a signal to one of them would count as a signal to this process.
+    Processes that are forked meanwhile have the default action again. Otherwise the processes of a script could not be
+    ended, and a signal to one of them would count as a signal to this process.
 
     Args:
         signals: The signals to wait for instead of their default action.
@@ -368,6 +368,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _describe_signal(number: int) -> str:
+    """Describe the end of a process by a signal, with the likely reason."""
     try:
         name = signal.Signals(number).name
     except ValueError:
@@ -395,6 +396,7 @@ def _explain_kill() -> str:
 
 
 def _describe_memory() -> str:
+    """Return the peak memory of the control group and its limit, as text. Empty if they are not known."""
     use = memory_use()
     if use is None:
         return ""

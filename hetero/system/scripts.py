@@ -90,6 +90,11 @@ def is_in_main_block(file: str, line: int) -> bool:
 
 
 def _find_module(name: str, base: Path, place: str) -> Path:
+    """Return the source file of a module.
+
+    Raises:
+        ConfigError: If there is no such module. The message gives advice.
+    """
     if not all(part.isidentifier() for part in name.split(".")):
         hint = f"; {name} is a file: leave out -m" if (base / name).is_file() else ""
         raise ConfigError(f"{name!r} is not the name of a module; expected for example package.train{hint}")
@@ -132,6 +137,7 @@ def _example(package: str, base: Path) -> str:
 
 
 def _spec(name: str, base: Path) -> ModuleSpec | None:
+    """Find a module below ``base``, or else an installed one, without importing it."""
     top, *rest = name.split(".")
     found = PathFinder.find_spec(top, [str(base)])
     if found is None or _is_bare(found):

@@ -1,4 +1,4 @@
-"""Times to wait that nothing in the situation decides. A time with a particular reason is where it is used."""
+"""Times to wait that are equal everywhere. A time with a particular reason is defined where it is used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Longest wait for news that a wake-up brings sooner. It bounds what a wake-up costs that is lost."""
+"""Longest wait for news, although a wake-up usually ends the wait sooner. A lost wake-up then delays news only this
+long."""
 SHORT_POLL_S = 0.05
 """Seconds between two polls of an event without a wake-up, such as the end of a process that another one started."""
 LOG_INTERVAL_S = 10.0
@@ -29,11 +30,12 @@ LOG_INTERVAL_S = 10.0
 CALL_TIMEOUT_S = 10.0
 """Time limit of a call that the other side answers without work."""
 END_TIMEOUT_S = 5.0
-"""Longest wait for threads that were told to end, and for processes that were killed. Then they are left behind."""
+"""Longest wait for threads that were told to end, and for processes that were killed. After this time they are left
+behind."""
 FIRST_BACKOFF_S = 0.2
 """Seconds until the second try, and until a busy peer is asked again."""
 MAX_BACKOFF_S = 10.0
-"""Longest time between two tries, and for which a peer that served badly is avoided."""
+"""Longest time between two tries. Also the longest time to avoid a peer that served badly."""
 STOP_GRACE_S = 50.0
 """Seconds that ranks get to save a checkpoint and end after a request to stop, where the platform gives enough."""
 

@@ -1,4 +1,4 @@
-"""Private folders, each for one process. If a process is killed, the next process removes its folder."""
+"""Private folders, each for one process. If a process was killed, another process removes its folder later."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
 
 
 def _make(base: Path, prefix: str) -> tuple[Path, int]:
+    """Make a private folder, and return it with the descriptor that holds its lock."""
     for _ in range(_ATTEMPTS):
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         try:
             return path, _lock(path, is_new=True)
         except (FileNotFoundError, BlockingIOError):
-            # Another process saw it before it was locked, and took it for a left-over folder.
+            # Another process saw the folder before it was locked, and removed it as a left-over folder.
             continue
         except OSError as error:
             with contextlib.suppress(OSError):

@@ -105,6 +105,7 @@ def _run(namespace: argparse.Namespace) -> int:
 
 
 def _execute(namespace: argparse.Namespace) -> int:
+    """Run the canaries, and write the forecast. Return 1 if the time of a candidate has no forecast."""
     import logging
 
     from hetero.decide.canary.conducting import run_canaries
@@ -168,6 +169,7 @@ def _execute(namespace: argparse.Namespace) -> int:
 
 
 def _clusters(namespace: argparse.Namespace) -> tuple[Cluster, ...]:
+    """Return the clusters to compare: each ``--candidate``, or the cluster of all ``--group``."""
     from hetero.decide.canary.design import Cluster
     from hetero.simulate.simulate import parse_group
 

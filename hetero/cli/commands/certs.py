@@ -34,6 +34,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    """Make certificates for the named hosts and the hosts of the cluster file."""
     from hetero.cluster import read_host_names
     from hetero.wire.certificates import make_certificates
 

@@ -31,6 +31,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    """Examine this host, and write the diagnoses. Return 1 if one of them is an error."""
     from hetero import doctor
     from hetero.cluster import find_platform
 

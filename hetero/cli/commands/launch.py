@@ -23,6 +23,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    """Find the job that this host belongs to, and run this host's part of it. With a driver, run the whole job."""
     bind_to_parent()
     from hetero.cluster import find_platform
     from hetero.launch.failure import write_failure
@@ -32,6 +33,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.system.logs import write_line
 
     run_job = extensions.find(extensions.DRIVERS, namespace.platform or os.environ.get("HETERO_PLATFORM") or "")
+    # On a platform with a driver, such as Ray, this command runs the whole job.
     if run_job is not None:
         return int(run_job(config.resolve_options(namespace, os.environ, None)))
     platform = find_platform(os.environ, name=namespace.platform)
@@ -51,7 +53,7 @@ def _run(namespace: argparse.Namespace) -> int:
                 return ExitCode.OK
             platform, cluster = joined
         return launch(options, cluster, platform=platform)
-    # Raised before this host's part began, so no other code writes the failure file.
+    # Before this host's part has begun, no other code writes the failure file.
     except HeteroError as error:
         if platform.folders.root.is_dir():
             write_failure(platform.folders.failure, cause_of(error, socket.gethostname()))

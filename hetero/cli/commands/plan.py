@@ -69,6 +69,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    """Make the plan, and write it as text or JSON, and as a page if ``--html`` is given."""
     from hetero.decide.planning.plan import make_plan
     from hetero.decide.planning.plan_page import plan_page
     from hetero.decide.planning.plan_text import plan_text

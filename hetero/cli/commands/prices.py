@@ -44,6 +44,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    """List all instance types, or show one of them."""
     from hetero import pricing
 
     catalogue = config.resolve_prices(namespace).catalogue()

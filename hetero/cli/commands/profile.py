@@ -43,13 +43,14 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    """Run the job as a profile run on this host alone, and print the page of the profile."""
     from hetero.cluster import find_platform, parse_cluster
     from hetero.control import security
     from hetero.launch.launcher import launch
     from hetero.launch.ranks.ranks import free_port
 
     bind_to_parent()
-    # This machine may itself be a host of a job, whose parameters are not those of this script.
+    # Read no parameters of a platform. This machine may itself be a host of a job, which has other parameters.
     options = config.resolve_options(namespace, os.environ, None)
     _check_type(namespace.instance_type, options)
     label = script_label(options.script, is_module=options.module)
@@ -64,7 +65,7 @@ def _run(namespace: argparse.Namespace) -> int:
     cluster = parse_cluster(
         {"instance_groups": [group], "current_host": _HOST}, source="hetero profile", roles=(f"{_GROUP}=trainer",)
     )
-    # Also on one host: its ports are open to every process that reaches them.
+    # Make a token even for one host, because its ports are open to every process that reaches them.
     descriptor, path = security.token_memfd(security.Token.generate())
     os.environ[security.TOKEN_FILE_VARIABLE] = path
     try:
@@ -105,7 +106,7 @@ def _check_type(instance_type: str, options: config.LaunchOptions) -> None:
 
 @contextlib.contextmanager
 def shown_page(folder: Path) -> Iterator[None]:
-    """Print the page that a profile run writes into a folder, or that it wrote none."""
+    """Print the page that a profile run has written into a folder, or print that there is none."""
     from hetero.launch.reporting.profiling import TEXT_FILE_NAME
     from hetero.metrics.profile.profile import PROFILE_FILE_NAME
 

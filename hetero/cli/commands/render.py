@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 _OF_THE_JOB = ("queue", "token")
-"""Settings that are not those of a group."""
+"""Settings that a job has only once, not for each group."""
 
 
 def add(commands: Subparsers) -> None:
@@ -46,6 +46,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser, platform: type[Platform]) -> None:
+    """Add the options of the command for one platform."""
     add_list(
         parser,
         "--group",
@@ -78,13 +79,14 @@ def _add_arguments(parser: argparse.ArgumentParser, platform: type[Platform]) ->
 
 
 def _run(platform: type[Platform], namespace: argparse.Namespace) -> int:
+    """Make the request from the command line, and write the script or manifest of the platform."""
     from hetero.cluster.groups import parse_stated_group
     from hetero.cluster.rendering.request import make_request
 
     # `hetero launch` needs the price of a spot group. A manifest needs only the group.
     unpriced = [text for text in namespace.spot_groups if "=" not in text]
     namespace.spot_groups = [text for text in namespace.spot_groups if "=" in text]
-    # This shell's variables are not those of the job.
+    # Ignore the variables of this shell, because the job does not run there.
     options = config.resolve_options(namespace, {}, None)
     groups = [parse_stated_group(text) for text in namespace.group]
     if namespace.hours is not None and not 0 < namespace.hours <= 10_000:

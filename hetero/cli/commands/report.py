@@ -25,6 +25,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    """Show a run, or compare it with its baseline. Write a page if ``--html`` is given."""
     from hetero.decide.pages.run_page import comparison_page, run_page
     from hetero.report.compare import compare
     from hetero.report.markdown import render_comparison, render_report

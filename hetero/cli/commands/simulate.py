@@ -68,6 +68,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
+    """Simulate a job from the options, or rehearse the job of a request."""
     from hetero.simulate import simulate as simulation
 
     bind_to_parent()
@@ -77,7 +78,7 @@ def _run(namespace: argparse.Namespace) -> int:
             return int(simulate_request(namespace, data=_channels(namespace), vcpus=_vcpus(namespace)))
     if namespace.source_dir is not None or namespace.through is not None:
         raise ConfigError("--source-dir and --through need --request FILE")
-    # This machine may itself be a host of a job, whose parameters are not those of the simulated job.
+    # Read no parameters of a platform. This machine may itself be a host of a job, which has other parameters.
     options = config.resolve_options(namespace, os.environ, None)
     logs.setup_logging(group="simulate", host="", role="", level=options.log_level)
     output_dir = options.output_dir or Path("runs") / script_label(options.script, is_module=options.module)

@@ -46,6 +46,7 @@ def _run(namespace: argparse.Namespace) -> int:
 
 
 def _execute(namespace: argparse.Namespace) -> int:
+    """Check and run the study of a file, and write its results. With ``--dry-run``, only show its plan."""
     import logging
 
     from hetero.decide.studies import study as studies

@@ -1,6 +1,6 @@
 """Platforms: where a job runs, what the platform tells a host about the job, and what starts a job. One module each.
 
-platform.py      the interface, and what the last two share: another platform gives everything but the cluster
+platform.py      the interface, and the base of the last two, which take only the cluster from elsewhere
 pods.py          what the platforms of Kubernetes share
 sagemaker.py     SageMaker: ``/opt/ml`` and the ``SM_*`` variables
 trainjob.py      Kubeflow TrainJob, which makes a JobSet
@@ -45,7 +45,7 @@ def find_platform(environ: Mapping[str, str], *, cluster_file: str | None = None
     name = name or environ.get("HETERO_PLATFORM") or None
     if name is None:
         found = next((platform for kind in _platforms() if (platform := kind(environ)).is_here()), None)
-        # SageMaker's folders are the default, and its error is the one for no platform.
+        # If no platform is detected, use SageMaker. Its folders are the default, and its error names what to do.
         found = found or SageMaker(environ)
     else:
         kind = extensions.find(extensions.PLATFORMS, name)

@@ -2,7 +2,7 @@
 
 Batch numbers the nodes of a job from 0. ``HETERO_GROUPS`` divides them into groups in the order of their numbers, as
 the job definition does with its node ranges. The main node waits until every node has registered. The names of the
-hosts are their addresses, because others cannot resolve the names of nodes. The job ends when the main node ends,
+hosts are their addresses, because other hosts cannot resolve the names of nodes. The job ends when the main node ends,
 so the main node belongs into the group that trains.
 
 Source: https://docs.aws.amazon.com/batch/latest/userguide/multi-node-parallel-jobs.html#mnp-env-vars
@@ -67,7 +67,7 @@ class AwsBatch(Platform):
         if self.registration() is not None:
             raise self._error("several nodes", "one node, or nodes that have registered with the main node")
         group = self._group(0, 1)
-        # No other host has to reach the only one.
+        # The loopback address is enough, because the job has no other host.
         return self._described([group_document(group.name, group.instance_type, ["127.0.0.1"])], "127.0.0.1")
 
     @property
@@ -95,6 +95,11 @@ class AwsBatch(Platform):
         yield ok(f"a node of group {registration.group}; {registration.num_hosts} nodes register {where}")
 
     def _groups(self, number: int) -> list[StatedGroup]:
+        """Return the groups of a job with ``number`` nodes. Without ``HETERO_GROUPS``, all nodes are one group.
+
+        Raises:
+            ClusterError: If the groups do not have ``number`` hosts together.
+        """
         groups = stated_groups(self.environ) or [StatedGroup(name=_ONLY_GROUP, instance_type="", count=number)]
         stated = sum(group.count for group in groups)
         if stated != number:

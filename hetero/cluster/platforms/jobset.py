@@ -1,8 +1,8 @@
 """Kubernetes JobSet: one replicated job per group. `hetero render jobset` makes the manifest.
 
 A pod knows its own place from labels, which the manifest turns into variables by the downward API: ``JOBSET_NAME``,
-``REPLICATED_JOB_NAME``, ``JOB_INDEX``, and ``JOB_COMPLETION_INDEX`` of an indexed job. Nothing tells it how many pods
-the other groups have, so the manifest has the groups in ``HETERO_GROUPS``. The names of the pods follow by rule:
+``REPLICATED_JOB_NAME``, ``JOB_INDEX``, and ``JOB_COMPLETION_INDEX`` of an indexed job. Nothing tells a pod how many
+pods the other groups have, so the manifest has the groups in ``HETERO_GROUPS``. The names of the pods follow by rule:
 ``JOBSET-GROUP-JOBINDEX-PODINDEX.SUBDOMAIN``. The subdomain is the JobSet's name, unless ``JOBSET_SUBDOMAIN`` is set.
 """
 
@@ -81,7 +81,7 @@ class JobSet(Pod):
         return self._described(documents, host)
 
     def job_name(self) -> str:
-        """Return the JobSet's name with the number of its restart, because pods of an earlier one may still run."""
+        """Return the JobSet's name with the number of its restart, because pods of an earlier start may still run."""
         restart = self.environ.get("JOBSET_RESTART_ATTEMPT", "")
         return "-".join(part for part in (self._jobset(), restart) if part)
 

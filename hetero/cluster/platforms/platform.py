@@ -1,4 +1,4 @@
-"""The interface of a platform, and the base of those that take only the cluster from elsewhere."""
+"""The interface of a platform, and the base of platforms that take only the cluster from elsewhere."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class JobParameters:
     """The parameters that the user gave to the platform with the job."""
 
     values: Mapping[str, object]
-    """All parameters by name. Those of `hetero` are named ``hetero_<option>``."""
+    """All parameters by name. The parameters of hetero are named ``hetero_<option>``."""
     source: str
     """Origin of the parameters, for messages."""
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Platform(ABC):
     source: ClassVar[str] = ""
     """The variables that describe the cluster, for messages: ``SLURM_*``."""
     kill_after_s: float = 30.0
-    """Seconds from the signal until the platform kills the processes of the job. The default is that of AWS Batch
+    """Seconds from the signal until the platform kills the processes of the job. The default is the time of AWS Batch
     (docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html), of Vertex AI, of Kubernetes
     (``terminationGracePeriodSeconds``), and of Slurm (``KillWait`` in slurm.conf, which a job cannot read)."""
 
@@ -146,7 +146,7 @@ class Platform(ABC):
         """Return the parameters of the job, None for a platform without parameters.
 
         Raises:
-            ConfigError: If they cannot be read.
+            ConfigError: If the parameters cannot be read.
         """
         return None
 
@@ -163,7 +163,7 @@ class Platform(ABC):
         return None
 
     def own_variables(self, cluster: ClusterSpec) -> dict[str, str]:
-        """Return the variables that identify this host. mpirun, for example, may set those of another host."""
+        """Return the variables that identify this host. mpirun, for example, may set the variables of another host."""
         return {}
 
     def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
@@ -198,7 +198,7 @@ class Platform(ABC):
         """
         found = self.describe()
         stated = {text.rpartition("=")[0] for text in roles}
-        # A role of the user replaces that of the platform. Both together would be an error.
+        # A role from the user replaces the role from the platform. Both together would be an error.
         others = (text for text in found.roles if text.rpartition("=")[0] not in stated)
         return parse_cluster(
             found.document,
@@ -246,7 +246,7 @@ class Platform(ABC):
             ClusterError: If the value is not a number from 0 to ``largest``.
         """
         text = self.environ.get(variable) or default
-        # The length first, because Python does not convert a text of thousands of digits.
+        # Check the length first, because Python does not convert a text of thousands of digits.
         if text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and int(text) <= largest:
             return int(text)
         raise self._error(f"{variable} is {text!r:.40}" if text else f"{variable} is not set", expected, to_do)
@@ -282,7 +282,7 @@ class PlatformWrapper(Platform):
 
     Args:
         below: The platform that runs this process.
-        environ: Environment that replaces that of the platform below. None: the same.
+        environ: Environment that replaces the environment of the platform below. None keeps that environment.
     """
 
     def __init__(self, below: Platform, environ: Mapping[str, str] | None = None) -> None:

@@ -1,8 +1,8 @@
 """SageMaker, which fills ``/opt/ml`` on every host before it starts the container there.
 
 The description of the cluster is ``<base>/input/config/resourceconfig.json``. The base is ``SAGEMAKER_BASE_DIR``, or
-``/opt/ml``. The ``SM_*`` variables of SageMaker's training toolkit are not read for this, because under ``mpirun``
-every rank has the variables of the first host.
+``/opt/ml``. The ``SM_*`` variables of SageMaker's training toolkit do not describe the cluster to hetero, because under
+``mpirun`` every rank has the variables of the first host.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class SageMaker(Platform):
         return folders_below(Path(self.environ.get(BASE_DIR_VARIABLE) or BASE_DIR))
 
     def is_here(self) -> bool:
-        """Return whether the file exists."""
+        """Return whether ``resourceconfig.json`` exists."""
         return _exists(self._file)
 
     def describe(self) -> ClusterDescription:
-        """Return the content of the file."""
+        """Return the content of ``resourceconfig.json``."""
         if self.is_here():
             return ClusterDescription(document=load(self._file), source=str(self._file))
         raise ClusterError(
@@ -183,6 +183,7 @@ def entry_arguments(hyperparameters: Mapping[str, object]) -> list[str]:
 
 
 def _decoded(text: Any) -> Any:
+    """Return the value of a text that is JSON. Return any other value unchanged."""
     if not isinstance(text, str):
         return text
     try:
@@ -198,12 +199,14 @@ def unquoted(value: object) -> object:
 
 
 def _as_toolkit(value: Any) -> str:
+    """Return a value as the toolkit of SDK 2 writes it in an argument."""
     if isinstance(value, dict):
         return ",".join(f"{name}={item}" for name, item in sorted(value.items()))
     return "" if value is None else str(value)
 
 
 def _as_driver(value: Any) -> str:
+    """Return a value as the drivers of SDK 3 write it in an argument."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -4,11 +4,12 @@ Slurm describes a job only in variables. hetero runs one launcher per node, unde
 
 - Heterogeneous job: one ``srun`` for all components, or one for each. ``SLURM_HET_SIZE`` is the number of components,
   and ``SLURM_JOB_NODELIST_HET_GROUP_k`` the nodes of each. Before Slurm 20.02 the words were PACK_SIZE and PACK_GROUP.
-- One component: ``HETERO_GROUPS`` divides its nodes into groups, in the order of the node list. Without it, all nodes
-  are one group, which trains. In a heterogeneous job it names the components, in their order.
+- One component: ``HETERO_GROUPS`` divides its nodes into groups, in the order of the node list. Without this variable,
+  all nodes are one group, which trains. In a heterogeneous job the variable names the components, in their order.
 
-No variable names the component of a task: under one ``srun`` for all components, ``SLURM_PROCID`` and ``SLURM_NODEID``
-count over all of them, and ``SLURM_JOB_NODELIST`` has all nodes. It follows from ``SLURMD_NODENAME``, this node's name.
+No variable names the component of this node. Under one ``srun`` for all components, ``SLURM_PROCID`` and
+``SLURM_NODEID`` count over all components, and ``SLURM_JOB_NODELIST`` has the nodes of all components. Therefore hetero
+looks for the name of this node, ``SLURMD_NODENAME``, in the node lists of the components.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Slurm(Platform):
     name = "slurm"
     variables = ("SLURM", "PMI_", "PMI2_", "PMIX_", "SRUN_")
     stripped = (
-        # Frameworks that find these believe that srun started one task per rank.
+        # If frameworks find these variables, they assume that srun has started one task per rank.
         *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_GTIDS"),
         *("SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "PMI_", "PMI2_", "PMIX_"),
     )
@@ -72,7 +73,7 @@ class Slurm(Platform):
         nodes = self._components() or [self._node_list(self._own_list)]
         stated = stated_groups(self.environ)
         groups = self._of_components(nodes, stated) if len(nodes) > 1 else self._divided(nodes[0], stated)
-        # Not SLURM_NODEID, which counts over all components under one srun.
+        # Do not use SLURM_NODEID, because it counts over all components under one srun.
         own = self.environ.get("SLURMD_NODENAME", "")
         if not own:
             raise self._error("SLURMD_NODENAME is not set", "the name of this node", "start the launcher with srun")
@@ -90,7 +91,8 @@ class Slurm(Platform):
             model=base / "model",
             checkpoints=submitted / "checkpoints",
             code=submitted,
-            # srun ends with the highest code, also with that of a data node that was lost.
+            # srun ends with the highest exit code, even if only a data node was lost. So the job's code is in this
+            # file.
             exit_code=base / "exit-code",
         )
 
@@ -116,7 +118,7 @@ class Slurm(Platform):
 
     @property
     def _own_list(self) -> str:
-        """Variable with the nodes of this step, which may be fewer than those of the job."""
+        """Variable with the nodes of this step, which may have fewer nodes than the job."""
         # A step smaller than its allocation once waited 900 s for nodes outside of it.
         return "SLURM_STEP_NODELIST" if self.environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
 
@@ -150,6 +152,7 @@ class Slurm(Platform):
         return [self._node_list(f"SLURM_JOB_NODELIST_{self._word}_{number}") for number in range(size)]
 
     def _node_list(self, variable: str) -> list[str]:
+        """Return the names of the nodes that a variable lists. Raise `ClusterError` if it is missing or malformed."""
         text = self.environ.get(variable, "")
         if not text:
             raise self._error(
@@ -190,7 +193,7 @@ class Slurm(Platform):
             ]
         names_of = [self.environ.get(f"SLURM_JOB_NAME_{self._word}_{number}", "") for number in range(len(nodes))]
         if len(set(names_of)) < len(names_of) or not all(names_of):
-            # Components may have one name, or none. Groups need different ones.
+            # Several components may have the same name, or none. Groups need different names.
             names_of = [f"{self._partition(number)}-{number}" for number in range(len(nodes))]
         return [
             group_document(name, self._resources(number), hosts)
@@ -253,7 +256,7 @@ class Slurm(Platform):
 
     @classmethod
     def render(cls, request: RenderRequest) -> str:
-        """Return the script for ``sbatch``. With several groups it is a heterogeneous job, with a component per group.
+        """Return the script for ``sbatch``. Several groups make a heterogeneous job, with a component each.
 
         Raises:
             ConfigError: If a group has a type that Slurm does not know.
@@ -334,7 +337,7 @@ def _numbers(text: str) -> list[str]:
         if match is None:
             raise ValueError(f"{part!r:.40} is no number and no range")
         low, high = match[1], match[2] or match[1]
-        # Checked before the numbers are listed: a range of twelve digits would take all memory.
+        # Check the range before its numbers are listed, because a range of twelve digits would take all memory.
         if int(high) < int(low) or int(high) - int(low) >= MAX_HOSTS:
             raise ValueError(f"{part!r:.40} is no range of at most {MAX_HOSTS} numbers")
         found += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
@@ -387,6 +390,7 @@ def _time(hours: float) -> str:
 
 
 def _steps(request: RenderRequest) -> list[str]:
+    """Return the lines that start the launchers, and end the script with the job's exit code."""
     options = "--ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill"
     command = request.shell_command
     numbers = range(len(request.groups))

@@ -1,8 +1,8 @@
 """Kubeflow TrainJob (Trainer v2), which makes a JobSet.
 
-The pods that train have torchrun's defaults in ``PET_*``. With the runtime of `hetero render trainjob`, the pods also
-have the variables of a JobSet, and so have the data hosts, which have no ``PET_*``. With another runtime there are only
-the pods that train, and their names follow from ``PET_MASTER_ADDR``.
+The pods that train have torchrun's defaults in ``PET_*``. Data hosts have no ``PET_*``. With the runtime of
+`hetero render trainjob`, all pods also have the variables of a JobSet. With another runtime, all pods train, and their
+names follow from ``PET_MASTER_ADDR``.
 
 A TrainJob makes a JobSet from its runtime. The rendered runtime has the group that trains as the job ``node``, and one
 job for each group of data hosts.

@@ -2,8 +2,7 @@
 
 ``CLUSTER_SPEC`` has the hosts of all pools, this host's pool and index, and the job as JSON inside of a string. Pool 0
 has one replica, and its end is the end of the job. So the first host that trains is pool 0, the others are pool 1, and
-data hosts are pools 2 and 3. Which ports are open between replicas
-is not documented.
+data hosts are pools 2 and 3. Vertex AI does not document which ports are open between replicas.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _ACCELERATORS: dict[tuple[str, float | None], str] = {
     ("NVIDIA A100", 80): "NVIDIA_A100_80GB",
     ("NVIDIA H100", 80): "NVIDIA_H100_80GB",
 }
-"""Vertex AI's names (AcceleratorType of its API) by name and memory in GB. Its configurations state the accelerators of
-a2, a3 and g2 too, although the machine type determines them."""
+"""Vertex AI's names (AcceleratorType of its API) by name and memory in GB. Vertex AI's configurations state the
+accelerators of a2, a3 and g2 too, although the machine type determines them."""
 
 
 class Vertex(Platform):
@@ -75,7 +74,7 @@ class Vertex(Platform):
             raise self._error(f"task is {dict(task)!r:.100}", f"the pool and the index of a host of {', '.join(pools)}")
         types = self._types(spec)
         groups = [group_document(name, types.get(name, ""), hosts) for name, hosts in pools.items()]
-        # Pool 0 decides how the job ends, so it trains. A pool without accelerators serves one that has them.
+        # Pool 0 decides how the job ends, so it trains. A pool without accelerators serves a pool with accelerators.
         return self._described(groups, pools[own][index], roles=("workerpool0=trainer",))
 
     @property
@@ -177,6 +176,7 @@ def _mounted(uri: str) -> Path | None:
 
 
 def _head(request: RenderRequest) -> list[str]:
+    """Return the comment at the top of the configuration."""
     return [
         f"# hetero render vertex: {request.groups_text}",
         "#",
@@ -203,6 +203,7 @@ def _scheduling(request: RenderRequest) -> list[str]:
 
 
 def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, comment: str) -> list[str]:
+    """Return the configuration of a worker pool."""
     found = _MACHINE.fullmatch(group.instance_type)
     if found is None or found["kind"] == "GPU":
         raise ConfigError(
@@ -217,7 +218,7 @@ def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, co
     if kind:
         machine += [f"acceleratorType: {kind}", f"acceleratorCount: {number}"]
     mounted = "/gcs/" + token.removeprefix("gs://")
-    # Files in Cloud Storage lack owners, and a token's file must be its owner's alone.
+    # Copy the token's file, because files in Cloud Storage have no owner, and only the owner may have access to it.
     script = f"install -m 600 {shlex.quote(mounted)} /tmp/hetero-token && exec {request.shell_command}"
     return [
         f"- machineSpec: {{{', '.join(machine)}}}  # {comment}",

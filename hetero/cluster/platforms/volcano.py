@@ -1,7 +1,8 @@
 """Volcano: one task per group, with the plugins ``svc`` and ``env``. `hetero render volcano` makes the manifest.
 
-The plugin svc gives every pod ``VC_<TASK>_HOSTS`` of all tasks, with ``-`` as ``_``. The plugin env gives it
-``VC_TASK_INDEX``. No variable names the own task. It follows from the name of the pod, which is its host name.
+The plugin svc gives every pod ``VC_<TASK>_HOSTS`` of all tasks, with ``-`` as ``_``. The plugin env gives every pod
+``VC_TASK_INDEX``. No variable names the task of a pod. The task follows from the name of the pod, which is also its
+host name.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ class Volcano(Pod):
             match = _HOSTS.fullmatch(variable)
             hosts = [host.strip() for host in self.environ[variable].split(",") if host.strip()] if match else []
             if match and hosts:
-                # One more than allowed, because the description must be rejected and not shortened.
+                # Keep one host more than allowed. The description is then rejected instead of shortened.
                 found[match[1].lower()] = hosts[: MAX_HOSTS + 1]
-        # The variables keep what they were when the pod started. The files follow hosts that are added.
+        # Prefer the files, because they list hosts that are added later. The variables do not change after the start.
         return {name: self._from_file(name) or hosts for name, hosts in found.items()}
 
     def _from_file(self, task: str) -> list[str]:
@@ -101,6 +102,11 @@ class Volcano(Pod):
         return []
 
     def _own(self, tasks: dict[str, list[str]]) -> str:
+        """Return the name of this pod among the hosts of all tasks.
+
+        Raises:
+            ClusterError: If not exactly one host has the name.
+        """
         name = self.environ.get("HOSTNAME", "")
         own = [host for hosts in tasks.values() for host in hosts if name and host.partition(".")[0] == name]
         if len(own) != 1:
@@ -142,6 +148,7 @@ class Volcano(Pod):
 
 
 def _task(request: RenderRequest, group: StatedGroup, role: Role) -> list[str]:
+    """Return the task of a group, with one pod per host."""
     is_data = role is Role.DATA
     policies = (
         ["  # A data host that restarts joins again, and the job goes on.", "  policies: []"]

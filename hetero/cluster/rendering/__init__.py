@@ -1,8 +1,9 @@
-"""What platforms share that write the script or manifest of a job, for ``hetero render``.
+"""Shared parts of the scripts and manifests that ``hetero render`` writes for platforms. Each one starts a job.
 
 request.py     what the user asks for
 kubernetes.py  what the manifests of Kubernetes have in common
-spot.py        what they say for capacity that the platform may take back
+spot.py        what scripts and manifests have for capacity that the platform may take back
 
-All are pure: a request becomes a text. The same platform reads in each host what its text has told the host.
+All functions are pure: they turn a request into a text. The text sets environment variables on each host. On the host,
+the module of the same platform in platforms/ reads these variables, and describes the cluster from them.
 """

@@ -109,7 +109,7 @@ def pod(
         f"  runAsUser: {_USER}",
         f"  runAsGroup: {_USER}",
         f"  fsGroup: {_USER}  # may read the token and write to the volumes",
-        # The default changes the owner of every file of a volume whenever a pod starts.
+        # By default, Kubernetes changes the owner of every file of a volume whenever a pod starts.
         "  fsGroupChangePolicy: OnRootMismatch",
         "  seccompProfile: {type: RuntimeDefault}",
         "containers:",
@@ -139,6 +139,7 @@ def time_limit(request: RenderRequest) -> list[str]:
 
 
 def _environment(request: RenderRequest, labels: Mapping[str, str]) -> list[str]:
+    """Return the environment variables of a container. Each of ``labels`` is a variable and its label."""
     values = {
         **request.environment,
         "HETERO_GRACE_S": str(GRACE_S),
@@ -155,7 +156,8 @@ def _environment(request: RenderRequest, labels: Mapping[str, str]) -> list[str]
 def _node_labels(request: RenderRequest, group: StatedGroup) -> dict[str, str]:
     """Return the labels that the nodes of a group must have.
 
-    A selector of the user replaces the label of spot nodes, because other services than GKE and AKS have other labels.
+    A selector of the user replaces the label of spot nodes, because services other than GKE and AKS use different
+    labels.
     """
     labels = {} if machine_of(group) is None else {_INSTANCE_TYPE: group.instance_type.partition("+")[0]}
     key, equals, value = request.setting("node-selector", group).partition("=")
@@ -168,6 +170,7 @@ def _node_labels(request: RenderRequest, group: StatedGroup) -> dict[str, str]:
 
 
 def _resources(group: StatedGroup) -> list[str]:
+    """Return the resources that a pod of a group requests, and their limits."""
     stated, machine = resources_of(group), machine_of(group)
     gpus = stated.gpus or (machine.num_accelerators if machine is not None else 0)
     if machine is not None and machine.vcpus is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["GRACE_S", "PORT", "RenderRequest", "Resources", "machine_of", "make_request", "resources_of"]
 
 GRACE_S = 120
-"""Seconds between the request to stop and the kill that a rendered job asks for. Ranks get half of them."""
+"""Seconds between the request to stop and the kill that a rendered job asks for. Ranks get half of this time."""
 PORT = 17170
 """Default of ``--port``."""
 _DNS_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -89,7 +89,7 @@ class RenderRequest:
         return group.name in self.spot
 
     def setting(self, name: str, group: StatedGroup) -> str:
-        """Return a setting of a group, which the empty group name gives to all. Empty if it is not given."""
+        """Return the setting of a group, or else of all groups, whose group name is empty. Empty without either."""
         found = self.settings.get(name, {})
         return found.get(group.name, found.get("", ""))
 
@@ -148,8 +148,8 @@ def make_request(groups: Sequence[StatedGroup], roles: Sequence[str], **values: 
 
 
 def resources_of(group: StatedGroup) -> Resources:
-    """Return what each host of a group has, as ``CPU:16`` or ``GPU:8`` states it. Nothing is known of other types."""
-    # Not above, because ranks import the platforms, and this import takes 0.1 s.
+    """Return what each host of a group has, as ``CPU:16`` or ``GPU:8`` states it. Zeros for other types."""
+    # Import this here, because ranks import this module, and the import takes 0.1 s.
     from hetero.pricing import stated_resources
 
     stated = stated_resources(group.instance_type)

@@ -1,6 +1,6 @@
-"""Spot capacity, which a platform may take back: what a rendered job says for it. Pure.
+"""Spot capacity, which a platform may take back: labels, tolerations and notes of a rendered job. Pure.
 
-Kubernetes defines no label for spot nodes. The managed services have one each, and the taint of the same name:
+Kubernetes defines no label for spot nodes. Each managed service has one label, and a taint with the same name:
 
 - GKE: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
 - AKS: https://learn.microsoft.com/en-us/azure/aks/spot-node-pool
@@ -37,7 +37,7 @@ def node_label(group: StatedGroup) -> tuple[str, str]:
 
 def tolerations() -> list[dict[str, str]]:
     """Return the tolerations of a pod that may run on spot nodes. A node of another service lacks this taint."""
-    # Both, because a toleration of a taint that no node has does no harm.
+    # Return both. A toleration of a taint that no node has does no harm.
     return [{"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in (_GKE, _AKS)]
 
 
