@@ -66,7 +66,7 @@ def parse_cluster(
             InstanceGroup(
                 name=group.instance_group_name,
                 instance_type=group.instance_type,
-                # Sorted, because every host must derive the same ranks.
+                # Sort the hosts, because every host must derive the same ranks.
                 hosts=tuple(sorted(group.hosts, key=natural_key)),
                 role=role,
             )

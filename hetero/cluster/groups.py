@@ -43,7 +43,7 @@ def parse_stated_group(text: str, *, source: str = "--group", max_hosts: int = M
         ConfigError: If the text has another form or the count is out of range.
     """
     name, equals, rest = text.partition("=")
-    # From the right, because a type such as GPU:8 has a colon too.
+    # Split from the right, because a type such as GPU:8 has a colon too.
     instance_type, colon, count = rest.rpartition(":")
     # isdigit alone accepts digits such as ², which int() rejects.
     if not (equals and colon and name and instance_type and count.isascii() and count.isdigit()):

@@ -34,9 +34,9 @@ def has_accelerator(instance_type: str) -> bool:
 def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], source: str) -> list[Role]:
     """Return the role of every group.
 
-    A single group trains, unless its flag says otherwise. With several groups, the role of each comes from the first of
-    these that gives one: its flag, its name, an instance type with accelerators. If none of them gives a role and a
-    trainer group has accelerators, the group is a data group.
+    A single group trains, unless its flag says otherwise. With several groups, a group gets its role from its flag,
+    else from its name, else from an instance type with accelerators. If none of these gives a role and a trainer group
+    has accelerators, the group is a data group.
 
     Args:
         groups: Name and instance type of each group.
@@ -83,7 +83,7 @@ def several_trainers(groups: Sequence[tuple[str, str]], roles: Sequence[Role], o
         overrides: Flags, each ``GROUP=data`` or ``GROUP=trainer``.
     """
     derived = [name for name, _ in groups if f"{name}=trainer" not in overrides]
-    # This is no error, because a job works in which groups of two instance types train together.
+    # This is only a warning, because groups of two instance types can train together.
     if len(groups) < 2 or Role.DATA in roles or not derived:
         return ""
     likely = next((name for name in derived if "data" in name.lower()), derived[-1])

@@ -47,7 +47,7 @@ class InstanceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """All hosts of the job, and the name of this one."""
+    """All hosts of the job, and the name of this host."""
 
     current_host: str
     """Name of this host."""

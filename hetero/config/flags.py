@@ -36,8 +36,7 @@ _OWN = (*_OF_A_CLUSTER, "output_dir")  # these options differ between the launch
 class MoreWords(argparse.Action):
     """An option whose value may be several words, which are joined with commas.
 
-    argparse would take SCRIPT for another word. Therefore `split_at_script` joins the words, and only those that
-    look like values.
+    argparse would take SCRIPT for another word. Therefore `split_at_script` joins the words that look like values.
 
     Args:
         more: Pattern of a further word.

@@ -41,7 +41,7 @@ def resolve_options(
     Raises:
         ConfigError: If a name is unknown or a value is malformed. The message names the source of the option.
     """
-    # The order of these blocks is the documented one: each source overrides those before it.
+    # The order of these blocks is the documented one: each source overrides the sources before it.
     values: dict[str, object] = {} if parameters is None else dict(parameters.defaults)
     if getattr(namespace, "config", None):
         values |= _from_file(Path(namespace.config))

@@ -19,7 +19,7 @@ _FLOORS_S = {"lease_s": 3.0, "orphan_s": 6.0, "abort_grace_s": 2.0, "stop_grace_
 _MAX_SCALE = 100.0
 _EARLY = 0.9
 """Share of the stop grace after which a host acts on ranks that have not ended. At the end of the grace the job fails
-because ranks did not end, and this failure would hide the one that the host has to report."""
+because ranks did not end, and this failure would hide the failure that the host has to report."""
 
 
 def _default(option: str) -> float:

@@ -1,10 +1,10 @@
-"""Finds the failure that caused the others, and whether the trainer group may restart after it. Pure.
+"""Finds the failure that caused the other failures, and whether the trainer group may restart after it. Pure.
 
 This is a separate module because launchers use it without the membership.
 
-A restart helps if a rank has ended and all hosts still run. It does not help if the trainer group would fail again for
-the same reason: a wrong option, a rejected token, hosts that disagree. It is impossible if a trainer host and its
-launcher are lost, because no launcher can then start the host's ranks.
+A restart helps if a rank has ended and all hosts still run. A restart does not help if the trainer group would fail
+again for the same reason: a wrong option, a rejected token, hosts that disagree. A restart is impossible if a trainer
+host and its launcher are lost, because no launcher can then start the host's ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RESTARTABLE = frozenset(
         ExitCode.SCRIPT_FAILED,
         # No data host was reachable within the data timeout. One may be reachable now.
         ExitCode.DATA_PLANE_LOST,
-        # For example because a mount was gone for a moment.
+        # The data set's code failed, for example because a mount was gone for a moment.
         ExitCode.DATASET_FAILED,
         ExitCode.CORRUPTION,
         ExitCode.INTERNAL,

@@ -4,8 +4,8 @@ One thread per peer sends this host's status in every heartbeat interval, and at
 with its own status. Both a heartbeat and an answer from a peer show that the peer lives.
 
 If a network is cut in one direction only, both hosts still notice. The host that receives nothing also gets no
-acknowledgements from TCP. It can then only repeat its last packets, and cannot open another connection, so the other
-host soon receives nothing new either. If a proxy between the hosts sends the acknowledgements, only the host that
+acknowledgements from TCP. That host can then only repeat its last packets, and cannot open another connection, so the
+other host soon receives nothing new either. If a proxy between the hosts sends the acknowledgements, only the host that
 receives nothing notices.
 """
 
@@ -220,7 +220,7 @@ class Hub:
         return self._interceptor.auth_failures + num_rejected
 
     def _follow_joined(self) -> None:
-        """Connect to hosts that have joined, and disconnect from those that have left. Does not block."""
+        """Connect to hosts that have joined, and disconnect from hosts that have left. Does not block."""
         present = self._membership.joined_hosts.present
         if present.keys() == self._joined_peers.keys() or self._stopping.is_set():
             return
@@ -354,8 +354,8 @@ class Hub:
             if report.failure is not None and has_failed:
                 membership.fail(report.failure, generation=report.generation)
         if has_failed:
-            # The rank waits for this answer before it ends. Other ranks fail when it ends, and their failures must not
-            # reach the arbiter before this one.
+            # The rank waits for this answer before it ends. Other ranks fail when this rank ends, and their failures
+            # must not reach the arbiter before this failure.
             with self._changed:
                 self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
 

@@ -76,5 +76,5 @@ SERIES = Wire(write=_write, read=_read)
 
 
 def fit_for_peer(values: tuple[LoggedMetric, ...] | None, *, num_ranks: int) -> tuple[LoggedMetric, ...] | None:
-    """Return the values of one rank for a heartbeat that carries those of ``num_ranks`` ranks."""
+    """Return the values of one rank for a heartbeat that carries the values of ``num_ranks`` ranks."""
     return None if values is None else thinned(values, max(1, MAX_HOST_VALUES // max(1, num_ranks)))

@@ -1,4 +1,4 @@
-"""What one host of a job knows about the others. Pure."""
+"""What one host of a job knows about the other hosts. Pure."""
 
 from __future__ import annotations
 

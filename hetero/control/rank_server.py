@@ -1,7 +1,7 @@
 """The launcher's end of the link to its ranks: a port of the transport that also carries batches.
 
-A rank has two connections. Its calls use one of them, and each call has one answer. The other one brings the updates
-that the rank watches. A connection begins with bytes that prove that the peer has the job's token, see
+A rank has two connections. One of them is for its calls, and each call has one answer. The other connection brings the
+updates that the rank watches. A connection begins with bytes that prove that the peer has the job's token, see
 `hetero.control.security.proof_of_rank`.
 """
 
@@ -86,6 +86,7 @@ class RankServer:
         return True
 
     def _serve(self, connection: Connection) -> None:
+        """Answer the requests of one rank until it disconnects. Runs on the thread of the connection."""
         try:
             while (request := connection.receive_message(MAX_REQUEST_BYTES)) is not None:
                 for answer in self._answer(request, connection):

@@ -163,7 +163,7 @@ class RankReport:
     generation: int = 0
     """Generation of the trainer group. Launchers ignore reports of an earlier generation."""
     step_times: Annotated[StepTimes | None, Wire(check=_check_step_times)] = None
-    """None if the launcher does not want them. They are not sent to other hosts."""
+    """The latest steps, for the launcher of this host only. None if the launcher does not want them."""
     profile_json: Annotated[bytes, at_most(_MAX_JSON_BYTES, "bytes of a rank's profile")] = b""
     """In a profile run, a `hetero.metrics.profile.parts.RankPart`."""
     metrics: Annotated[tuple[LoggedMetric, ...] | None, SERIES] = None
@@ -172,7 +172,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
-    """Everything that a host sends to the others with each heartbeat."""
+    """Everything that a host sends to the other hosts with each heartbeat."""
 
     host: str
     incarnation: str
@@ -194,9 +194,9 @@ class HostStatus:
     """Number of changes so far. It shows which of two statuses of the same launcher is newer."""
     rendezvous_port: int = 0
     """A free port of a trainer host, new for each generation. On the first trainer host, torch's ranks meet there. With
-    TensorFlow, this host's ranks listen on this port and the ones after it."""
+    TensorFlow, this host's ranks listen on this port and on the ports after it."""
     generation: int = 0
-    """Restarts of the trainer group so far. The arbiter begins a generation and the others follow."""
+    """Restarts of the trainer group so far. The arbiter begins a generation, and the other hosts follow."""
     restarted_for: Cause | None = None
     """Why this generation began. None in the first generation."""
     ticks: int = 0

@@ -445,7 +445,7 @@ class LaunchedHost:
         write_report(self.plan, statuses, history, cause=cause, folder=self.output_folder)
 
     def _joined_hosts(self) -> list[JoinedFacts]:
-        """Return the data hosts that have joined the running job, with those that have left again."""
+        """Return the data hosts that have joined the running job, with the hosts that have left again."""
         with self.hub.membership() as membership:
             hosts, now_s = membership.joined_hosts, time.monotonic()
             times = [(host.joined, host.present_s) for host in hosts.left]

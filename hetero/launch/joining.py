@@ -65,7 +65,7 @@ def join_job(
 def register(
     registration: Registration, options: LaunchOptions, platform: Platform, environ: Mapping[str, str]
 ) -> Platform:
-    """Register this host with the main host of its job, or collect the others if this is the main host.
+    """Register this host with the main host of its job, or collect the other hosts if this is the main host.
 
     Returns:
         A platform that describes all hosts.
@@ -193,8 +193,8 @@ def own_address(name: str, peer: str, port: int, environ: Mapping[str, str] | No
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            # For a UDP socket this sends nothing. The kernel only chooses a route, and with it the address of this
-            # host.
+            # This call sends nothing, because the socket is a UDP socket. The kernel only chooses a route, and with it
+            # the address of this host.
             probe.connect((peer, port))
         except OSError as error:
             raise ClusterError(f"this host has no route to {peer}: {error}") from error

@@ -84,6 +84,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
         host=cluster.current_host,
         platform="" if is_simulated else cluster.source,
     )
+    # Ranks must not inherit these variables, because a program in a rank would misread them.
     for name in [name for name in os.environ if name.startswith(platform.stripped)]:
         del os.environ[name]
     # If mpirun or torchrun made several processes on this host, only one of them does the host's work.

@@ -39,9 +39,9 @@ __all__ = ["Job", "run"]
 _STOP_S = 90.0
 """Longest time from a request to stop until the driver gives up the launchers."""
 _END_S = 10.0
-"""Longest time from the end of the trainers' launchers until the driver ends the others."""
+"""Longest time from the end of the trainers' launchers until the driver ends the other launchers."""
 _SHORT_LIFE_S = 60.0
-"""A data host that ends earlier has failed. One that ends later was lost, as spot hosts are."""
+"""A data host that ends earlier has failed. A data host that ends later was lost, as spot hosts are."""
 _MAX_FAILURES = 3
 """After so many short lives in a row, no data host is added for `_PAUSE_S`."""
 _PAUSE_S = 300.0
@@ -348,7 +348,7 @@ class Job:
         host.is_to_be_replaced = host.is_silent or host.exit_code in _TAKEN
 
     def _replace_lost(self) -> None:
-        """Ask Ray for data hosts in place of those that were lost."""
+        """Ask Ray for data hosts in place of data hosts that were lost."""
         for host in [host for host in self._hosts if host.is_to_be_replaced]:
             if not self._may_add:
                 return
@@ -405,7 +405,7 @@ class Job:
         if self._may_add:
             for _ in range(target - len(present)):
                 self._add(group, "because the job could use it")
-        # Only newer estimates count. One estimate was followed 15 times before, and host after host was removed.
+        # Ask only for newer estimates. One estimate was followed 15 times before, and host after host was removed.
         self._ask_for_demand(demand.number)
 
     def _let_leave(self, host: _Host) -> None:
@@ -429,7 +429,7 @@ class Job:
         try:
             self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError:
-            # Its loss is recorded with its end.
+            # The loss of the host is recorded with its end.
             return
         host.placed_s = time.monotonic()
 

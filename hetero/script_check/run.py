@@ -70,7 +70,7 @@ class _Found:
         write_text(self._output, json.dumps({"findings": findings, "num_batches": num_batches}))
 
     def at(self, text: str, frames: Sequence[traceback.FrameSummary]) -> Iterator[tuple[str, int]]:
-        """Yield the places in the user's files that a text names, the last one first, and then those of frames."""
+        """Yield the places in the user's files that a text names, the last one first, and then the places of frames."""
         for found in reversed(list(_PLACE.finditer(text))):
             file, line = found[1] or found[4] or found[5], found[2] or found[3] or found[6]
             path = file if os.path.isabs(file) else os.path.join(self.folder, file)  # noqa: PTH117, PTH118

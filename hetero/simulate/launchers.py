@@ -61,9 +61,10 @@ class HostCommand:
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
-    """Variables to add to those of this process. Variables of this process that describe a job are not inherited."""
+    """Variables to add to the variables of this process. Variables of this process that describe a job are not
+    inherited."""
     directory: Path | None = None
-    """Working directory of the program. Defaults to that of this process."""
+    """Working directory of the program. Defaults to the working directory of this process."""
     is_process_1: bool = False
     """Whether the program gets only signals that it has a handler for, like process 1 of a container."""
 
@@ -169,7 +170,7 @@ class Launchers:
         process.send_signal(signal.SIGTERM)
 
     def _kill(self) -> None:
-        """Kill the launchers that run, and log those that do not end. The children of a launcher die with it."""
+        """Kill the launchers that run, and log launchers that do not end. The children of a launcher die with it."""
         running = [] if self._killed else self._running()
         for name in running:
             self._killed.add(name)

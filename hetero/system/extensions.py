@@ -44,7 +44,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of all parts of a kind, those of this package first."""
+    """Return the names of all parts of a kind, the parts of this package first."""
     found = [*OWN[kind], *(entry.name for entry in importlib.metadata.entry_points(group=kind))]
     return list(dict.fromkeys(found))
 

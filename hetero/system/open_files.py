@@ -52,7 +52,7 @@ def open_files() -> dict[int, str]:
 
 
 def has_path(name: str) -> bool:
-    """Return whether a name that `open_files` returned is that of a file."""
+    """Return whether a name that `open_files` returned is the name of a file."""
     return name.startswith("/")
 
 
@@ -67,15 +67,15 @@ def opened_since(before: Mapping[int, str]) -> dict[int, str]:
     Args:
         before: What `open_files` returned earlier.
     """
-    # A descriptor that was closed and is now that of another file counts as new.
+    # If a descriptor was closed and now belongs to another file, it counts as new.
     return {descriptor: name for descriptor, name in open_files().items() if before.get(descriptor) != name}
 
 
 def mapped_files() -> Iterator[tuple[str, bool]]:
     """Yield the name of each file that this process has mapped into memory.
 
-    The second value says whether this process can write to it, and others see what it writes. Shared memory without a
-    file has the name ``anonymous``.
+    The second value says whether this process can write to the file, and other processes see what it writes. Shared
+    memory without a file has the name ``anonymous``.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]:
@@ -119,7 +119,7 @@ def reopen_files(own: Mapping[int, str] | None = None) -> None:
 
 
 def _descriptors() -> list[int]:
-    """Return all descriptors, and that of this very listing, which is closed now. Empty if the system does not say."""
+    """Return all open descriptors, and one that this listing has closed again. Empty if the system does not say."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - the names alone
     except OSError:

@@ -56,7 +56,7 @@ _MAX_DESCRIPTORS = 2**16
 logger = logging.getLogger(__name__)
 
 _explained_kills = oom_kills()
-"""Kills of the control group before this process began, and those that it has described."""
+"""Number of kills in the control group that were before this process began, or that this process has described."""
 _starting = threading.Lock()
 _own_children: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
@@ -383,7 +383,7 @@ def _describe_signal(number: int) -> str:
 def _explain_kill() -> str:
     """Return what the kernel's counter shows about the reason why a process was killed. Each count explains one kill.
 
-    The counter is that of this process's control group. The killed process may have been in another one.
+    The counter belongs to this process's control group. The killed process may have been in another one.
     """
     global _explained_kills
     num_kills = oom_kills()

@@ -27,7 +27,7 @@ name is not ``__main__``."""
 
 
 def python_path(stated: str = "") -> str:
-    """Return the PYTHONPATH of a job: the stated folders, those of this process, and hetero's source tree.
+    """Return the PYTHONPATH of a job: the stated folders, the folders of this process, and hetero's source tree.
 
     The source tree is left out if hetero is installed in ``site-packages``.
     """

@@ -19,7 +19,7 @@ __all__ = ["END_SIGNALS", "SHIELD_VARIABLE", "children_ignore_platform", "end_si
 SHIELD_VARIABLE = "HETERO_SHIELD"
 """Environment variable of processes that ignore the first SIGTERM, because only their parent should act on it."""
 _OTHER_SIGNAL = signal.SIGVTALRM
-"""It ends a process by default, like SIGTERM. Neither platforms nor frameworks use it."""
+"""This signal ends a process by default, like SIGTERM. Neither platforms nor frameworks use it."""
 END_SIGNALS = (signal.SIGTERM, _OTHER_SIGNAL)
 """The values of `end_signal`."""
 
@@ -34,7 +34,7 @@ def children_ignore_platform(environ: Mapping[str, str] | None = None) -> Iterat
     """Let the processes that this thread starts in the context begin with SIGTERM blocked, if they are shielded.
 
     Args:
-        environ: Environment of the processes. None: that of this process.
+        environ: Environment of the processes. None: the environment of this process.
     """
     if SHIELD_VARIABLE not in (os.environ if environ is None else environ):
         yield

@@ -38,7 +38,7 @@ class AwsBatch(Platform):
         return "AWS_BATCH_JOB_NUM_NODES" in self.environ
 
     def registration(self) -> Registration | None:
-        """Return how this node finds the others. None for a job of one node."""
+        """Return how this node finds the other nodes. None for a job of one node."""
         number, index, main = (
             self._number(f"AWS_BATCH_JOB_{name}", to_do="run the job as a multi-node parallel job of AWS Batch")
             for name in ("NUM_NODES", "NODE_INDEX", "MAIN_NODE_INDEX")

@@ -104,7 +104,7 @@ class JobSet(Pod):
         """Return the manifest.
 
         Raises:
-            ConfigError: If the image is missing, or a name cannot be that of a pod.
+            ConfigError: If the image is missing, or a name cannot be the name of a pod.
         """
         check_pods(request, "a JobSet or of its jobs")
         trainers = [group.name for group in request.members(Role.TRAINER)]

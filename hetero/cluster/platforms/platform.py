@@ -151,7 +151,7 @@ class Platform(ABC):
         return None
 
     def registration(self) -> Registration | None:
-        """Return how this host finds the others, None if `describe` lists them.
+        """Return how this host finds the other hosts. None if `describe` lists them.
 
         Raises:
             ClusterError: If the environment is malformed.

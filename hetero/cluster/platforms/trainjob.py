@@ -72,7 +72,7 @@ class TrainJob(JobSet):
         """Return the manifest of the runtime and of the job.
 
         Raises:
-            ConfigError: If the image is missing, a name cannot be that of a pod, or not exactly one group trains.
+            ConfigError: If the image is missing, a name cannot be the name of a pod, or not exactly one group trains.
         """
         check_pods(request, "a TrainJob or of its jobs")
         trainers = request.members(Role.TRAINER)

@@ -1,8 +1,8 @@
 """Vertex AI custom training, whose worker pools are the groups. `hetero render vertex` makes the job.
 
 ``CLUSTER_SPEC`` has the hosts of all pools, this host's pool and index, and the job as JSON inside of a string. Pool 0
-has one replica, and its end is the end of the job. So the first host that trains is pool 0, the others are pool 1, and
-data hosts are pools 2 and 3. Vertex AI does not document which ports are open between replicas.
+has one replica, and its end is the end of the job. So the first host that trains is pool 0, the other hosts that train
+are pool 1, and data hosts are pools 2 and 3. Vertex AI does not document which ports are open between replicas.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Vertex(Platform):
 
     @property
     def folders(self) -> Folders:
-        """Folders below ``HETERO_WORKSPACE`` or ``/workspace``, and those in Cloud Storage that are mounted."""
+        """Folders below ``HETERO_WORKSPACE`` or ``/workspace``, and mounted folders of Cloud Storage."""
         folders = pod_folders(self.environ)
         return dataclasses.replace(
             folders,
@@ -189,7 +189,7 @@ def _head(request: RenderRequest) -> list[str]:
 
 
 def _scheduling(request: RenderRequest) -> list[str]:
-    """Return the time limit and the provisioning strategy, which are those of all pools."""
+    """Return the time limit and the provisioning strategy, which all pools share."""
     values = [] if request.hours is None else [f"timeout: {round(3600 * request.hours)}s"]
     if not request.spot:
         return [f"scheduling: {{{', '.join(values)}}}"] if values else []

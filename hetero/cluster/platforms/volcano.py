@@ -122,7 +122,7 @@ class Volcano(Pod):
         """Return the manifest.
 
         Raises:
-            ConfigError: If the image is missing, or a name cannot be that of a pod.
+            ConfigError: If the image is missing, or a name cannot be the name of a pod.
         """
         check_pods(request, "a Volcano job or of its tasks")
         queue = request.settings.get("queue", {}).get("", "")

@@ -1,4 +1,4 @@
-"""Shared parts of the scripts and manifests that ``hetero render`` writes for platforms. Each one starts a job.
+"""What the scripts and manifests of ``hetero render`` share. Each script or manifest starts a job on a platform.
 
 request.py     what the user asks for
 kubernetes.py  what the manifests of Kubernetes have in common

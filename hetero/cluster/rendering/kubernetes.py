@@ -139,7 +139,7 @@ def time_limit(request: RenderRequest) -> list[str]:
 
 
 def _environment(request: RenderRequest, labels: Mapping[str, str]) -> list[str]:
-    """Return the environment variables of a container. Each of ``labels`` is a variable and its label."""
+    """Return the environment variables of a container. ``labels`` has the variables that come from labels."""
     values = {
         **request.environment,
         "HETERO_GRACE_S": str(GRACE_S),

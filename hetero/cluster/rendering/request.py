@@ -94,7 +94,7 @@ class RenderRequest:
         return found.get(group.name, found.get("", ""))
 
     def check_dns_names(self, what: str) -> None:
-        """Raise `ConfigError` if the names of the job and its groups cannot be those of pods and services.
+        """Raise `ConfigError` if the names of the job and its groups cannot be names of pods and services.
 
         JobSet and Kubeflow reject such names too, but only when the job is submitted.
         """

@@ -31,7 +31,7 @@ def check_data_groups(request: RenderRequest) -> None:
 
 
 def node_label(group: StatedGroup) -> tuple[str, str]:
-    """Return the label of spot nodes and its value: that of AKS for types of Azure, else that of GKE."""
+    """Return the label of spot nodes and its value: the label of AKS for types of Azure, else of GKE."""
     return _AKS if group.instance_type.startswith("Standard_") else _GKE
 
 

@@ -220,7 +220,7 @@ def ask_to_join(
         ProtocolError: If the answer is malformed.
     """
     reply = _ask(name, address, request, token, tls)
-    # Follow one redirection only (A23). Two hosts that disagree could send this one back and forth.
+    # Follow one redirection only (A23). Two hosts that disagree could send this host back and forth.
     if reply.admitter and reply.admitter != name:
         name, address = reply.admitter, reply.admitter_address
         check_address(address)

@@ -22,9 +22,9 @@ class LeftHost:
 
     joined: JoinedHost
     status: HostStatus | None
-    """Its last status. None if it was never heard."""
+    """Last status of the host. None if the host was never heard."""
     present_s: float
-    """Seconds from its admission until it was last heard."""
+    """Seconds from the admission of the host until it was last heard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Obstacle:
 
 
 class JoinedHosts:
-    """The hosts that have joined, and those that have left again."""
+    """The hosts that have joined, and the hosts that have left again."""
 
     def __init__(self) -> None:
         self.present: dict[str, JoinedHost] = {}

@@ -101,7 +101,7 @@ class Membership(HostTable):
         had_served = peer.has_served
         is_same = before is not None and before.incarnation == status.incarnation
         if is_same and before is not None and status.revision < before.revision:
-            # A newer status has arrived before this one, because heartbeats and answers travel separately.
+            # A newer status has arrived before this status, because heartbeats and answers travel separately.
             return
         now_s = self._clock()
         is_alive = before is not None and now_s - peer.last_heard_s <= self._timings.lease_s
@@ -223,8 +223,9 @@ class Membership(HostTable):
 
     def _is_fatal(self, peer: Peer) -> bool:
         """Return whether a failure of a peer ends the job."""
-        # The job can lose a data host that has served, because the others compute its batches. `has_served` remembers
-        # this, because a host that fails loses its endpoints. If a host never served, its failure ends the job.
+        # The job can lose a data host that has served, because other data hosts compute its batches. `has_served`
+        # remembers this, because a host that fails loses its endpoints. If a host never served, its failure ends the
+        # job.
         if peer.member.role is Role.TRAINER or not (peer.has_served or peer.member.is_optional):
             return True
         if not self._needs_data_hosts or peer.member.host in self.joined_hosts.present or self.endpoints():

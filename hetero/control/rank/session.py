@@ -68,8 +68,8 @@ logger = logging.getLogger(__name__)
 _REPORT_INTERVAL_S = 1.0
 _STEP_TIMES_INTERVAL_S = 0.25
 _OVERTAKES = 1.5
-"""Factor by which the time of another loader must exceed that of the reported one. Two loaders that share each step
-take about the same time, and reports must not alternate between them."""
+"""Factor by which the time of another loader must exceed the time of the reported loader. Two loaders that share each
+step take about the same time, and reports must not alternate between them."""
 _DECISION_TIMEOUT_S = 20.0
 
 _session: RankSession | None = None
@@ -436,7 +436,7 @@ def current() -> RankSession | None:
 
 
 def is_child_of_rank() -> bool:
-    """Return whether a rank of a job with endpoints started this process. It then lacks a session."""
+    """Return whether a rank of a job with endpoints started this process. It then has no session."""
     return _session is None and LAUNCHER_VARIABLE in os.environ and os.environ.get(REMOTE_VARIABLE) == "1"
 
 

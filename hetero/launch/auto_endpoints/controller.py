@@ -3,11 +3,11 @@
 There is one rule: a number of endpoints stays only if it makes steps at least 1 % shorter than the best number so far.
 
 The search begins without endpoints. If steps wait for data, it adds as many endpoints as the data wait calls for. If
-steps become shorter and still wait, it adds more. If they become longer, it tries half of what it added. A search tries
-at most two numbers, and ends with the best.
+steps become shorter and still wait, it adds more. If steps become longer, the search tries half of the number that it
+added. A search tries at most two numbers, and ends with the best.
 
 A batch is requested long before its turn, so a change shows only after as many steps as batches are in flight. Each
-measurement therefore skips that many steps, and then takes the mean of as many.
+measurement therefore skips that many steps, and then takes the mean of the same number of steps.
 
 The constants were chosen in a model of jobs, with fifteen seeds on each of 48 clusters
 (tests/launch/auto_endpoints/test_controller_grid.py). Where the model shows what the value of a constant gains, the
@@ -54,7 +54,7 @@ _MUCH = 0.25
 """Relative change of the step time that begins a new search, which costs up to 200 steps. Test:
 ``test_controller_starts_over_when_conditions_change_much``."""
 _REST_STEPS = 1000
-"""Fewest steps between two searches that tried endpoints. It bounds what searches cost to a fifth of the steps."""
+"""Fewest steps between two searches that tried endpoints. This limits the cost of searches to a fifth of the steps."""
 
 
 class Controller:
@@ -214,7 +214,8 @@ class Controller:
 
     def _larger(self, window: Window) -> int | None:
         """Return the larger number of endpoints to try after the best one, or None."""
-        # In units of what one slot makes. Without the bound, steps that only wait would call for infinite slots.
+        # Count supply and demand in slots. Without the bound of ``busy``, steps that only wait would call for infinite
+        # slots.
         busy = max(1 - window.wait_share, _MATTERS)
         missing = needed_for_headspace(self._now.num_slots / busy, 1.0) - self._now.num_slots
         wanted = self._best + math.ceil(_MARGIN * missing / self._num_hosts / self._slots_per_endpoint)

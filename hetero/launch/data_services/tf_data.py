@@ -177,7 +177,7 @@ class TfDataWatch:
         present = Counter(record.host for record in records if record.kind == TF_WORKER)
         missing = [host for host, number in self._servers.workers.items() if present[host] < number]
         now_s = self._clock()
-        # Only ranks that still wait are kept.
+        # Keep only ranks that still wait.
         before, self._waiting = self._waiting, {}
         for report in reports:
             if report.waiting and missing:

@@ -221,8 +221,8 @@ class Follower:
                 stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
             adopt_descendants()
             stack.callback(end_descendants)
-            # Registered after `end_descendants` and so called before it. Otherwise a leader that is a child of this
-            # process would be killed before it has written its last log lines.
+            # Register this after `end_descendants`, because the stack then calls it first. Otherwise a leader that is a
+            # child of this process would be killed before it has written its last log lines.
             stack.callback(self._let_leader_end)
             lines = self._connect()
             if lines is None:

@@ -155,6 +155,7 @@ class MpiRanks:
         self._folder.close()
 
     def _take_ended(self) -> None:
+        """Record the ranks that have ended since the last call, and the failures among them."""
         self._leader.poll()
         for local_rank, status in self._leader.ended.items():
             if local_rank in self._ended:

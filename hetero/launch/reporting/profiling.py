@@ -318,7 +318,8 @@ def _parts(reports: Sequence[RankReport]) -> dict[int, RankPart]:
     return found
 
 
-# `follow` reads the parts of all ranks in each turn of the main loop, five times per second. They change about once.
+# `follow` reads the parts of all ranks in each turn of the main loop, five times per second. Ranks send new parts about
+# once per second.
 @functools.lru_cache(maxsize=256)
 def _read(content: bytes) -> RankPart:
     return RankPart.from_json(content)

@@ -86,7 +86,7 @@ def write_report(
         if cause is not None:
             text += f"\nThe run failed: {code_span(cause.first_line)}\n"
         write_text(folder / "report.md", text)
-    # On a full disk the training still counts (F27).
+    # A full disk must not change the job's exit code (F27).
     except (OSError, HeteroError) as error:
         logger.error("the report could not be written to %s: %s", folder, error)
         return
