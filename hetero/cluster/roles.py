@@ -35,8 +35,8 @@ def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], so
     """Return the role of every group.
 
     A single group trains, unless its flag says otherwise. With several groups, a group gets its role from its flag,
-    else from its name, else from an instance type with accelerators. If none of these gives a role and a trainer group
-    has accelerators, the group is a data group.
+    else from its name, else from its instance type if that has accelerators. If none of these gives a role and a
+    trainer group has accelerators, the group is a data group.
 
     Args:
         groups: Name and instance type of each group.

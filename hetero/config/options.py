@@ -392,6 +392,7 @@ def _has_type(name: str, value: object) -> bool:
 
 
 def _is_within(bounds: Mapping[str, Any], value: Any) -> bool:
+    """Return whether a value obeys the bounds and choices of its field."""
     low, above, high = bounds.get("low"), bounds.get("above"), bounds.get("high")
     choices: tuple[str, ...] = bounds.get("choices", ())
     if choices:

@@ -337,6 +337,7 @@ class Hub:
             raise
 
     def _on_register(self, request: pb.RegisterRequest) -> pb.RegisterReply:
+        """Store an empty report for a new rank, and answer with the job's options."""
         with self.membership() as membership:
             membership.store(RankReport(rank=request.rank, generation=request.generation))
         elapsed_s = time.monotonic() - self._started_s

@@ -118,6 +118,7 @@ class LauncherLink:
             raise
 
     def _connect(self, deadline_s: float) -> Connection:
+        """Open a connection to the launcher, and prove that this process belongs to the job."""
         connection = self._transport.connect(*self._place, host=self._host, deadline_s=deadline_s)
         try:
             connection.send_raw(self._hello, deadline_s=deadline_s)

@@ -233,6 +233,7 @@ class PeerConnection:
                 self._fail(ExitCode.AUTHENTICATION, f"{where}: TLS: {found.text}", final=True)
 
     def _unreachable(self, why: str) -> None:
+        """Record why the peer cannot be reached, with the error of the last lookup."""
         if self._name_error and self._name_error != why:
             why = f"{self._name_error}; at its last address, {why}"
         with self._options.membership() as membership:

@@ -331,6 +331,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         return continuation(handler_call_details)
 
     def _is_authentic(self, values: list[bytes]) -> bool:
+        """Return whether the authorization headers of a call are one header with the job's token."""
         if self._token is None:
             return True
         scheme, _, candidate = values[0].partition(b" ") if len(values) == 1 else (b"", b"", b"")

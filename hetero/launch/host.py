@@ -180,6 +180,7 @@ class LaunchedHost:
         self._stack.close()
 
     def _load_tls(self) -> Tls | None:
+        """Return this host's TLS settings. None without TLS. Log a warning if the certificate expires soon."""
         if self.plan.options.tls_dir is None:
             return None
         tls = Tls(self.plan.options.tls_dir, self.plan.name)
@@ -287,6 +288,7 @@ class LaunchedHost:
             self.pool.follow(endpoints)
         if apply is not None and not is_to_stop:
             apply()
+        # A failure of the pool ends this host only before all its endpoints have served once.
         if self.pool is not None and self.pool.failure is not None and not self.endpoints_were_ready:
             self.fail(cause_of(self.pool.failure, self.plan.name))
         self._wait_log.show(words)

@@ -90,6 +90,7 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
     uses_endpoints = has_trainer_endpoints or options.emulate_sample_s is not None
     framework = framework_of(options)
     num_by_default = num_gpus if RANK_FRAMEWORKS[framework].has_rank_per_gpu else 1
+    # The first stated number counts: made by mpirun, given as an option, one per GPU. Else there is one rank.
     num_ranks = num_given or options.nproc_per_node or num_by_default or 1
     return Placement(
         servers=service.plan(options, cluster),

@@ -97,6 +97,7 @@ class Watchdog:
             self.expect_end(0.0, self._status())
 
     def _run(self) -> None:
+        """Check the main loop about once per second, and set the timer that works without Python threads."""
         while not self._stopping.wait(_INTERVAL_S):
             # Standard error may lack a descriptor.
             with contextlib.suppress(RuntimeError, ValueError, OSError):

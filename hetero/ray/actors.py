@@ -212,6 +212,7 @@ class Coordinator:
             self._fail(_explained("the coordinator of the data service", child))
 
     def _fail(self, reason: str) -> None:
+        """Record and print the first failure of the service, unless the service is ending."""
         with self._changed:
             if self._failure or self._is_closing:
                 return
@@ -224,6 +225,7 @@ class Coordinator:
         order, number = self._order, self._num_started
         self._num_started += 1
         options: dict[str, Any] = {"num_cpus": order.cpus_per_host, "max_restarts": -1, "max_concurrency": 4}
+        # The first data hosts have bundles of the placement group. Ray places the other ones anywhere.
         if number < order.num_reserved:
             where = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=number)
             options["scheduling_strategy"] = where

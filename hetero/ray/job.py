@@ -210,7 +210,7 @@ class Job:
         return True
 
     def _find_addresses(self) -> bool:
-        """Wait until all actors run. Return False if a host was lost, or the job was asked to stop."""
+        """Wait until all actors run, and record their addresses. Return False after a loss or a request to stop."""
         pending = {host.actor.address.remote(): host for host in self._hosts}
         deadline_s = time.monotonic() + self._options.start_timeout_s
         while pending:
@@ -325,6 +325,7 @@ class Job:
             self._retire(host)
 
     def _record_loss(self, host: _Host, error: Exception) -> None:
+        """Record that a host was lost, with the exit code for the error of its actor."""
         host.is_silent = True
         host.exit_code = int(exit_code_of(error))
         if not host.is_leaving:
@@ -409,6 +410,7 @@ class Job:
         self._ask_for_demand(demand.number)
 
     def _let_leave(self, host: _Host) -> None:
+        """Let a data host leave the job, because the job needs fewer."""
         host.is_leaving = True
         if host.placed_s is not None:
             host.actor.stop.remote()
@@ -426,6 +428,7 @@ class Job:
         self._start(host, self._order(host, where, {}))
 
     def _record_placed(self, host: _Host, reference: Any) -> None:
+        """Record when Ray has placed a data host that was added."""
         try:
             self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError:

@@ -119,7 +119,7 @@ class DataService:
             raise HeteroError(f"the data service did not start: {reason}")
 
     def connect(self) -> None:
-        """Connect this worker of Ray Train to the service. `hetero.torch.DataLoader` then gets its batches there.
+        """Connect this worker of Ray Train to the service, which then gives batches to `hetero.torch.DataLoader`.
 
         Call it in ``train_loop_per_worker``, before the first loader is made. This method imports the script of the
         service, unless the script's data sets are registered already. If the service fails or is shut down, loaders
@@ -291,6 +291,7 @@ def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
 
 def _translated(error: Exception) -> HeteroError:
     """Return the error for a failure of a call to the coordinator's actor."""
+    # Ray keeps here the error that the code of the actor has raised.
     cause = getattr(error, "cause", None)
     if isinstance(cause, HeteroError):
         return cause

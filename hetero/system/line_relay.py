@@ -159,6 +159,7 @@ class LineRelay:
                 self._wake_write = -1
 
     def _poke(self) -> None:
+        """Wake the thread of the relay."""
         # A full pipe means that the thread is awake. A broken pipe means that it has ended.
         with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError):
             if self._wake_write >= 0:
@@ -194,6 +195,7 @@ class LineRelay:
                 self._close(key.data)
 
     def _finish(self, descriptor: int) -> None:
+        """Relay what a discarded descriptor holds, and close it."""
         key = self._selector.get_map().get(descriptor)
         if key is not None:  # otherwise the source was at its end and is closed
             key.data.read(_MAX_LAST_READS)

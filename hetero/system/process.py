@@ -201,7 +201,7 @@ def allow_descriptors(needed: int = 0) -> None:
         needed: Least number that this process needs.
 
     Raises:
-        ResourcesError: If the hard limit is lower.
+        ResourcesError: If the hard limit is lower than ``needed``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     bound = sys.maxsize if hard == resource.RLIM_INFINITY else hard
@@ -359,6 +359,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _is_alive(pid: int) -> bool:
+    """Return whether a process runs. A process that has ended and is not reaped does not count."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -153,6 +153,7 @@ def _is_bare(spec: ModuleSpec) -> bool:
 
 
 def _installed(top: str) -> ModuleSpec | None:
+    """Find an installed package or module, without importing it."""
     try:
         return importlib.util.find_spec(top)  # imports nothing, because the name lacks a dot
     except ValueError:  # the module is in sys.modules without a spec

@@ -31,7 +31,7 @@ def end_signal() -> signal.Signals:
 
 @contextlib.contextmanager
 def children_ignore_platform(environ: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Let the processes that this thread starts in the context begin with SIGTERM blocked, if they are shielded.
+    """In the context, let shielded processes that this thread starts begin with SIGTERM blocked.
 
     Args:
         environ: Environment of the processes. None: the environment of this process.
@@ -47,7 +47,7 @@ def children_ignore_platform(environ: Mapping[str, str] | None = None) -> Iterat
 
 
 def ignore_platform() -> None:
-    """Let this process survive one SIGTERM, and unblock the signal for the processes that it starts, if it is shielded.
+    """If this process is shielded, survive one SIGTERM, and unblock the signal for the processes that are started here.
 
     The second SIGTERM ends the process, unless it comes before Python has handled the first. A parent that waits for
     the end must therefore send another signal. The processes of a script behave as usual: SIGTERM ends them. Call it on

@@ -100,7 +100,7 @@ def _lock(path: Path, *, is_new: bool = False) -> int:
         BlockingIOError: If the folder is locked.
         FileNotFoundError: If the folder does not exist.
         PermissionError: If other users have access to it.
-        OSError: If it cannot be opened or locked.
+        OSError: If the folder cannot be opened or locked.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -120,6 +120,7 @@ def _lock(path: Path, *, is_new: bool = False) -> int:
 
 
 def _flock(descriptor: int, *, is_needed: bool) -> None:
+    """Lock a folder. If the file system has no locks, raise only if ``is_needed``."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

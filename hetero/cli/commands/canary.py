@@ -183,6 +183,7 @@ def _clusters(namespace: argparse.Namespace) -> tuple[Cluster, ...]:
 
 
 def _launch_options(namespace: argparse.Namespace) -> dict[str, object]:
+    """Return the options of the launchers of all runs: the stated ones, and defaults for short runs."""
     names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - set(_NOT_PASSED)
     stated = {name: value for name in sorted(names) if (value := getattr(namespace, name, None)) not in (None, [])}
     # Short runs need frequent readings, and few steps of warm-up.

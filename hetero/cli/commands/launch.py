@@ -41,9 +41,11 @@ def _run(namespace: argparse.Namespace) -> int:
         options = config.resolve_options(namespace, os.environ, platform.parameters())
         platform = find_platform(os.environ, cluster_file=options.cluster_file, name=options.platform)
         registration = None if options.cluster_file else platform.registration()
+        # On a platform where hosts know only the main host, register there to learn the other hosts.
         if registration is not None and options.join is None:
             platform = register(registration, options, platform, os.environ)
         if options.join is None:
+            # A description from a registration already names this host.
             host = None if registration is not None else options.host
             cluster = platform.read_cluster(host=host, roles=options.roles)
         else:

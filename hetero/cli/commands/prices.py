@@ -57,6 +57,7 @@ def _run(namespace: argparse.Namespace) -> int:
 
 
 def _refresh(namespace: argparse.Namespace) -> int:
+    """Fetch the current prices of a region, and write them into a price file."""
     from hetero.pricing.price_service import fetch_prices, refresh_file
 
     say(refresh_file(namespace.output, fetch_prices(namespace.region)) + "\n")

@@ -149,6 +149,7 @@ def _setting(name: str, texts: Sequence[str], groups: Sequence[StatedGroup]) -> 
     names = {group.name for group in groups}
     found: dict[str, str] = {}
     for text in texts:
+        # Without the name of a group before it, the colon belongs to the value.
         group, colon, value = text.partition(":")
         group, value = (group, value) if colon and group in names and name not in _OF_THE_JOB else ("", text)
         if not value or not value.isprintable() or any(character in value for character in "\"'\\ "):

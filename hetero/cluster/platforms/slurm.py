@@ -292,7 +292,8 @@ class Slurm(Platform):
 def node_names(text: str) -> list[str]:
     """Return the nodes of a node list such as ``nid[00001,00011-00012],gpu-[1-2]-[1-4]``, in its order.
 
-    Numbers keep their leading zeros. Several brackets are all combinations, the last one fastest.
+    Numbers keep their leading zeros. A part with several brackets means all combinations of their numbers. The last
+    bracket changes fastest.
 
     Raises:
         ValueError: If the text is malformed, or has more than 4,096 nodes.
@@ -301,6 +302,7 @@ def node_names(text: str) -> list[str]:
         raise ValueError(f"{len(text)} characters are more than {MAX_FILE_BYTES}")
     names: list[str] = []
     for part in _parts(text):
+        # Pieces with an odd index are the contents of brackets.
         pieces = re.split(r"\[([^\[\]]*)\]", part)
         if any("[" in piece or "]" in piece for piece in pieces[::2]):
             raise ValueError(f"the brackets of {part!r:.60} do not match")

@@ -117,5 +117,6 @@ class Directory:
 def _contents(
     records: Iterable[EndpointRecord], hosts: Iterable[str] | None
 ) -> tuple[tuple[EndpointRecord, ...], frozenset[str]]:
+    """Return the endpoints in natural order, and the hosts in service."""
     ordered = tuple(sorted(records, key=lambda record: natural_key(record.endpoint_id)))
     return ordered, frozenset((record.host for record in ordered) if hosts is None else hosts)

@@ -250,6 +250,7 @@ class HostTable:
                 self._remove(host)
 
     def _remove(self, host: str) -> None:
+        """Remove a host that had joined. Keep its last status for the report."""
         peer, _ = self._peers.pop(host), self._members.pop(host)
         self._hosts_of[Role.DATA].remove(host)
         self._local_news = None

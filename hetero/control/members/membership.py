@@ -168,6 +168,7 @@ class Membership(HostTable):
         Returns:
             Whether the job continues. If False, the job needs the host, and the caller must fail the job.
         """
+        # The host has left the job.
         if (peer := self._peers.get(host)) is None:
             return True
         if not self._may_do_without(peer, has_served=peer.has_served):
@@ -228,6 +229,7 @@ class Membership(HostTable):
         # job.
         if peer.member.role is Role.TRAINER or not (peer.has_served or peer.member.is_optional):
             return True
+        # The job goes on if trainer hosts compute batches, if the peer has joined later, or if other endpoints serve.
         if not self._needs_data_hosts or peer.member.host in self.joined_hosts.present or self.endpoints():
             return False
         # If all hosts that the job could do without fail before any has served, no host is left to compute its batches.
@@ -351,6 +353,7 @@ class Membership(HostTable):
         )
 
     def _may_restart(self, cause: Cause) -> bool:
+        """Return whether the trainer group may restart after a failure. All trainer hosts must live."""
         return (
             is_restartable(cause)
             and self.own.generation < self._max_restarts

@@ -256,6 +256,7 @@ class Follower:
         return None
 
     def _obey(self, message: Mapping[str, Any]) -> None:
+        """Start or kill the rank of this launcher, as a message of the leader asks."""
         if self._rank is None and isinstance(message.get("start"), dict):
             self._rank = start_rank(self._command, {**self._variables, **message["start"]})
         elif "kill" in message and self._rank is not None:

@@ -178,6 +178,7 @@ class RankProcesses:
         return f"process {process.pid}"
 
     def _failures(self) -> list[tuple[int, int]]:
+        """Return the failures that the agent has written, in order of time. Empty without a valid file."""
         try:
             found = json.loads((self._folder.path / FAILURES_FILE).read_text(encoding="utf-8"))
             return [(int(failure["rank"]), int(failure["exit_status"])) for failure in found]
@@ -201,6 +202,7 @@ def free_port(count: int = 1) -> int:
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     num_others = first_ephemeral - 1024 - (count - 1)
     candidates = [1024 + secrets.randbelow(num_others) for _ in range(100)] if num_others > 0 else []
+    # With port 0 at the end, the system chooses a port if no candidate is free.
     for candidate in (*candidates, 0):
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError, OverflowError):
             first = _bind(probes, candidate)

@@ -138,7 +138,7 @@ def describe(progress: Progress) -> str:
 
 
 def bar_line(text: str, columns: int) -> str:
-    """Return a text as one line of a terminal. If it is a progress in a pass of known length, put a bar before it.
+    """Return a text as one line of a terminal. If the text is a progress in a pass of known length, add a bar.
 
     Args:
         text: Any text.

@@ -206,6 +206,7 @@ def _placement_name(options: LaunchOptions, cluster: ClusterSpec, statuses: Sequ
 
 
 def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:
+    """Return the summaries of each rank's loaders, by rank."""
     found = []
     for status in statuses:
         for report in status.ranks:

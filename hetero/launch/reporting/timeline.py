@@ -49,6 +49,7 @@ class Timeline:
             self._follow_counters(status, at_s)
 
     def _follow_counters(self, status: HostStatus, at_s: float) -> None:
+        """Record an event for each counter of a host that has grown since the last call."""
         for name, words in _COUNTED.items():
             count = status.counters.get(name, 0)
             if count > self._counts.get((status.host, name), 0):
