@@ -157,7 +157,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
         )
     if flags:
         known = _known_flags(parser, arguments)
-        # --nproc is closer to --price by letters, but --nproc-per-node begins with it.
+        # Prefer a flag that begins with the unknown one. By its letters, --nproc is closer to --price than to
+        # --nproc-per-node.
         longer = [name for name in known if name.startswith(flags[0])]
         close = longer or difflib.get_close_matches(flags[0], known, n=1)
         hint = f"did you mean {close[0]}?" if close else "see --help."

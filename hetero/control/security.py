@@ -147,7 +147,7 @@ def load_token(path: str) -> Token:
         mode = stat.S_IMODE(facts.st_mode)
         if mode & 0o077 and (facts.st_uid, mode) != _SECRET_OF_A_POD:
             raise AuthenticationError(f"the token file {path!r} has mode {mode:04o}: others have access; chmod 600 it")
-        # pread, because descriptors under /proc share their offset with the process that made them
+        # Use pread, because descriptors under /proc share their offset with the process that made them.
         content = os.pread(descriptor, 4096, 0)
     except OSError as error:
         raise AuthenticationError(f"cannot read the token file {path!r}: {error}") from error

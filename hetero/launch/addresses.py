@@ -38,7 +38,7 @@ class Addresses:
         return self._known.get(host)
 
     def of(self, host: str) -> str:
-        """Return the last known address of a host. If it is unknown, try to resolve the name until this succeeds.
+        """Return the last known address of a host. If the address is unknown, try to resolve the name.
 
         Raises:
             ClusterError: If the name is not resolved within the start timeout.

@@ -52,7 +52,7 @@ class HeadWatch:
             reconnect_s = float(os.environ.get(RECONNECT_VARIABLE, ""))
         except ValueError:
             reconnect_s = _RECONNECT_S
-        # 45 s by default (F45). After 60 s Ray would end this process with another exit code.
+        # This is 45 s by default (F45). After 60 s Ray would end this process with another exit code.
         self._limit_s = 0.75 * reconnect_s
 
     def __enter__(self) -> HeadWatch:
@@ -69,7 +69,7 @@ class HeadWatch:
             if (loss := self.loss()) and not self._is_closed.is_set():
                 is_cause = self.exit_code == ExitCode.ORPHANED
                 self._log_line(f"error HET-{self.exit_code}: {loss}" if is_cause else f"the job had ended, but {loss}")
-                # The main thread may wait for Ray, which would wait for the head until it ends this process.
+                # End this process here, because the main thread may wait for Ray. Ray would go on waiting for the head.
                 os._exit(self.exit_code)
 
     def loss(self) -> str:

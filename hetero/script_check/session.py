@@ -27,7 +27,8 @@ _NUM_ENDPOINTS = 2
 _PASS_BATCHES = 3
 """Batches of a pass: the first two, and the last one, which a data set that must be read in order cannot make."""
 _PASSES = 10
-"""Passes of one loader before the script is ended. A change that the loop makes after some epochs shows in the next."""
+"""Passes of one loader before the script is ended. A change that the loop makes after some epochs shows in the next
+pass."""
 
 
 class CheckSession(RankSession):

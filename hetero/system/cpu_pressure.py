@@ -26,7 +26,7 @@ class CpuReading:
     """Time that all processes used, and interrupts, but not the time that other machines took."""
     idle: float
     stolen: float
-    """Time that a CPU was wanted and the hypervisor gave to other machines."""
+    """Time when a process wanted a CPU and the hypervisor gave that CPU to other machines."""
     waited_s: float | None
     """Seconds when a process waited for a CPU (PSI, since Linux 4.20). None if the kernel does not measure them."""
 

@@ -102,7 +102,7 @@ class Platform(ABC):
     renders: ClassVar[str] = ""
     """What `render` writes, for the help of ``hetero render``. Empty if it writes nothing."""
     settings: ClassVar[Mapping[str, str]] = {}
-    """What only this platform knows of a job, for `render`: a description by the name of the setting."""
+    """Settings of a job that only this platform has, for `render`: the description of each setting by its name."""
     stripped: tuple[str, ...] = ()
     """Prefixes of variables that ranks must not inherit, because a program in a rank would misread them."""
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)

@@ -112,7 +112,7 @@ class TrainJob(JobSet):
             "              spec:",
             *indented(pod(request, trainer, restart_policy="Never", labels=DOWNWARD, container=_TRAINER), 16),
         ]
-        # Kubeflow knows nothing of data hosts: each group is one more job of the runtime.
+        # Kubeflow knows no data hosts, so each group of data hosts is one more job of the runtime.
         for group in request.members(Role.DATA):
             lines += indented(replicated_job(request, group, Role.DATA), 6)
         # The job itself, which only names the runtime.

@@ -55,7 +55,8 @@ class RenderRequest:
     spot: tuple[str, ...] = ()
     """Names of the groups on capacity that the platform may take back."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """What only one platform knows, by the name of the setting and of the group: ``{"partition": {"data": "cpu"}}``."""
+    """Settings that only one platform has, by the names of the setting and the group: ``{"partition": {"data":
+    "cpu"}}``."""
     separate_steps: bool = False
     """Whether each component of a Slurm job has a separate ``srun``. Sites with ``disable_hetero_steps`` need it."""
 

@@ -344,7 +344,7 @@ class Membership(HostTable):
             self.update(decided=self.own.failure)
 
     def _awaits_host(self, now: float) -> bool:
-        """Return whether a trainer host has missed heartbeats. If it is lost, its lease ends after consequences."""
+        """Return whether a trainer host has missed heartbeats. It may be lost although its lease has not ended yet."""
         missed_s = max(self.SETTLE_S, 1.5 * self._timings.heartbeat_s)
         return any(
             self._lives(host) and self._state(host) not in ENDED and now - self._peers[host].last_heard_s > missed_s

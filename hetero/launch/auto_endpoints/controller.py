@@ -131,7 +131,7 @@ class Controller:
         self._enter(self.phase)
 
     def restart_search(self, reason: str) -> Decision | None:
-        """Begin a new search without endpoints. Return the decision that removes the present ones, None without any."""
+        """Begin a new search without endpoints. Return the decision to remove the present ones, if any."""
         before, self.endpoints = self.endpoints, 0
         self._begin_search()
         return self._decision(Action.REMOVE, before, reason) if before else None

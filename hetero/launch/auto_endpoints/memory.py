@@ -22,7 +22,7 @@ from hetero.system.memory import process_memory
 __all__ = ["HostMemory", "MemoryLimit", "limit_of"]
 
 _SHARE = 0.7
-"""Share of the free memory that additional endpoints may use. The rest is for growth, of the ranks too."""
+"""Share of the free memory that additional endpoints may use. The rest is for the growth of endpoints and ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,8 +94,8 @@ def service_options(facts: HostFacts) -> ServiceOptions:
         is_trainer=facts.is_trainer,
         # Static sharding needs the list of the workers when the dispatcher starts.
         workers=servers.workers if has_dispatcher else {},
-        # The pool waits for the names of the workers. When the launcher did, its main loop stood still for 10 s for
-        # each name, and with five data hosts the watchdog ended it.
+        # The pool waits for the names of the workers. When the launcher waited for them, its main loop stood still for
+        # 10 s for each name, and with five data hosts the watchdog ended it.
         address_of=facts.address_of,
         work_dir=None if options.tf_work_dir is None else str(options.tf_work_dir.absolute()),
         endpoint_restarts=options.endpoint_restarts,

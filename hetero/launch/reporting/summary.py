@@ -167,7 +167,7 @@ def run_facts(plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistor
 
 
 def _expectation(options: LaunchOptions, cluster: ClusterSpec, ranks: Sequence[RankFacts]) -> Expectation | None:
-    """Return what the plan predicted for this cluster. Log a warning if it lacks this cluster."""
+    """Return what the plan predicted for this cluster. Log a warning if the plan lacks it."""
     if options.plan is None:
         return None
     from hetero.report.plan import PlannedGroup, load_plan
