@@ -68,6 +68,7 @@ class _Findings:
         self.differences.append(((int(key[0]), int(key[1]), int(key[2])), text))
 
     def result(self, *, by_rank: bool) -> AuditResult:
+        """Return the differences in order, with the notes. No batch in common is a difference too."""
         if not self.num_compared and not self.differences:
             self.differ("the runs have no batch in common")
         ordered = sorted(self.differences, key=lambda pair: pair[0])

@@ -227,6 +227,7 @@ class Ledger:
         self._release()
 
     def _open(self) -> None:
+        """Open and lock the file, and continue after its last complete line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self.path, flags, 0o644)
@@ -282,13 +283,16 @@ class Ledger:
 
 
 def _resume(descriptor: int) -> tuple[int, bytes]:
-    """Cut off an incomplete last line of a killed process. Return the remaining size and the chain value there.
+    """Prepare an existing file so that lines can be appended. Return its size and the chain value of its last line.
+
+    If a killed process left an incomplete last line, this line is cut off. If no line remains, the results are 0 and
+    `CHAIN_START`.
 
     Raises:
         OSError: If the file is not a ledger, or if its last complete line is damaged.
     """
     size = os.fstat(descriptor).st_size
-    # Room for an incomplete line and the complete one before it.
+    # Read enough for an incomplete last line and the complete line before it.
     start = max(0, size - 2 * MAX_LINE_BYTES)
     tail = os.pread(descriptor, size - start, start)
     end = tail.rfind(b"\n") + 1

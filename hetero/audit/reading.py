@@ -107,6 +107,7 @@ class _Reader:
         self._num_batches = 0
 
     def take(self, number: int, line: bytes) -> None:
+        """Check that a line continues the chain of hashes, and record what it says."""
         if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
             self.record.notes.append("its last line is incomplete: the process was killed while it wrote")
             if number == 1:
@@ -122,6 +123,7 @@ class _Reader:
         self._interpret(number, body + b"}")
 
     def finished(self) -> LedgerRecord:
+        """Return the record of the whole ledger, after its last line."""
         record = self.record
         if not record.sections:
             raise ConfigError(
@@ -135,6 +137,7 @@ class _Reader:
         return record
 
     def _interpret(self, number: int, text: bytes) -> None:
+        """Record what a line says: a beginning, a loader, a batch or an end."""
         try:
             entry = json.loads(text)
         # Thousands of open brackets are a RecursionError.
@@ -156,6 +159,7 @@ class _Reader:
             raise _DamagedError("is of an unknown kind")
 
     def _take_beginning(self, entry: Mapping[str, Any]) -> None:
+        """Begin a section. A process writes this line when it opens the ledger."""
         if entry["ledger"] != FORMAT_VERSION:
             raise _DamagedError(f"has version {entry['ledger']!r:.20}, this hetero reads {FORMAT_VERSION}")
         section = Section(rank=_whole(entry, "rank"), world_size=_whole(entry, "world_size"))
@@ -170,6 +174,7 @@ class _Reader:
         self._num_batches = 0
 
     def _take_loader(self, entry: Mapping[str, Any]) -> None:
+        """Record a loader. Later lines of batches name it by its number."""
         if _whole(entry, "loader") != len(self._loaders) or len(self._loaders) >= MAX_ITEMS:
             raise _DamagedError(f"is of loader {entry['loader']!r:.20}, expected {len(self._loaders)}")
         try:
@@ -185,6 +190,7 @@ class _Reader:
         self._loaders.append(place)
 
     def _take_batch(self, number: int, entry: Mapping[str, Any]) -> None:
+        """Record a batch in packed form."""
         loader = _whole(entry, "batch")
         if loader >= len(self._loaders):
             raise _DamagedError(f"is of loader {loader}, but no earlier line describes that loader")

@@ -200,7 +200,7 @@ def _headspace(summaries: list[StepSummary]) -> Spread:
     values = [max(0.0, step - wait) for step, wait in pairs if step is not None and wait is not None]
     values += [summary.compute_total_s / summary.num_steps_measured for summary in summaries]
     spread = Spread.of(values, "s", "modelled")
-    # The mean of all steps, not that of the few values.
+    # Use the mean of all steps, because the few values above have another mean.
     mean_s = slowest.compute_total_s / slowest.num_steps_measured
     return dataclasses.replace(spread, mean=mean_s)
 

@@ -65,6 +65,7 @@ def examine_names(snapshot: Snapshot) -> list[Diagnosis]:
 
 
 def _conflicts(addresses: dict[str, str], snapshot: Snapshot) -> list[Diagnosis]:
+    """Return errors about hosts that share an address, or whose name means this machine on every host."""
     diagnoses = []
     by_address: dict[str, list[str]] = {}
     for host, address in addresses.items():

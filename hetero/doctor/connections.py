@@ -77,13 +77,14 @@ def _own(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
 
 
 def _refused(problem: OSError, target: str, owner: str) -> Diagnosis:
+    """Return why the launcher's port cannot be bound, and who has it."""
     if problem.errno == errno.EADDRNOTAVAIL:
         to_do = "correct the name or the address; in a container use the host's network (docker run --network host)"
         return error(f"{target} is not an address of this machine, so a launcher cannot bind it (HET-23)", to_do)
     if problem.errno != errno.EADDRINUSE:
         return error(f"{target} cannot be bound: {os.strerror(problem.errno or 0)} (HET-23)", "choose another --port")
     launchers = [process.pid for process in find_processes() if process.kind == "launcher"]
-    # A launcher may be that of the job in question, because the examination also works while a job runs.
+    # The launcher may belong to the job that is examined, because the examination also works while a job runs.
     if any(owner.startswith(f"process {pid} ") for pid in launchers):
         to_do = "keep it if it is this job's launcher; otherwise end it, or give every host of the job another --port"
         return warning(f"{target} is taken: {owner} listens on it", to_do)
@@ -103,6 +104,7 @@ def _reach(host: str, ports: tuple[int, ...], hosts_file: str | None) -> dict[st
 
 
 def _connect(address: str, port: int) -> str:
+    """Try a TCP connection, and return its result in words."""
     try:
         with socket.create_connection((address, port), timeout=_CONNECT_S):
             return _ANSWERS
@@ -136,6 +138,7 @@ def _judge(matrix: _Matrix, control: str, other: str) -> list[Diagnosis]:
 
 
 def _meaning(hosts: str, control: str, other: str, at_control: str, at_other: str) -> Diagnosis | None:
+    """Return what the results at two ports of some hosts mean. None if another subject reports it."""
     open_ = (_ANSWERS, _REFUSES)
     everything = (
         "let the hosts of the job reach all TCP ports of each other: in a security group, a rule that names itself"

@@ -84,8 +84,10 @@ def to_json(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> dict[str, object]:
 
 
 def _diagnoses(outcome: list[Diagnosis] | Exception | None) -> list[Diagnosis]:
+    """Return the outcome of one examination. One that failed or did not end in time is a diagnosis too."""
     if outcome is None:
-        # No error: on a slow host, six subjects did not end, and nothing was wrong with it.
+        # This is a warning and not an error: on a slow host, six examinations did not end in time, and nothing was
+        # wrong.
         to_do = (
             "run hetero doctor again when the machine has less to do; if this does not help, look for a disk, a "
             "network file system or a name server that does not answer"

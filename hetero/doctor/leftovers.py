@@ -93,6 +93,7 @@ def _is_python(command: list[str]) -> bool:
 
 
 def _processes() -> Iterator[Diagnosis]:
+    """Yield a warning for each group of hetero's processes that runs on this host."""
     processes = find_processes()
     launchers = {process.pid for process in processes if process.kind == "launcher"}
     for job, pids in _by_job(process for process in processes if process.pid in launchers).items():

@@ -122,6 +122,7 @@ def examine_disk(snapshot: Snapshot) -> list[Diagnosis]:
 
 
 def _folders(snapshot: Snapshot) -> dict[Path, str]:
+    """Return the folders that a job writes to, with what it writes there."""
     folders, output = snapshot.platform.folders, snapshot.options.output_dir
     found = {
         folders.failure.parent: "the failure file and the report",
@@ -145,6 +146,7 @@ def _temporary() -> list[Diagnosis]:
 
 
 def _look(folder: Path, what: str, *, is_writable: bool) -> Diagnosis:
+    """Return whether a folder can be written to and has enough space."""
     facts = os.statvfs(folder)
     free = facts.f_bavail * facts.f_frsize
     found = f"{folder} ({what}) has {bytes_text(free)} free"

@@ -65,7 +65,7 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
     """Check the processes from process 1 to the launcher, or to this process unless exactly one job runs here."""
     launchers = [process for process in find_processes() if process.kind == "launcher"]
     jobs = {process.job_id for process in launchers}
-    # The platform's torchrun or mpirun starts several launchers of one job. It never starts those of several jobs.
+    # The platform's torchrun or mpirun starts several launchers of one job, but never launchers of several jobs.
     pid = min(process.pid for process in launchers) if len(jobs) == 1 else os.getpid()
     is_job = snapshot.cluster is not None
     own = judge(ancestry(os.getpid()), is_launcher=False, is_job=is_job)

@@ -21,6 +21,7 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
 
 
 def _token(snapshot: Snapshot) -> list[Diagnosis]:
+    """Return whether the job has a token, and whether its file is safe."""
     # Imported only here, because it imports gRPC, which may be broken.
     from hetero.control.security import TOKEN_FILE_VARIABLE, token_from_environment
     from hetero.launch.job_token import staged_token
@@ -47,6 +48,7 @@ def _token(snapshot: Snapshot) -> list[Diagnosis]:
 
 
 def _elsewhere(snapshot: Snapshot) -> list[Diagnosis]:
+    """Return an error for each place with a token where hetero does not read it."""
     places = [f"the variable {name}" for name in snapshot.environ if name.lower() == _ELSEWHERE]
     try:
         parameters = snapshot.platform.parameters()
@@ -59,6 +61,7 @@ def _elsewhere(snapshot: Snapshot) -> list[Diagnosis]:
 
 
 def _certificate(snapshot: Snapshot) -> list[Diagnosis]:
+    """Return whether this host has a valid certificate, and how long it is valid."""
     folder, host = snapshot.options.tls_dir, snapshot.own_host
     if folder is None:
         return []

@@ -210,6 +210,7 @@ class _Decoder:
         self._is_foreign = is_foreign
 
     def record(self, cls: type[Any], value: object, path: str) -> Any:
+        """Return a dataclass made from a JSON object."""
         if not isinstance(value, dict):
             _wrong(path, value, "an object")
         fields = {self._spelling(name): (name, *others) for name, *others in _fields_of(cls)}
@@ -230,6 +231,7 @@ class _Decoder:
         return cls(**arguments)
 
     def _value(self, hint: Any, value: object, path: str, bounds: Mapping[str, Any]) -> Any:
+        """Return a value converted to the type of its field."""
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
             return None if value is None else self._value(_non_null(arguments), value, path, bounds)
@@ -272,6 +274,7 @@ def _non_null(arguments: tuple[Any, ...]) -> Any:
 
 
 def _text(value: object, path: str, bounds: Mapping[str, Any]) -> str:
+    """Return a string that is within its bounds."""
     if not isinstance(value, str):
         _wrong(path, value, "a string")
     if len(value) > bounds["max_length"]:
@@ -284,6 +287,7 @@ def _text(value: object, path: str, bounds: Mapping[str, Any]) -> str:
 
 
 def _number(hint: Any, value: object, path: str, bounds: Mapping[str, Any]) -> int | float:
+    """Return a finite number that is within its bounds."""
     wanted = (int,) if hint is int else (int, float)
     # True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, wanted):

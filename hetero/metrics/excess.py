@@ -1,6 +1,7 @@
 """How much of a run's time others may have taken: other programs, other machines, or work that exceeds an emulation.
 
-The *excess* is the largest such share of a measured time. A report, a profile, a canary run and a study treat it alike:
+The *excess* is the largest share of a measured time that may be due to others. A report, a profile, a canary run and a
+study treat it alike:
 
     always             the interval of a time begins at (1 - excess) x time
     > SMALL_EXCESS     the first sentence contains the excess

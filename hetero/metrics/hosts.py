@@ -221,6 +221,7 @@ class _Totals:
         self._series = SeriesLog()
 
     def add(self, reading: HostReading, now: float, min_interval_s: float) -> None:
+        """Add a reading to the sums and to the series."""
         if self._last is None:
             self._first, self._first_at = reading, now
         else:
@@ -243,6 +244,7 @@ class _Totals:
             self._gpu_memory.add(reading.gpus.memory_bytes)
 
     def _point(self, reading: HostReading, used_s: float, begin: float, end: float) -> UsagePoint:
+        """Return the point of the series for the interval between two readings."""
         gpus = reading.gpus if reading.gpus is not None and reading.gpus.percents else None
         return UsagePoint(
             begin_s=begin - self._first_at,
@@ -285,6 +287,7 @@ class _Totals:
         )
 
     def _cpu_shares(self) -> dict[str, Any]:
+        """Return what shows other work on the CPUs: the share of other processes, pressure, waits, stolen time."""
         if self._first is None or self._last is None or self._first is self._last:
             return {}
         first, last = self._first.cpus, self._last.cpus
@@ -313,6 +316,7 @@ def _growth(first: HostReading | None, last: HostReading | None, name: str) -> i
 
 
 def _reader(scope: str, pid: int, gpus: Gpus | None, has_tree: bool) -> Callable[[], HostReading]:
+    """Return a function that reads the counters of the whole host, or of the processes below ``pid``."""
     root, waits = psutil.Process(pid), TaskWaits()
 
     def read() -> HostReading:
@@ -326,6 +330,7 @@ def _reader(scope: str, pid: int, gpus: Gpus | None, has_tree: bool) -> Callable
 
 
 def _read_host(gpus: GpuReading | None) -> HostReading:
+    """Return the present counters of the whole host."""
     cpu = psutil.cpu_times()
     # User time already contains guest time. steal and iowait are not time that this host used.
     busy_s = cpu.user + cpu.nice + cpu.system + getattr(cpu, "irq", 0.0) + getattr(cpu, "softirq", 0.0)
@@ -342,6 +347,7 @@ def _read_host(gpus: GpuReading | None) -> HostReading:
 
 
 def _read_tree(root: psutil.Process, gpus: GpuReading | None, waits: TaskWaits) -> HostReading:
+    """Return the present counters of a process and all its descendants."""
     cpu_s, memory_bytes = 0.0, 0
     for process in [root, *root.children(recursive=True)]:
         try:

@@ -82,7 +82,7 @@ class Extent:
     num_requested: int = 0
     """Batches requested. 0 if the loader does not count them."""
     num_passed: int = 0
-    """How many of them were delivered or have raised. The others are in flight, or were discarded."""
+    """How many of the requested batches were delivered or have raised. The others are in flight, or were discarded."""
     max_in_flight: int = 0
     """Most batches that were requested and not yet delivered."""
     pass_steps: int | None = None
@@ -390,6 +390,7 @@ class StepTimer:
         )
 
     def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:
+        """Wait until a step has taken as long as the emulated accelerator takes. Return the time then."""
         step_wait_s *= self._current_steps
         if now - start > step_wait_s:
             with self._lock:
@@ -413,6 +414,7 @@ class StepTimer:
             self._log.add_step(ended_s - left_s, compute_s / num_steps, wait_s / num_steps)
 
     def _record_step(self, compute_s: float, wait_s: float, num_samples: int) -> None:
+        """Add a step to the sums. A step of the warm-up is left out of most sums."""
         self._num_complete += 1
         self._recent.append((compute_s, wait_s))
         self._all_steps_s += compute_s + wait_s

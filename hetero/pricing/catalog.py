@@ -200,6 +200,7 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
 
 
 def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> InstanceTypeInfo | None:
+    """Return the facts of a type, also if its name states resources (``CPU:16``) or attached accelerators."""
     info = infos.get(instance_type) or stated_resources(instance_type)
     if info is not None:
         return info
@@ -251,6 +252,7 @@ def _parse_usd(value: object, where: str) -> float:
 
 
 def _parse_override(override: str, region: str | None) -> tuple[str, Price]:
+    """Return the type and the price of one ``--price TYPE=USD``."""
     name, separator, text = override.partition("=")
     name = name.strip()
     expected = f"--price {override!r:.80}: expected TYPE=USD, for example ml.c5.xlarge=0.20"

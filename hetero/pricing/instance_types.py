@@ -4,8 +4,8 @@ There is a file of facts for each cloud, ``data/instance_types*.json``. A file n
 row names the key of a group of facts, for example ``network``, if it differs from the default of the file. A row leaves
 out the facts that no source states.
 
-A source has its address and its date. For most guides only the year is recorded. For the SageMaker API and the guide to
-previous generations no date is. Where sources contradict each other, the file follows one of them:
+A source has its address and its date. For most guides, only the year is recorded. For the SageMaker API and the guide
+to previous generations, no date is recorded. Where sources contradict each other, the file follows one source:
 
 * ml.trn2.48xlarge has 96 GiB per accelerator (Neuron documentation), not 512 GiB (EC2 API).
 * ml.p3.8xlarge and ml.p3.16xlarge have cards of 10 and 25 Gbit/s (EC2 Instance Types guide), not 5 Gbit/s (EC2 API).

@@ -80,6 +80,7 @@ def _client() -> Any:
 
 
 def _products(client: Any, region: str) -> Iterator[dict[str, Any]]:
+    """Yield the products of AWS's price list for a region."""
     # The paginator raises if a token comes twice, so it ends.
     pages = client.get_paginator("get_products").paginate(
         ServiceCode=_OFFER,

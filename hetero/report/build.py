@@ -104,6 +104,7 @@ def cost_objection(run: RunFacts) -> str:
 
 
 def _headline(facts: RunFacts) -> Headline | None:
+    """Return the figures of the loader that took the most time. None if no rank used a loader."""
     # A script may build several loaders of the same name. The n-th loader of a name is the same on every rank.
     loaders: dict[str, list[tuple[int, StepSummary]]] = defaultdict(list)
     for rank in facts.ranks:
@@ -165,6 +166,7 @@ def _slowest(
 
 
 def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Cost:
+    """Return the cost of the run, with the prices that it comes from and the prices that are missing."""
     spot_usd = {group.name: group.spot_usd for group in facts.groups if group.spot_usd is not None}
     hosts = [(group.name, group.instance_type, float(group.count)) for group in facts.groups]
     # Hosts that joined count for their share of the run.
@@ -256,6 +258,7 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
 
 
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
+    """Return the bottleneck, with advice and the vCPUs that would remove it."""
     # The CPUs of this machine preprocess, not emulated vCPUs.
     has_real_cpus = "--emulate-sample-seconds" in missing_emulation(facts)
     vcpus = None if has_real_cpus else _preprocessing_vcpus(facts, catalogue)
@@ -305,7 +308,8 @@ def _idle_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | 
         return (
             f"{idle} Before adding hosts, find out why preprocessing waits (storage, network, too few processes)."
         ), None
-    # In units of the present rate: the accelerators could use 1 / busy of it, and each vCPU makes 1 / vcpus of it.
+    # Rates are in units of the present rate. The accelerators could use a rate of 1 / busy, and each vCPU makes a rate
+    # of 1 / vcpus.
     needed = number_for_headspace(1 / busy, 1 / vcpus)
     return (
         f"{needed - vcpus} more vCPUs beside the {vcpus} that preprocess now would suffice, if preprocessing scales "
@@ -322,6 +326,7 @@ def _waits_are_rare(headline: Headline) -> bool:
 
 
 def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
+    """Return the vCPUs of all hosts that preprocess. None if their number is unknown or has changed."""
     # Trainer hosts use a part of their vCPUs, and that share is not recorded.
     if facts.placement == "hybrid":
         return None

@@ -186,7 +186,11 @@ def _plan_text(report: Report, expected: Expectation) -> str:
 
 
 def _place_in_interval(times_s: tuple[float, float], expected: Expectation) -> str:
-    """Return whether a step time within the bounds ``times_s`` is inside the planned interval."""
+    """Return in words whether the real step time is inside the interval that the plan expected.
+
+    The bounds ``times_s`` of the step time differ if other work of the machine may have made steps longer. If the
+    answer depends on this, the text gives the answer for the longer time and adds "perhaps not".
+    """
     low_s, high_s = times_s
     if low_s > expected.step_time_high_s or high_s < expected.step_time_low_s:
         return "outside the interval"
@@ -197,6 +201,7 @@ def _place_in_interval(times_s: tuple[float, float], expected: Expectation) -> s
 
 
 def _facts_table(report: Report) -> str:
+    """Return the table about the whole run: command, time, groups, bottleneck, vCPUs."""
     run = report.run
     rows = [
         ("command", code_span(run.command)),
@@ -233,6 +238,7 @@ def _joined_text(run: RunFacts) -> str:
 
 
 def _steps_table(headline: Headline) -> str:
+    """Return the table of step time, data wait, utilisation and samples/s, with notes."""
     rows = [
         ("step time", headline.step_time_mean, headline.step_time_p50, headline.step_time_p95),
         ("data wait", headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95),
@@ -263,6 +269,7 @@ def _steps_table(headline: Headline) -> str:
 
 
 def _rank_section(report: Report) -> Iterator[str]:
+    """Yield the section with one row for each loader of each rank. Nothing for a single row."""
     entries = [(rank, *pair) for rank in report.run.ranks for pair in rank.labelled if pair[1].num_steps_measured]
     if len(entries) < 2:
         return
@@ -336,6 +343,7 @@ def _metric_section(report: Report) -> Iterator[str]:
 
 
 def _skip_section(report: Report) -> Iterator[str]:
+    """Yield the section about skipped samples. Nothing if none was skipped."""
     summaries = [(rank, summary) for rank in report.run.ranks for summary in rank.loaders]
     num_skips = sum(summary.num_skips for _, summary in summaries)
     if not num_skips:
@@ -363,6 +371,7 @@ def _skip_section(report: Report) -> Iterator[str]:
 
 
 def _cost_text(report: Report) -> str:
+    """Return the costs of a run, or why it has none, and the prices."""
     cost = report.cost
     objection = cost_objection(report.run)
     figures = [
@@ -421,6 +430,7 @@ def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, .
 
 
 def _host_section(run: RunFacts) -> Iterator[str]:
+    """Yield the section with one row for each host. Nothing if no host was measured."""
     if not run.hosts:
         return
     header, rows = host_table(run)
@@ -437,6 +447,7 @@ def _host_section(run: RunFacts) -> Iterator[str]:
 
 
 def _answer(comparison: Comparison) -> str:
+    """Return which run is faster and cheaper, or why this cannot be said."""
     if not comparison.objections:
         return answer_text(comparison)
     answer = "Which run is faster and which is cheaper cannot be said:"

@@ -196,8 +196,8 @@ class RunFacts:
 class Headline:
     """Figures of the loader that took the most time. None: the definition of a figure does not apply.
 
-    Times are those of the slowest rank. Step time is from the rank with the longest mean step. Data wait and
-    utilisation are from the rank with the longest mean data wait.
+    Times belong to the slowest rank. The step time comes from the rank with the longest mean step. Data wait and
+    utilisation come from the rank with the longest mean data wait.
     """
 
     loader: str

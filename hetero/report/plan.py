@@ -1,6 +1,6 @@
 """A plan as its file ``plan.json`` holds it (`Plan`), and its reader.
 
-``hetero plan`` makes plans. A job with ``--plan`` compares its step time with that of the plan in its report.
+``hetero plan`` makes plans. In its report, a job with ``--plan`` compares its step time with the step time of the plan.
 """
 
 from __future__ import annotations

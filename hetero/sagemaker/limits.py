@@ -74,6 +74,7 @@ def values_at(document: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(where: str, value: Any, step: re.Match[str]) -> Iterator[tuple[str, Any]]:
+    """Yield place and value of everything that one step of a path leads to."""
     name, items, keys, _ = step.groups()
     if items:
         if isinstance(value, list):

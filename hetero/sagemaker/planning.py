@@ -43,9 +43,10 @@ def plan(
 ) -> list[Any]:
     """Return the instance groups of the best cluster for an estimator's job, and log the reason.
 
-    The trainer hosts are those of the estimator. Its groups of trainer hosts keep their names. If it already has groups
-    of data hosts, the plan replaces their types and numbers, and uses their names, because channels may name them.
-    If data hosts do not pay, the function returns the groups of trainer hosts alone. The estimator does not change.
+    The trainer hosts and the names of their groups stay as the estimator states them. If the estimator already has
+    groups of data hosts, the plan replaces their types and numbers, and keeps their names, because channels may name
+    these groups. If data hosts do not pay, the function returns the groups of trainer hosts alone. The estimator does
+    not change.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
@@ -120,6 +121,7 @@ def _groups_by_role(adapter: Adapter, roles: Sequence[str]) -> tuple[list[Reques
 
 
 def _options_of(options: dict[str, Any], trainers: Sequence[RequestGroup]) -> PlanOptions:
+    """Return the options of the plan. The estimator gives the trainer hosts."""
     for name in options:
         if name in _FROM_ESTIMATOR:
             raise ConfigError(f"{name} is given, but the estimator states it; leave it out")

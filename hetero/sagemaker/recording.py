@@ -152,6 +152,7 @@ def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> Non
 
 
 def _train(trainer: Any, inputs: Any, session: Any, local_inputs: _LocalInputs) -> None:
+    """Call ``train`` of a copy of the trainer, so that the SDK makes its request for the recording session."""
     from sagemaker.core.utils import utils  # type: ignore[import-untyped,unused-ignore]
 
     double = copy_of(trainer)
@@ -172,6 +173,7 @@ def _train(trainer: Any, inputs: Any, session: Any, local_inputs: _LocalInputs) 
 
 
 def _session(answers: _Answers, region: str, original: Any) -> Any:
+    """Return a session of the SDK whose calls get ``answers`` instead of the network."""
     try:
         import boto3
     except ModuleNotFoundError:
@@ -259,6 +261,7 @@ class _Answers:
         return _Response(403), {"Error": error}
 
     def _store(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep an uploaded object, and return what S3 would answer."""
         uri = _s3_uri(params)
         query = params.get("query_string") or {}
         if operation == "PutObject":
@@ -326,6 +329,7 @@ class _LocalInputs:
         return double
 
     def _uri(self, text: str) -> str:
+        """Return an S3 URI in place of a local path, and remember the path. Other URIs stay as they are."""
         scheme, separator, rest = text.partition("://")
         if separator and scheme != "file":
             return text

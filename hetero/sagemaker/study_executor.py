@@ -207,6 +207,7 @@ class EstimatorExecutor:
             self._active.pop(job_name, None)
 
     def _made(self, run: PlannedRun) -> _Made:
+        """Call the user's function for a run, and return its estimator and inputs."""
         try:
             made = self._make(run)
         except HeteroError:
@@ -229,16 +230,19 @@ class EstimatorExecutor:
         return _Made(estimator, inputs)
 
     def _submit(self, run: PlannedRun, made: _Made, folder: Path, job: _Job) -> None:
+        """Submit the job of a run, and follow it until it has ended."""
+
         def note(job_name: str) -> None:
-            # The job of the attempt before got no instances.
+            # A new name means a new attempt, so the job of the attempt before got no instances.
             self._leave(job.name)
             job.name, job.is_open = job_name, True
-            # As soon as the name is known. A killed study then follows the job instead of paying for it twice.
+            # Write the name as soon as it is known. If the study is killed, its next start then follows the job instead
+            # of paying for a second one.
             write_text(folder / JOB_FILE_NAME, json.dumps({"job_name": job_name, "digest": digest_of(run)}) + "\n")
             self._enter(job_name, made.client)
 
         def wait(seconds: float) -> None:
-            # This is the wait for the next attempt, so the job has ended without instances.
+            # Only the wait for the next attempt is this long, so the job has ended without instances.
             if seconds >= FIRST_WAIT_S:
                 job.is_open = False
             if self._is_stopped.is_set() and not job.is_open:

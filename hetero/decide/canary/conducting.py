@@ -289,6 +289,7 @@ def _note(objection: str, missing: Sequence[str]) -> str:
 
 
 def _point(planned: PlannedCanary, result: RunResult, *, by_samples: bool) -> CanaryPoint:
+    """Return the point of a finished run. With ``by_samples``, the fraction comes from the largest loader."""
     observed = read_observed(Path(planned.run.environment[CANARY_DIR_VARIABLE]))
     point = point_of(result, fraction=planned.fraction, observed=observed)
     if not by_samples:

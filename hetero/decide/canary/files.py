@@ -1,8 +1,8 @@
 """Chooses a fraction of a channel's files, and links them into a folder.
 
 Files stay whole, because only the script knows their format. The choice is a systematic sample of the files in the
-order of their folders and sizes. Each folder (often a class) and each size is therefore in it in proportion. Of several
-such samples the one whose bytes are closest to the fraction is chosen.
+order of their folders and sizes. Therefore the sample has files of each folder (often a class) and of each size in
+proportion. Several such samples are drawn. The sample whose bytes are closest to the fraction is chosen.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def choose_files(
     target = fraction * sum(file.num_bytes for file in ordered)
     pool = _pool(ordered, len(ordered) // num_chosen, seed=seed, replicate=replicate)
     bounds = [len(pool) * i // num_chosen for i in range(num_chosen + 1)]
-    # A text of all three, because sums of them would be equal for different runs.
+    # The seed is a text of all three numbers, because their sum would be equal for different runs.
     draw = random.Random(f"{seed}/{replicate}/{fraction}")
     candidates = (
         # One file of each stride.

@@ -212,6 +212,7 @@ class _Model:
     def figure(
         self, name: str, unit: str, draws: Array, *, fixed: float | None = None, points: Sequence[float] = ()
     ) -> ForecastFigure:
+        """Return a figure with the 90 % interval of its draws."""
         middle, low, high = interval(draws)
         if name == "time":
             points = [point.wall_s for point in self._points]
@@ -401,8 +402,9 @@ class _Model:
     ) -> Array:
         """Return draws of a mean or percentile, from the share of the way to the peak that it has.
 
-        A short run is often on its way to its peak, and a long one mostly at it. The seconds that a run lacks, (1 -
-        share) x time, therefore have a fixed part. Their growing part is that of a job whose memory really grows.
+        In a short run, memory is often still growing to its peak. In a long run, it is mostly at its peak. So (1 -
+        share) x time, the seconds that a run lacks, has a fixed part. If its other part grows with the data, the memory
+        of the job really grows.
         """
         shares = [
             (value - low) / (high - low) if high > low else 1.0

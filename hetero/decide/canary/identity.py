@@ -52,6 +52,7 @@ def digest_of_modules(script: Path) -> str:
 
 
 def _modules(script: Path) -> set[Path]:
+    """Return the files in the script's folder that the script imports, directly or indirectly."""
     found: set[Path] = set()
     pending = [script]
     while pending:

@@ -157,6 +157,7 @@ def fit_line(
         return _Normal(xs, ys, variances, centre, exponent, noise, columns)
 
     def draws_of(columns: Columns) -> tuple[Array, ...]:
+        """Return draws of the fitted parts: one array per part, with `NUM_DRAWS` values."""
         # Draw the parts for each exponent of the grid, as often as the runs make it likely.
         exponents = 1.0 + curvature * _GRID if curvature > 0 else np.ones(1)
         prior = -(_GRID**2) / 2 if curvature > 0 else np.zeros(1)

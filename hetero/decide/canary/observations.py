@@ -112,6 +112,7 @@ def _resources(report: Report, observed: Observed | None) -> Resources:
 
 
 def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
+    """Return what one host used while the script did the work that grows with the data."""
     series = usage.series
     if not series.begin_s:
         return Resources(
@@ -142,7 +143,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
             for part in seconds
         )
 
-    # Percentiles are those of seconds, because a long run is read less often than a short one.
+    # Percentiles are taken over seconds and not over readings, because a long run is read less often than a short one.
     peaks = sorted(float(series.memory_peak_bytes[i]) for i in chosen)
     second_peaks = sorted(max(float(series.memory_peak_bytes[i]) for i, _ in part) for part in seconds)
     gpu_peaks = sorted(float(series.gpu_memory_bytes[i]) for i in chosen) if has_gpu else []
@@ -165,7 +166,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
 def _seconds(chosen: Sequence[int], durations: Sequence[float]) -> list[list[tuple[int, float]]]:
     """Return the intervals with their durations, in parts of at least a second, except for a run that is shorter.
 
-    Percentiles are those of such parts, because the reading intervals of short and long runs differ.
+    Percentiles are taken over these parts, because the reading intervals of short and long runs differ.
     """
     parts: list[list[tuple[int, float]]] = [[]]
     for i, duration in zip(chosen, durations, strict=True):

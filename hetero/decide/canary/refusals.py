@@ -1,6 +1,6 @@
 """The reasons to refuse a forecast. Each rule is a function of the canary runs. Pure.
 
-A refusal is an answer: it names what the canaries showed, and the number that shows it.
+A refusal is also an answer. It names what the canaries showed, and the number that shows it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
 MAX_HALF_WIDTH = 0.35
 """Widest interval that is still an answer, as half of its width over the value."""
 MIN_GROWTH = 3.0
-"""Growth over its standard error below which a figure does not grow measurably: one of a hundred constant figures has
-more. With 5, a report of 4.9 said so of a growth that is certain. `MAX_HALF_WIDTH` rejects what is too uncertain."""
+"""Growth / its standard error, below which a figure does not grow measurably. One of a hundred constant figures has
+more. With 5, a certain growth of 4.9 was refused as not measurable. `MAX_HALF_WIDTH` rejects what is too uncertain."""
 MAX_P_VALUE = 0.003
 _BENT = 0.12
 """Distance of the exponent's whole 98 % interval from 1 that bends the forecast more than its interval allows for."""
@@ -39,8 +39,9 @@ _FAST_TO = 2.0
 """Memory that grows with the data / level 2 caches. Up to this ratio, memory is fast. Inner loops do not use all of it,
 because it includes copies and temporary arrays."""
 _SLOW_FROM = 32.0
-"""The same. From this ratio on, memory hardly becomes slower. Random reads of rows of 400 bytes took 36 ns in 2 MB,
-50 ns in 10 MB, 98 ns in 48 MB and 131 ns in 240 MB, on a machine with 4 MB of level 2 caches."""
+"""Memory that grows with the data / level 2 caches. From this ratio on, memory hardly becomes slower. Random reads of
+rows of 400 bytes took 36 ns in 2 MB, 50 ns in 10 MB, 98 ns in 48 MB and 131 ns in 240 MB, on a machine with 4 MB of
+level 2 caches."""
 _CACHE_RATIO = 2.0
 """Memory of the whole / memory of the largest canary within this span, above which the forecast is refused."""
 _MOSTLY_WAITING_PERCENT = 20.0
@@ -57,7 +58,10 @@ processes has 2 n batches in flight, so each process then makes three."""
 
 
 def check_script(points: Sequence[CanaryPoint]) -> list[Refusal]:
-    """Return what the script did that a longer run would do otherwise."""
+    """Return refusals for what the runs of the script did and the whole job may do differently.
+
+    Three things are refused: runs failed, runs used different loaders, or a loader breaks one of `_LOADER_RULES`.
+    """
     found = [("failed", _failed(points))]
     names = [sorted(loader.name for loader in point.loaders) for point in points]
     if any(each != names[0] for each in names):
@@ -72,7 +76,11 @@ def check_script(points: Sequence[CanaryPoint]) -> list[Refusal]:
 def check_line(
     figure: str, line: Line, points: Sequence[CanaryPoint], *, must_grow: bool, what: str = ""
 ) -> list[Refusal]:
-    """Return why a straight line through a figure's points does not hold.
+    """Return a refusal if a straight line through a figure's points does not hold. Empty if it holds.
+
+    The line does not hold if the figure hardly grows (``no-growth``), or if its growth is not in proportion to the data
+    (``curved``). Two tests find a curve: the interval of the exponent, and replicates that agree better with each other
+    than with the line.
 
     Args:
         figure: Name of the figure.
@@ -108,7 +116,7 @@ def check_line(
 
 
 def check_figure(figure: ForecastFigure) -> list[Refusal]:
-    """Return whether the interval of a figure is wider than an answer may be."""
+    """Return a refusal if the interval of a figure is wider than an answer may be."""
     if figure.half_width <= MAX_HALF_WIDTH:
         return []
     reason = (
@@ -119,7 +127,7 @@ def check_figure(figure: ForecastFigure) -> list[Refusal]:
 
 
 def check_busy(points: Sequence[CanaryPoint]) -> list[Refusal]:
-    """Return whether too much of the runs' time may be due to other work of the machine."""
+    """Return a refusal if too much of the runs' time may be due to other work of the machine."""
     share = mean_excess(points)
     if share <= MAX_EXCESS:
         return []
@@ -130,7 +138,7 @@ def check_busy(points: Sequence[CanaryPoint]) -> list[Refusal]:
 def check_cache(
     points: Sequence[CanaryPoint], *, data_bytes: float | None, memory_bytes: float | None
 ) -> list[Refusal]:
-    """Return whether later passes of the canaries read from memory what the whole job must read from storage."""
+    """Return a refusal if later passes of the canaries read from memory what the whole job must read from storage."""
     passes = max((loader.num_passes for point in points for loader in point.loaders), default=0)
     if data_bytes is None or memory_bytes is None or passes < 2 or data_bytes < memory_bytes:
         return []
@@ -148,7 +156,7 @@ def check_cache(
 def check_cpu_cache(
     points: Sequence[CanaryPoint], *, held_bytes: float, least_held_bytes: float, cache_bytes: float | None
 ) -> list[Refusal]:
-    """Return whether the whole reads memory more slowly than the canaries, because it holds much more of it.
+    """Return a refusal if the whole job holds so much more data in memory that reading it becomes slower.
 
     The time of an access grows gradually while the data grows from the size of the CPUs' level 2 caches to many times
     that size. The rule compares the part of this span that lies between the largest canary and the whole. Runs that
@@ -194,7 +202,8 @@ def ran_out_of_memory(point: CanaryPoint, limit_bytes: float | None = None) -> b
         limit_bytes: Memory of the candidate's host. None if it is unknown.
     """
     cause = point.failure.lower()
-    # An operator's kill -9 of a run with 0.8 GiB, on a host of 384 GiB, once gave a probability of 100 %.
+    # A kill -9 is no lack of memory by itself. An operator's kill -9 of a run with 0.8 GiB, on a host of 384 GiB, once
+    # gave a probability of 100 %.
     if "killed by sigkill" not in cause or "out of memory" not in cause:
         return any(words in cause for words in _OUT_OF_MEMORY)
     if limit_bytes is None:
@@ -223,6 +232,7 @@ def _bends_much(line: Line, points: Sequence[CanaryPoint]) -> bool:
 
 
 def _failed(points: Sequence[CanaryPoint]) -> str:
+    """Return a reason if runs failed, or an empty text."""
     failed = [point for point in points if point.failure]
     if not failed:
         return ""
@@ -230,6 +240,7 @@ def _failed(points: Sequence[CanaryPoint]) -> str:
 
 
 def _passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
+    """Return a reason if runs made different numbers of passes over a loader, or an empty text."""
     counts = {work.num_passes: fraction for fraction, work in zip(fractions, works, strict=True) if work.num_passes}
     if len(counts) < 2:
         return ""
@@ -241,6 +252,7 @@ def _passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) 
 
 
 def _fixed_steps(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
+    """Return a reason if something other than the data fixes a loader's number of steps, or an empty text."""
     is_left = any(work.num_passes > work.num_complete_passes for work in works)
     if not is_left or not is_fixed_loader(works, fractions):
         return ""
@@ -251,6 +263,7 @@ def _fixed_steps(name: str, fractions: Sequence[float], works: Sequence[LoaderWo
 
 
 def _short_passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
+    """Return a reason if a pass has hardly more batches than are fetched at the same time, or an empty text."""
     longest = max(work.num_steps / max(1, work.num_passes) for work in works)
     in_flight = max(work.max_in_flight for work in works)
     # A loader with eight processes makes its first eight batches at the same time. A job bound by its loader took
@@ -264,6 +277,7 @@ def _short_passes(name: str, fractions: Sequence[float], works: Sequence[LoaderW
 
 
 def _disproportion(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
+    """Return a reason if a loader's samples are not in proportion to the data, or an empty text."""
     per_fraction = [work.num_samples / fraction for fraction, work in zip(fractions, works, strict=True)]
     # Passes of one or two batches differ by rounding alone.
     is_rounded = min(work.num_samples / max(1, work.batch_samples) for work in works) <= 3

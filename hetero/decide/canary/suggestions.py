@@ -54,7 +54,8 @@ def suggestion(points: Sequence[CanaryPoint], refusals: Sequence[Refusal]) -> st
             f"The whole job takes less than another {minutes}, about {fixed_s + growing_s:,.0f} s in proportion to the "
             "data. Run it instead of more canaries."
         )
-    # A run with the fraction, and one with half of it.
+    # The suggestion is two runs: one with this fraction, and one with half of this fraction. So 1.5 fractions and two
+    # starts must fit into the time.
     fraction = min(MAX_FRACTION, (BUDGET_S - 2 * fixed_s) / max(1e-9, 1.5 * growing_s))
     largest = max(point.fraction for point in points)
     if fraction > largest:

@@ -58,6 +58,7 @@ def _shown(reports: Sequence[Report]) -> list[ShownRun]:
 
 
 def _shown_run(name: str, report: Report, colour: str) -> ShownRun:
+    """Return a run with what the plots show of it: the steps of its slowest rank, and the history of one rank."""
     # The slowest rank comes first.
     slowest = None if report.headline is None else report.headline.slowest_step_rank
     found = [each for _, each in sorted(report.headline_ranks.items(), key=lambda item: item[0] != slowest)]
@@ -94,6 +95,7 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
 
 
 def _run_cells(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and small print of each headline figure of one run."""
     headline, cost = report.headline, report.cost
     if headline is not None and headline.step_time_mean is not None:
         yield "step time", seconds_text(headline.step_time_mean.value), headline.step_time_mean.basis
@@ -106,6 +108,7 @@ def _run_cells(report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def _comparison_cells(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and small print of each headline figure of a comparison."""
     for report, which in ((comparison.baseline, "first run"), (comparison.candidate, "second run")):
         step = report.headline.step_time_mean if report.headline else None
         usd = None if comparison.objections else report.cost.per_1k_steps
@@ -128,6 +131,7 @@ def _hosts(report: Report) -> str:
 
 
 def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[str]:
+    """Yield the parts of the page below its headline figures."""
     simulated = dict.fromkeys(line for run in runs for line in run.report.run.simulated)
     if simulated:
         lines = [_of_which_runs(line, runs) for line in simulated]
@@ -155,6 +159,7 @@ def _of_which_runs(line: str, runs: Sequence[ShownRun]) -> str:
 
 
 def _tables(run: ShownRun) -> Iterator[str]:
+    """Yield the tables of one run: hosts and events."""
     facts = run.report.run
     yield f"<h2>Hosts, {html_text(run.name)}</h2>"
     yield f"<p>{html_text(run.report.verdict.advice)}</p>"

@@ -86,12 +86,12 @@ def with_data(
 ) -> Iterator[Candidate]:
     """Yield clusters with data hosts of one type.
 
-    More hosts than those whose batches the accelerators can use only cost more, so the counts end there.
+    If the accelerators cannot use the batches of more hosts, more hosts only cost more. So the counts end there.
     """
     base = replace(best_local, local_endpoints=0)
     for machine in menu:
-        # Fewer candidates, and no hashes of them, shortened a plan over 80 types from 6 to 18 s to 0.1 to 0.4 s. So the
-        # other forms come in only where bytes may limit the steps.
+        # The other forms are candidates only where bytes may limit the steps. Fewer candidates, and no hashes of
+        # candidates, shortened a plan over 80 types from 6 to 18 s to 0.1 to 0.4 s.
         forms = [AS_IS, *(_forms(profile) if model.has_bytes_limit(base.trainer, machine) else ())]
         for form in forms:
             enough = model.hosts_for_headspace(machine, form)

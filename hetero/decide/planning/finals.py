@@ -1,8 +1,8 @@
 """Chooses among the best candidates by their timelines.
 
 A ranking predicts thousands of step times at once, but not how much longer steps take because the parts of a cluster
-wait for each other. So the candidates with the lowest costs are compared again with their timelines, and so are those
-near the best of them. The last few get long timelines.
+wait for each other. So the candidates with the lowest costs are compared again, by their timelines. Then the neighbours
+of the best candidate are compared in the same way. The last few candidates get long timelines.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["Finals"]
 _SHORTLIST = 500
 """Number of candidates whose mean cost is computed. A menu of 60 types has 20,000 candidates."""
 _PATIENCE = 12
-"""Number of timelines without a better candidate that ends the search along the ranking."""
+"""The search along the ranking ends after this number of timelines without a better candidate."""
 _MAX_BATCHES = 50_000
-"""Batches of all short timelines together, about 0.4 s. Half of them may follow the ranking. bench_planner limits the
-seconds of a plan."""
+"""Batches of all short timelines together, about 0.4 s. The search along the ranking may use half of these batches.
+bench_planner limits the seconds of a plan."""
 _MAX_LONG_BATCHES = 70_000
 """Batches of the long timelines together."""
 _FINAL_MARGIN = 0.045
-"""Finalists cost at most so much more than the best one."""
+"""Largest extra cost of a finalist, as a share of the cost of the best one."""
 
 
 class Finals:
@@ -131,7 +131,8 @@ class Finals:
             entries = self._ranking.add(candidate for candidate in near if identity(candidate) not in self._known)
             before = best
             for entry in self._by_mean_cost(entries):
-                # The neighbours of a better cluster are better than the other neighbours of this one.
+                # If a neighbour is better, look at the neighbours of that neighbour next. They are usually better than
+                # the other neighbours of the old best cluster.
                 if self._is_over() or best is not before:
                     break
                 own = self._simulate(entry)

@@ -64,7 +64,7 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         ),
         vcpu_speeds=options.vcpu_speeds,
         endpoints_per_host=options.endpoints_per_host,
-        # Without it, the measured step time was shown as that of a cluster with other numbers of hosts or ranks.
+        # Without this argument, a cluster with another number of hosts or ranks was shown with the measured step time.
         measured=measured if is_resized else None,
     )
     note = resized_note(measured, profile.training) if is_resized else without_data_note
@@ -134,7 +134,7 @@ def _trainer_of(profile: Profile, catalogue: Catalogue, options: PlanOptions) ->
         )
     if info.hourly_usd is None and options.goal == "cost":
         raise ConfigError(f"{catalogue.explain(name)}, because the goal is cost")
-    # GPU:8 states no vCPUs, but the profile has those of its host.
+    # A type such as GPU:8 states no vCPUs, so take the vCPUs of the host that was profiled.
     return Machine.from_info(info if info.vcpus is not None else replace(info, vcpus=profile.training.vcpus))
 
 
@@ -146,8 +146,8 @@ def _without_data_hosts(profile: Profile, trainer: Machine) -> tuple[Profile, st
     training = profile.training
     if not training.has_data_hosts:
         return profile, ""
-    # Such steps were once taken for those of the trainer hosts alone. A plan then said not to add data hosts where they
-    # save 55 %.
+    # The steps of a job with data hosts were once taken for steps of the trainer hosts alone. A plan then advised
+    # against data hosts that save 55 %.
     number = max(training.num_local_processes, free_cpus(training, trainer), training.ranks_per_host)
     note = (
         "Data hosts made the batches of the profile. So the step time of the trainer hosts alone is modelled, with "
@@ -190,6 +190,7 @@ def _resized(profile: Profile, trainer: Machine, options: PlanOptions) -> Profil
 
 
 def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -> Plan:
+    """Return the plan that states what the search found."""
     basis = profile.training.step_s.basis
 
     def cluster(alternative: Alternative) -> PlannedCluster:
@@ -218,6 +219,7 @@ def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -
 
 
 def _cluster_of(alternative: Alternative, rejected: str, basis: str) -> PlannedCluster:
+    """Return an alternative of the search in the form that a plan has."""
     candidate, prediction = alternative.candidate, alternative.prediction
     usd, interval = alternative.usd_per_1k_steps, alternative.usd_interval
     step_basis = basis if prediction.is_measured else "modelled"
@@ -240,6 +242,7 @@ def _cluster_of(alternative: Alternative, rejected: str, basis: str) -> PlannedC
 
 
 def _groups_of(candidate: Candidate) -> tuple[PlannedGroup, ...]:
+    """Return the instance groups of a candidate: the data groups, then the trainer group."""
     data = [
         PlannedGroup(
             name="data" if index == 0 else f"data{index + 1}",

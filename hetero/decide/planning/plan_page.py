@@ -54,6 +54,7 @@ def _plot(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> str:
+    """Return the table of all alternatives, with a note about their figures."""
     head = "<th></th><th>cluster</th>"
     head += "".join(f'<th class="number">{name}</th>' for name in ("step time", "USD per 1,000 steps", "USD/hour"))
     head += "<th>limit</th><th>verdict</th>"
@@ -68,6 +69,7 @@ def _table(plan: Plan) -> str:
 
 
 def _row(plan: Plan, number: int, cluster: PlannedCluster) -> str:
+    """Return the table row of one cluster."""
     usd, hourly = cluster.usd_per_1k_steps, cluster.hourly_usd
     machines, _, more = cluster_text(cluster).partition(", ")
     name = " + ".join(f"<span>{html_text(each)}</span>" for each in machines.split(" + "))

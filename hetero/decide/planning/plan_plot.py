@@ -133,6 +133,7 @@ def _draw_headspace(axes: Axes, headspace_s: float, points: Sequence[_Point]) ->
 
 
 def _draw_clusters(axes: Axes, plan: Plan, points: Sequence[_Point]) -> None:
+    """Draw the clusters: a bar for the interval, a symbol for the kind, and the number of the table row."""
     for point in points:
         alpha, width = (0.9, 2.5) if _name_of(plan, point) else (0.4, 1.5)
         axes.plot(point.times_s, point.usds, color=QUIET, gid=f"bar-{point.row}", alpha=alpha, linewidth=width)
@@ -183,6 +184,7 @@ def _tip(point: _Point) -> str:
 
 
 def _caption(plan: Plan, points: Sequence[_Point], front: Sequence[PlannedCluster]) -> str:
+    """Return the sentences below the plot."""
     captions = [
         "A number is a row of the table. Where symbols cover each other, the table has all.",
         "A bar is the 90 % interval of a cluster.",

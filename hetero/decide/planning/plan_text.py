@@ -30,6 +30,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> str:
+    """Return the alternatives as a Markdown table, with a footnote about measured step times."""
     header = ("cluster", "step time", "90 % interval", "USD per 1,000 steps", "90 % interval", "limit", "verdict")
     rows = [
         (

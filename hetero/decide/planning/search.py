@@ -116,6 +116,7 @@ def search(
         )
 
     def rank(*, is_limited: bool = True) -> Ranking:
+        """Return all candidates that are worth a look, with a quick prediction of each."""
         quick = model(num_draws=0, is_limited=is_limited)
         ranking = Ranking(quick, constraints)
         # The first candidate is the baseline. The candidates with data hosts begin with the best one without them, so
@@ -159,6 +160,7 @@ def chance_to_pay(chosen: Alternative, base: Alternative) -> float | None:
 
 
 def _alternatives(candidates: Sequence[Candidate], model: StepModel) -> list[Alternative]:
+    """Return the candidates with their predicted step time and cost. The first candidate is the baseline."""
     base = candidates[0]
     return [
         Alternative(

@@ -1,4 +1,4 @@
-"""Finds mistakes in a study before it costs money. Each check is a pitfall that studies of distributed training met.
+"""Finds mistakes in a study before it costs money. Earlier studies of distributed training made each of these mistakes.
 
 ========  =====================================================================================
 ST-01     the global batch grows and the learning rate does not
@@ -66,6 +66,7 @@ _Found = Iterator[tuple[str, str, str]]
 
 
 def _learning_rate_is_kept(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-01 if global batches differ and the learning rate stays the same."""
     found: dict[object, set[float]] = {}
     for cell in plan.cells:
         batch = cell.quantities.get("global_batch")
@@ -96,6 +97,7 @@ def _learning_rate_is_kept(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 
 def _volume_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-02 for each instance type whose volume or local storage is smaller than the data."""
     is_sagemaker = plan.study.executor.kind == "sagemaker"
     named: dict[tuple[str, float, float], None] = {}
     for cell in plan.cells:
@@ -127,6 +129,7 @@ def _volume_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 
 def _memory_is_exceeded(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-03 if a batch per device needs more memory than the device has, or than a report measured."""
     report = _measured(plan.study)
     seen: set[tuple[object, ...]] = set()
     for cell in plan.cells:
@@ -198,6 +201,7 @@ def _beyond_report(report: Report, instance_type: str, batch: float, room_gb: fl
 
 
 def _epochs_are_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-04 if the steps of a run are not a whole number of epochs."""
     found: dict[float, Cell] = {}
     for cell in plan.cells:
         epochs = cell.quantities.get("epochs")
@@ -242,6 +246,7 @@ def _whole_steps(plan: StudyPlan) -> int | None:
 
 
 def _batch_is_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-05 if the ranks of a run do not divide its global batch."""
     seen: set[object] = set()
     for cell in plan.cells:
         batch = cell.quantities.get("batch_per_device")
@@ -261,6 +266,7 @@ def _batch_is_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 
 def _scales_out_before_up(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-06 if several hosts have no more accelerators than one larger host of their family."""
     seen: set[tuple[str, int]] = set()
     for cell in plan.cells:
         for instance_type, count in trainer_groups(cell.settings):
@@ -290,6 +296,7 @@ def _scales_out_before_up(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 
 def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-07 for each factor whose levels change nothing in a run."""
     study = plan.study
     texts = [*study.args, *(text for cell in plan.cells for text in cell.settings.environment.values())]
     texts += [text for cell in plan.cells for text in cell.settings.channels.values()]
@@ -321,6 +328,7 @@ def _level_settings(study: Study) -> list[Settings]:
 
 
 def _factors_are_not_separated(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-08 for the two factors with the largest correlation, if it is too large."""
     largest = None if plan.correlations is None else plan.correlations.largest
     if largest is not None and largest[0] >= MAX_CORRELATION:
         value, one, other = largest
@@ -335,6 +343,7 @@ def _factors_are_not_separated(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 
 def _step_exceeds_epoch(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-09 for the first run whose step takes more samples than an epoch has."""
     for cell in plan.cells:
         batch, samples = (cell.quantities.get(name) for name in ("global_batch", "training_samples"))
         if isinstance(batch, (int, float)) and isinstance(samples, int) and batch > samples:
@@ -347,6 +356,7 @@ def _step_exceeds_epoch(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 
 def _types_are_unknown(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-10 if runs state no groups, because other checks need their instance types."""
     if any(not cell.settings.groups for cell in plan.cells):
         function = " The estimators of SageMaker are made later." if plan.study.executor.kind == "sagemaker" else ""
         yield (
@@ -360,6 +370,7 @@ def _types_are_unknown(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 
 def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
+    """Yield ST-11 if all runs together are expected to exceed the budget."""
     known = [(run, plan.expected_s[run.run_id] / 3600) for run in plan.runs if run.run_id in plan.expected_s]
     total_h = sum(hours for _, hours in known)
     total_usd = 0.0

@@ -63,6 +63,7 @@ class Job:
             ) from error
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a command in a session of its own, and a thread that reads its output."""
         process = start_child(
             command,
             env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": python_path()},
@@ -92,8 +93,8 @@ class Job:
             except queue.Empty:
                 self._kill_if_late()
                 if all(process.poll() is not None for process in self._processes):
-                    # A process that the run left behind may hold its output open. The study once waited for it without
-                    # an end.
+                    # A process that the run left behind may hold the run's output open. The study once waited without
+                    # an end for such a process.
                     ended_s = ended_s or time.monotonic()
                     if time.monotonic() - ended_s > END_TIMEOUT_S:
                         logger.warning("the run has ended, but a process that it started still holds its output")

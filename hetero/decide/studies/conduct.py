@@ -1,8 +1,8 @@
 """Executes the runs of a study that its ledger does not have yet, within its budget.
 
-The main thread decides and writes the ledger. A thread of a pool executes each run. Before a run, its expected duration
-and cost are added to those of the runs so far. If that passes the budget, the run does not start. While runs execute,
-the main thread stops them when the budget is really passed.
+The main thread decides and writes the ledger. A thread of a pool executes each run. Before a run, the main thread adds
+the expected duration and cost of the run to the sums of the runs so far. If a sum passes the budget, the run does not
+start. If the real sums pass the budget while runs execute, the main thread stops these runs.
 """
 
 from __future__ import annotations
@@ -236,6 +236,7 @@ class _Session:
         ]
 
     def _say(self, run: PlannedRun, result: RunResult | None) -> None:
+        """Call ``on_progress`` with the state of the study: runs, time and cost, spent and left."""
         if self.on_progress is None:
             return
         ended = self.ledger.results
@@ -391,8 +392,8 @@ class Estimates:
     The first of these that exists counts:
 
     1. the mean of the finished runs with the same levels,
-    2. the larger of the stated duration and that of the longest finished run on the same cluster, because a budget
-       must not be passed.
+    2. the stated duration or the longest finished run on the same cluster, whichever is longer, because a budget must
+       not be passed.
 
     Args:
         stated_s: Stated durations in seconds by run id.

@@ -71,7 +71,7 @@ class _ChildExecutor:
         """Run the job, see `hetero.decide.studies.runs.Executor.execute`."""
         commands = self._commands(run, folder)
         for name in (REPORT_FILE_NAME, "report.md"):
-            # Otherwise a run without a report would get that of its earlier attempt.
+            # If this attempt writes no report, the run must not get the report of its earlier attempt.
             (folder / name).unlink(missing_ok=True)
         started_at = dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
         started_s = time.monotonic()
@@ -348,8 +348,9 @@ def result_of(
 def phases_of(report: Report) -> dict[str, float]:
     """Return the parts of a run's wall time in seconds: its start, compute and data wait of its steps, and the rest.
 
-    The start ends with the first batch of any loader. The steps are those of the loader that takes the most time, on
-    the rank where it takes the most. Steps of the warm-up, validation and the end of the job count as rest.
+    The start ends with the first batch of any loader. Compute and data wait are taken from the loader that takes the
+    most time, on the rank where this loader takes the most time. Steps of the warm-up, validation and the end of the
+    job count as rest.
     """
     loaders = [loader for rank in report.run.ranks for loader in rank.loaders]
     phases = {}

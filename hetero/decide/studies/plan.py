@@ -74,6 +74,7 @@ def plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
 
 
 def _plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
+    """Return the cells and runs of a study, in the order in which the runs begin."""
     rows = rows_of(study.design, study.factors, seed=study.seed)
     if len(rows) * study.replicates > MAX_RUNS:
         raise ConfigError(f"the study has {len(rows) * study.replicates} runs; expected at most {MAX_RUNS}")
@@ -105,6 +106,7 @@ def _plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
 
 
 def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun:
+    """Return the run of a cell with all placeholders filled in."""
     seed = cell.levels.get("seed", study.seed + replicate - 1)
     values: dict[str, Level] = {**cell.levels, **cell.quantities, "seed": seed, "replicate": replicate}
     shown = [f"{name}={level_text(level)}" for name, level in cell.levels.items()]

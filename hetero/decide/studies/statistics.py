@@ -39,8 +39,9 @@ def interval_of(values: Sequence[float], *, coverage: float = 0.95, is_positive:
     Args:
         values: Finite numbers, one per replicate.
         coverage: Share of such intervals that contain the true mean, in (0, 1).
-        is_positive: Whether the values are times or amounts. The interval is then one of the mean's logarithm, whose
-            standard error is that of the mean divided by the mean. So it never contains 0 or less.
+        is_positive: Whether the values are times or amounts. If so, the interval is computed for the logarithm of the
+            mean, so it never contains 0 or less. The standard error of this logarithm is the mean's standard error
+            divided by the mean.
     """
     if not values:
         return None

@@ -348,6 +348,7 @@ def preview_text(preparation: Preparation, executor: Executor | None) -> str:
 
 
 def _run_rows(runs: Sequence[PlannedRun], plan: StudyPlan) -> list[list[str]]:
+    """Return the rows of the table of runs: number, factors, and the quantities that vary."""
     names = [factor.name for factor in plan.study.factors]
     varied = dict.fromkeys(name for run in runs for name in run.levels if name not in names)
     shown = [name for name in varied if len({run.levels.get(name) for run in runs}) > 1 or name in ("ranks", "epochs")]
@@ -362,6 +363,7 @@ def _run_rows(runs: Sequence[PlannedRun], plan: StudyPlan) -> list[list[str]]:
 
 
 def _expected_text(plan: StudyPlan, executor: Executor | None) -> str:
+    """Return the expected time and cost of all runs, and the budget, as one line."""
     known = [run for run in plan.runs if run.run_id in plan.expected_s]
     if not known:
         return "expected time and cost: unknown, because the study states no expected_minutes"

@@ -298,6 +298,7 @@ def parse_study(document: object, path: Path) -> Study:
 
 
 def _factor(name: object, value: object) -> Factor:
+    """Return a factor: a list of levels, or levels with settings."""
     path = f"factors.{printable(str(name), max_chars=60)}"
     name = _name(name, path)
     if isinstance(value, Mapping):
@@ -339,6 +340,7 @@ def _exact(level: Level) -> tuple[str, Level]:
 
 
 def _design(value: object, factors: Sequence[Factor]) -> Design:
+    """Return the design: ``full``, a fraction or a table."""
     if value == "full":
         return Design(kind="full")
     found = mapping(value, "design", expected="full, {fraction: RUNS} or {table: [...]}")
@@ -354,6 +356,7 @@ def _design(value: object, factors: Sequence[Factor]) -> Design:
 
 
 def _row(value: object, path: str, factors: Sequence[Factor]) -> Mapping[str, Level]:
+    """Return a row of a table design, which has one level of each factor."""
     stated = mapping(value, path)
     check_keys(stated, [factor.name for factor in factors], f"{path}.")
     row = {name: level_of(level, f"{path}.{name}") for name, level in stated.items()}
@@ -367,6 +370,7 @@ def _row(value: object, path: str, factors: Sequence[Factor]) -> Mapping[str, Le
 
 
 def _settings(found: Mapping[str, Any], path: str) -> Settings:
+    """Return the settings of the study (empty ``path``), or of a level at ``path``."""
     check_keys(found, _OF_SETTINGS, path)
     groups = tuple(
         _group(each, f"{path}groups[{at}]")
@@ -395,6 +399,7 @@ def _settings(found: Mapping[str, Any], path: str) -> Settings:
 
 
 def _values(found: Mapping[str, Any], path: str) -> Mapping[str, Level]:
+    """Return the further quantities that placeholders may name."""
     values = {}
     for key, value in found.items():
         own = f"{path}.{printable(str(key), max_chars=60)}"
@@ -481,6 +486,7 @@ def _environment(value: object, path: str) -> Mapping[str, str]:
 
 
 def _executor(value: object) -> ExecutorChoice:
+    """Return the executor: its name, or its name with settings."""
     if isinstance(value, str):
         return ExecutorChoice(kind=choice_of(value, "executor", _EXECUTORS))
     found = mapping(value, "executor", expected=f"one of {', '.join(_EXECUTORS)}, with its settings")

@@ -106,7 +106,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         )
     contents = next((host.contents for host in hosts if host.contents is not None), None)
     contents = contents or next((part.contents for part in ranks.values() if part.contents is not None), Contents())
-    # Step times are those of the slowest rank, because all ranks end a step together.
+    # Take the step times of the slowest rank, because all ranks end a step together.
     headspace = _headspace(ranks, facts, notes)
     receive = next((host.receive_cpu_s_per_gb for host in hosts if host.receive_cpu_s_per_gb is not None), None)
     as_it_runs = "simulated" if facts.is_sample_emulated or facts.is_step_emulated else "measured"

@@ -68,7 +68,8 @@ def first_sentence(profile: Profile) -> str:
 def supply_rate(supply: SupplyProfile) -> float | None:
     """Return the samples per second that all CPUs of a host make, measured or computed from one process."""
     if supply.concurrency:
-        # Where processes wait for storage, a profile also measures more of them than CPUs.
+        # If processes wait for storage, a profile also measures numbers of processes above the number of CPUs. Leave
+        # these out.
         most = max((p for p in supply.concurrency if p.num_processes <= supply.vcpus), key=lambda p: p.num_processes)
         return most.samples_per_s / most.num_processes * supply.vcpus
     seconds = supply.sample_cpu_s.mean + supply.sample_wait_s.mean + supply.batch_cpu_s.mean
@@ -76,6 +77,7 @@ def supply_rate(supply: SupplyProfile) -> float | None:
 
 
 def _facts(profile: Profile) -> str:
+    """Return the table about the profile: command, hosts, batch, processes."""
     training = profile.training
     ranks = f"{counted(training.num_hosts, 'host')} with {counted(training.ranks_per_host, 'rank')}"
     rows = [
@@ -93,6 +95,7 @@ def _facts(profile: Profile) -> str:
 
 
 def _training(training: TrainingProfile) -> str:
+    """Return the table about the ranks: step times, data wait, CPU, GPU."""
     rows = [
         _times("step without waiting", training.headspace_s),
         _times("step as it runs", training.step_s),
@@ -107,6 +110,7 @@ def _training(training: TrainingProfile) -> str:
 
 
 def _supply(supply: SupplyProfile) -> str:
+    """Return the table about the cost of samples: CPU, waits, storage, memory."""
     rows = [
         _times("CPU per sample", supply.sample_cpu_s),
         _times("wait per sample, mostly for storage", supply.sample_wait_s),
@@ -122,6 +126,7 @@ def _supply(supply: SupplyProfile) -> str:
 
 
 def _concurrency(supply: SupplyProfile) -> str:
+    """Return the table of samples/s with different numbers of processes."""
     alone = supply.concurrency[0]
     rows = [
         (
@@ -137,6 +142,7 @@ def _concurrency(supply: SupplyProfile) -> str:
 
 
 def _bytes(profile: Profile) -> str:
+    """Return the section about the bytes of a sample: its arrays, and what compression would save."""
     wire = profile.wire_bytes_per_sample
     rows = [
         (code_span(leaf.path), leaf.dtype, _short_bytes(leaf.bytes_per_sample), _uint8_text(leaf))

@@ -383,6 +383,7 @@ def _estimators(estimator: Any, candidates: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_cluster(estimator: Any, instance_type: str, count: int) -> Any:
+    """Return a copy of the estimator with other hosts."""
     if sdk_version(estimator) == 3:
         compute = estimator.compute.model_copy(
             update={"instance_type": instance_type, "instance_count": count, "instance_groups": None}

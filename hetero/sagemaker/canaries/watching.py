@@ -129,6 +129,7 @@ def resources_of_job(
 def _resources(
     found: dict[str, list[float]], num_hosts: int, memory_bytes: float | None, one_gpu_bytes: float | None
 ) -> Resources:
+    """Return CPU, memory and GPU of a job from CloudWatch's values, by metric and number of the host."""
     series = {key: [found.get(f"{key}_{number}", []) for number in range(num_hosts)] for key in _NAMES}
     if not any(series["cpu"]):
         return Resources()

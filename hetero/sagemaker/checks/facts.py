@@ -112,10 +112,10 @@ def member(request: TrainingRequest, path: str, kind: type[_T], default: _U) -> 
 def is_secret(name: str, value: str) -> bool:
     """Return whether a value looks like a secret.
 
-    Usually both the name and the value must look like those of a secret. Therefore ``max_tokens``, a path and ``<pad>``
-    are not secrets. If the name is that of a password or of hetero's own token, every text except a path is a secret,
-    because people choose passwords freely. In ``hetero_token_file``, a token instead of a path is a secret too. An AWS
-    access key ID is always a secret.
+    Usually both the name and the value must look like a secret. Therefore ``max_tokens``, a path and ``<pad>`` are not
+    secrets. If the name is a usual name of a password or the name of hetero's own token, every text except a path is a
+    secret, because people choose passwords freely. In ``hetero_token_file``, a token instead of a path is a secret too.
+    An AWS access key ID is always a secret.
     """
     words = tuple(word for word in re.split(r"[^a-z0-9]+", name.lower()) if word)
     named = bool(words) and (words[-1] in _SECRET_WORDS or words[-2:] in _SECRET_ENDS)

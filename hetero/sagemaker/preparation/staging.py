@@ -225,6 +225,7 @@ def _copy_code(code: Code, script: Path, target: Path) -> None:
 def _add_ours(
     source: Path, requirements: str, *, token: bool | Path, wheels: Path | str | None, is_offline: bool
 ) -> None:
+    """Add to a copy of the code what a job of hetero needs: launcher, token, wheels, requirements."""
     folder = source / STAGED_FOLDER
     folder.mkdir()
     shutil.copyfile(LAUNCHER_FILE, source / LAUNCHER_NAME)

@@ -104,6 +104,7 @@ def _read_project(path: Path) -> dict[str, Any] | None:
 
 
 def _declared_metadata(project: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the wheel's metadata that follow from pyproject.toml."""
     yield f"Requires-Python: {project['requires-python']}"
     yield f"Summary: {project['description']}"
     for requirement in project["dependencies"]:
@@ -117,6 +118,7 @@ def _declared_metadata(project: dict[str, Any]) -> Iterator[str]:
 
 
 def _installed_metadata(package: Path) -> Iterator[str]:
+    """Yield the same lines from the metadata of the installed package."""
     try:
         found = importlib.metadata.metadata("hetero")
     except importlib.metadata.PackageNotFoundError:

@@ -240,6 +240,7 @@ def _write_opt_ml(
 
 
 def _choose(through: str | None) -> str:
+    """Return what runs the entry point: ``through``, or by default the toolkit if it is installed."""
     has_toolkit = importlib.util.find_spec("sagemaker_training") is not None
     if through is None:
         return "toolkit" if has_toolkit else "plain"

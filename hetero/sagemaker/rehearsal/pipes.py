@@ -59,16 +59,17 @@ class PipeFeeder:
         return self._prefix.with_name(f"{self._prefix.name}_{epoch}")
 
     def _run(self) -> None:
+        """Feed one pipe after the other, one for each epoch, until the feeder is stopped."""
         epoch = 0
         while (descriptor := self._wait_for_reader(epoch)) is not None:
             try:
-                # A reader may open it as soon as this epoch ends.
+                # Make the pipe of the next epoch first, because a reader may open it as soon as this epoch ends.
                 os.mkfifo(self._path(epoch + 1))
                 self._write(descriptor)
             except BrokenPipeError:
                 logger.info("%s was closed before its end", self._path(epoch))
-            # Damaged gzip files raise the last two. The epoch ends and the rehearsal fails, because its reader would
-            # wait for ever.
+            # Damaged gzip files raise EOFError and zlib.error. Then the epoch ends and the rehearsal fails, because the
+            # reader would wait for ever.
             except (OSError, EOFError, zlib.error):
                 logger.exception("cannot feed %s", self._path(epoch))
                 self.has_failed = True

@@ -171,6 +171,7 @@ def _stage_channels(recording: Recording, data: Mapping[str, str | os.PathLike[s
 
 
 def _stage(uploads: Mapping[str, bytes], uri: str, folder: Path) -> Path:
+    """Write the objects that the SDK would upload below ``uri`` into a folder."""
     for name, content in uploads.items():
         parts = PurePosixPath(name.removeprefix(f"{uri}/"))
         if parts.is_absolute() or ".." in parts.parts:
@@ -208,7 +209,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
         status = process.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):
-            # Its hosts die with it.
+            # The simulated hosts die with this process.
             process.kill()
         process.wait()
     return status if status >= 0 else 128 - status
@@ -245,6 +246,7 @@ def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> 
 
 
 def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
+    """Unpack an archive of source code. Reject links, paths outside of the folder, and too many bytes."""
     left = max_bytes
     for member in archive:
         path = PurePosixPath(member.name)

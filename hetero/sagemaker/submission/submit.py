@@ -134,6 +134,7 @@ def _attempt(
     sleep: Callable[[float], None],
     on_submit: Callable[[str], object] | None,
 ) -> Submission | Shortage:
+    """Submit once. Return the submission, or the reason if SageMaker lacks instances."""
     try:
         name = _start(estimator, inputs, job_name)
     except Exception as error:

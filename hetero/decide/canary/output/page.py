@@ -28,6 +28,7 @@ def canary_page(report: CanaryReport) -> str:
 
 
 def _candidate(candidate: Candidate) -> str:
+    """Return the section of one candidate: headline, refusals, figures, notes."""
     refusals = "".join(
         f"<li><strong>refused ({html_text(each.rule)}):</strong> {html_text(each.reason)}.</li>"
         for each in candidate.refusals

@@ -121,6 +121,7 @@ class _Host:
         self.num_threads, self.receiving = 0, 0.0
 
     def advance(self, now_s: float) -> None:
+        """Count the work that each process has done until now."""
         self.done += (now_s - self.since_s) * self.speed
         self.since_s = now_s
 
@@ -245,6 +246,7 @@ class Timeline:
         self.is_fresh = [self.epoch > 3 * self.num_steps] * len(self.place)
 
     def _make_ranks(self) -> list[_Rank]:
+        """Return the ranks, each with its trainer host, the endpoints that it may ask, and its window."""
         job = self.job
         if job.is_own_loader:
             first = 0
@@ -367,6 +369,7 @@ class Timeline:
             self._set_ranks(now_s, job.rank_threads * job.ranks_per_host)
 
     def _end_step(self, now_s: float) -> None:
+        """Record that all ranks have ended a step, and begin the next one."""
         elapsed_s = max(now_s - self.ends_s[-1], 1e-9)
         self.ends_s.append(now_s)
         self.made.append(self.num_made)
@@ -440,6 +443,7 @@ class Timeline:
         self._push(at_s + _LATENCY_S, _ARRIVED, attempt)
 
     def _arrive(self, attempt: _Attempt, now_s: float) -> None:
+        """Record that a rank has received a batch. The rank then takes the batch, or asks for more."""
         rank = attempt.rank
         rank.arrived.add(attempt.sequence)
         if not self.job.is_own_loader:

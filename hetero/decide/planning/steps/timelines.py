@@ -106,6 +106,7 @@ class Timelines:
         return self._known[candidate][1]
 
     def _timeline_of(self, candidate: Candidate, is_long: bool) -> Timeline | None:
+        """Simulate the delivery of batches on a candidate. Return None if the candidate has no endpoints."""
         training, trainer, form = self._training, candidate.trainer, candidate.form
         is_own_loader = is_profiled(self._profile, candidate)
         local = candidate.local_endpoints
@@ -149,6 +150,7 @@ class Timelines:
         return nbytes / float(self._figures.network_of(machine)[0])
 
     def _host(self, machine: Machine, num_endpoints: int, encode_s: float, sending_s: float) -> TimelineHost:
+        """Return a host as the timeline needs it: its endpoints, the time of a batch, and the pace under load."""
         points = [(share, cpu_s + encode_s) for share, cpu_s in self._figures.curve_of(machine)]
         alone_s = points[0][1]
         wait_s = float(self._figures.costs_on(machine)[1][0])

@@ -26,16 +26,17 @@ _OTHER_FAMILY_SPREAD = 0.25
 """Standard deviation of the logarithm of a vCPU's relative speed if its type was not measured. In the published PyTorch
 example a vCPU of ml.c5 did about 1.6 times the work of one of ml.p3."""
 SPEED_SPREAD = 0.04
-"""The same if a type of its family was measured. Also the error of the model about the speed of endpoints, and of the
-samples that were measured about all samples. The intervals of bench_plan_runs pay for it."""
+"""Standard deviation of the same logarithm if another type of the family was measured. It also stands for two errors:
+of the model about the speed of endpoints, and of the measured samples about all samples. With it, most intervals of
+bench_plan_runs contain the real step times."""
 _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU = (2.0e7, 1.6e8)
 """Range for types whose bandwidth is not known: the catalogue's other types have 0.16 to 1.3 Gbit/s per vCPU."""
 _MODEL_SPREAD = 0.02
 """Standard deviation of the logarithm of a step time that comes from the model instead of the figures. With less, fewer
 intervals of bench_planner contain the truth."""
 RUN_SPREAD = 0.015
-"""Relative error that all values of one run share: the clock speed, neighbours on the machine. The intervals of
-bench_plan_runs pay for it."""
+"""Relative error that all values of one run share, for example from the clock speed or from neighbours on the machine.
+With it, most intervals of bench_plan_runs contain the real step times."""
 _BURST_S = 1.5
 """Seconds of one measurement with several processes. Without the weights that follow from it, at least 3 of 200 jobs of
 bench_planner have a worse plan."""
@@ -100,7 +101,8 @@ class UncertainFigures:
         values = np.asarray(spread.values)
         chosen = self._random.integers(len(values), size=(self._num_draws, len(values)))
         means = values[chosen].mean(axis=1)
-        # If only some of the values were kept, the mean of all is better known than that of the kept ones.
+        # If only some of the measured values were kept, the mean of all values has a smaller error than the mean of the
+        # kept values.
         shrink = math.sqrt(len(values) / max(len(values), spread.num_measured))
         centre = values.mean()
         return np.concatenate([[spread.mean], np.maximum(spread.mean + (means - centre) * shrink, 0.0)])
@@ -178,7 +180,7 @@ class UncertainFigures:
         return reference, self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD) * correction, correction
 
     def correct(self, factor: float) -> None:
-        """Multiply the costs of samples that were measured on the first type, and those that are derived from them."""
+        """Multiply the costs of samples on the first type, and all costs that are derived from them."""
         self._correction = factor
 
     def _relative_cost(self, name: str, spread: float) -> Array:
@@ -203,7 +205,7 @@ class UncertainFigures:
         centre = float(means.mean())
         if centre <= 0:
             return np.ones(_NUM_BATCHES)
-        # The mean of `size` samples varies less than that of 256 of them.
+        # The mean of `size` samples varies less than the mean of 256 samples.
         relative = 1.0 + (means / centre - 1.0) * math.sqrt(num / size)
         return np.sort(relative)
 

@@ -10,11 +10,12 @@ epochs                  steps x global_batch / training_samples, with steps befo
 learning_rate           by the rule, from global_batch / smallest global batch of the study
 ======================  =================================================================================
 
-The stated steps change with the global batch, and the stated learning rate changes by its rule. ``base_steps`` and
-``base_learning_rate`` are then the stated ones. Any other quantity that is stated and follows differently is an error.
+The stated steps change with the global batch, and the stated learning rate changes by its rule. In these cases
+``base_steps`` and ``base_learning_rate`` keep the stated values. If any other quantity is stated and a different value
+follows for it, this is an error.
 
-A quantity that should be whole and is not stays as it is, for example 2.5 epochs.
-`hetero.decide.studies.checks` reports it.
+If a quantity should be whole and is not, such as 2.5 epochs, it stays as it is. `hetero.decide.studies.checks` reports
+it.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def num_hosts(settings: Settings) -> int:
 def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalogue) -> list[Cell]:
     """Return the cells of a study, one for each row of levels.
 
-    The smallest global batch is that of these rows.
+    The smallest global batch of these rows is the one that steps and learning rates refer to.
 
     Raises:
         ConfigError: If a quantity is missing or is not a number, or if two statements contradict each other.
@@ -224,6 +225,7 @@ def _derived(
     batch: Fraction | None,
     smallest: Fraction | None,
 ) -> dict[str, Level]:
+    """Return the quantities that follow from the stated ones and from the batch of this cell."""
     found: dict[str, Level] = {}
     samples = None
     if "samples" in stated:
@@ -269,8 +271,8 @@ def _duration(
         missing = [name for name, value in needed.items() if value is None]
         if missing or samples is None or batch is None or smallest is None:
             raise ConfigError(f"constraints.{missing[0]}: missing, needed to fix the number of steps")
-        # The stated steps are those of the smallest batch. For the same samples, the published study has 84,375 on one
-        # GPU and 2,637 on 32.
+        # The stated steps belong to the smallest batch. For the same samples, the published study makes 84,375 steps on
+        # one GPU and 2,637 steps on 32 GPUs.
         steps = _number("steps", stated) * smallest / batch
         # Half a step is rounded up. The function round would take 2.5 to 2.
         return {"steps": math.floor(steps + Fraction(1, 2)), "epochs": _level(steps * batch / samples)}

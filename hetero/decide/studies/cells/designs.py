@@ -2,15 +2,15 @@
 
 A fraction is chosen from the full grid by coordinate exchange. It starts with random rows. Then it replaces one level
 of one row at a time by the level that raises the determinant of the information matrix of the main effects most
-(D-optimality), until no replacement helps. The best of several starts wins. Then levels of a factor change places where
-that lowers the largest correlation. The seed makes the result repeatable. A combination may occur more than once.
+(D-optimality), until no replacement helps. The best of several starts wins. Then two levels of a factor change places
+if this lowers the largest correlation. The seed makes the result repeatable. A combination may occur more than once.
 
 No library replaces this. pydoe 1.6 was compared on eight designs, with its exchange algorithms and the same columns. On
-six of them its best D-efficiency is the same to four digits. Its largest correlation is higher on two of these: 0.12
-instead of 0.01 for 12 runs of four factors with three levels, and 0.09 instead of 0.03 for 20 runs of factors with 5, 4
-and 3 levels. It cannot repeat a combination, so it finds nothing for 15 runs of a grid of 3 x 3. For 16 runs of 14
-factors with two levels its designs are singular, where this search has a D-efficiency of 0.96. pyoptex 1.2 needs numba,
-pandas, plotly, kaleido, scikit-learn and statsmodels.
+six designs, pydoe's best D-efficiency is the same to four digits. On two of these six, its largest correlation is
+higher: 0.12 instead of 0.01 for 12 runs of four factors with three levels, and 0.09 instead of 0.03 for 20 runs of
+factors with 5, 4 and 3 levels. pydoe cannot repeat a combination, so it finds nothing for 15 runs of a grid of 3 x 3.
+For 16 runs of 14 factors with two levels its designs are singular, where this search has a D-efficiency of 0.96.
+pyoptex 1.2 needs numba, pandas, plotly, kaleido, scikit-learn and statsmodels.
 
 R. K. Meyer, C. J. Nachtsheim: The Coordinate-Exchange Algorithm for Constructing Exact Optimal Experimental Designs.
 Technometrics 37 (1995).
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Correlations", "correlations", "rows_of"]
 
 _NUM_STARTS = 24
-"""Starts of a search. A large one has fewer, because it should take a minute at most."""
+"""Starts of a search. A large search has fewer starts, because it should take a minute at most."""
 _MAX_WORK = 4e6
 """Work of a search with all starts: runs x levels of all factors x the square of the main effects."""
 _MAX_PASSES = 50
@@ -52,8 +52,8 @@ _MAX_RELABELLING_WORK = 4e6
 class Correlations:
     """Pearson's correlations between the columns of a design.
 
-    A factor with numbers is one column. Of another factor, each level but the first is a column that is 1 in the rows
-    with this level and 0 in the others.
+    A factor with numbers is one column. Any other factor has a column for each level except the first. The column is 1
+    in the rows with this level, and 0 in all other rows.
     """
 
     columns: tuple[str, ...]

@@ -74,8 +74,8 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
     rows = []
     for levels, members in by_levels(results, names).items():
         finished = [each for each in members if each.state == FINISHED]
-        # The replicate with the largest share decides. Otherwise the table shows the time of a busy machine as that of
-        # the combination.
+        # The replicate with the largest share of other work decides. Otherwise a time that was measured beside other
+        # work would count as the time of the combination.
         excess = max((excess_share(each.report) for each in finished if each.report is not None), default=0.0)
         row = [*map(str, levels), str(members[0].levels.get("ranks", "")), str(len(members))]
         row += [
@@ -91,15 +91,19 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
                     seconds for each in finished if (seconds := time_to_quality(each.metrics, metric)) is not None
                 ]
                 text = _time_text(reached, excess)
-                # A mean over some replicates is shown with their number, because those that did not reach the target
-                # are missing in it.
+                # Show the number of replicates that reached the target, because the mean lacks the other replicates.
                 row.append(text if len(reached) == len(finished) else f"{text} ({len(reached)} of {len(finished)})")
         rows.append(row)
     return header, rows
 
 
 def notes(study: Study, results: Sequence[RunResult]) -> list[str]:
-    """Return sentences about what the results lack: metrics that no run logged, and times that are only bounds."""
+    """Return sentences about what the results lack.
+
+    A note says that times are only upper bounds if other work ran on the machine. If this other work took more than
+    `MAX_EXCESS` of a run, a second note says that combinations have no time and no cost. Each metric without values
+    gets a note that says how to log it.
+    """
     finished = [each for each in results if each.state == FINISHED]
     reports = {each.run_id: each.report for each in finished if each.report is not None}
     found = [note] if (note := upper_bounds_note(reports)) else []
@@ -149,6 +153,7 @@ def _interval_text(found: Interval | None, form: str) -> str:
 
 
 def _headline(plan: StudyPlan, results: Sequence[RunResult]) -> str:
+    """Return the title, with the numbers of finished and failed runs, their time and their cost."""
     states = [result.state for result in results]
     failed = f", {states.count(FAILED)} failed" if FAILED in states else ""
     total_s = sum(result.wall_s for result in results)
@@ -162,6 +167,7 @@ def _headline(plan: StudyPlan, results: Sequence[RunResult]) -> str:
 
 
 def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
+    """Return the plots of the study. A plot without data is left out."""
     study = plan.study
     names = [factor.name for factor in study.factors if not _chooses_size(factor, plan)]
     found = Results(results=results, factors=names, metric=study.metrics[0] if study.metrics else None)
@@ -188,6 +194,7 @@ def _chooses_size(factor: Factor, plan: StudyPlan) -> bool:
 
 
 def _runs(table: Sequence[Row]) -> str:
+    """Return the table of all runs, without the columns that are empty in each run."""
     if not table:
         return "<p>No run has ended yet.</p>"
     columns = [name for name in table[0] if any(row[name] not in (None, "") for row in table)]
@@ -215,6 +222,7 @@ def correlation_text(plan: StudyPlan) -> str:
 
 
 def _design(plan: StudyPlan) -> str:
+    """Return a sentence about the design, and the list of factors with their levels."""
     study = plan.study
     kinds = {
         "full": "all combinations of levels",

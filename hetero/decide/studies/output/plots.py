@@ -327,7 +327,7 @@ def _combinations(
 ) -> list[tuple[float, list[float]]]:
     """Return place and values of each combination of levels, in the order of the places.
 
-    The values of a combination are those of its replicates, which differ in nothing but their seed.
+    The values of a combination are the values of its replicates, which differ only in their seed.
     """
     found: dict[tuple[tuple[str, str], ...], tuple[float, list[float]]] = {}
     for each in members:

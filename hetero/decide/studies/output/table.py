@@ -80,6 +80,7 @@ def _in_order(lists: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _measured(result: RunResult) -> Row:
+    """Return the columns that a run itself has: levels, state, times, cost, figures of its report."""
     row: Row = {"run_id": result.run_id, **result.levels, "replicate": result.replicate}
     row |= {
         "state": result.state,
@@ -96,6 +97,7 @@ def _measured(result: RunResult) -> Row:
 
 
 def _computed(result: RunResult, metrics: Sequence[Metric]) -> Row:
+    """Return the columns that follow from the metrics of a run."""
     row: Row = {}
     for metric in metrics:
         row[f"{metric.name}_best"] = best_value(result.metrics, metric)
@@ -109,6 +111,7 @@ def _computed(result: RunResult, metrics: Sequence[Metric]) -> Row:
 
 
 def _from_report(report: Report | None) -> Row:
+    """Return the columns that a report has, each None without a report."""
     headline = None if report is None else report.headline
     usages = () if report is None else report.run.trainer_usages
 
