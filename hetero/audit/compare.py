@@ -203,8 +203,8 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
     keys, samples = keys[order], samples[order]
     starts = np.flatnonzero(np.append(True, (keys[1:, :4] != keys[:-1, :4]).any(axis=1))[: len(keys)])
     lengths = np.diff(np.append(starts, len(keys)))
-    # An entry counts only if its world size is that of the lowest rank's entry. If a run restarts with fewer ranks,
-    # old entries remain in the ledgers of the higher ranks.
+    # An entry counts only if its world size equals the world size of the lowest rank's entry. If a run restarts with
+    # fewer ranks, old entries remain in the ledgers of the higher ranks.
     samples = np.where((keys[:, 5] == np.repeat(keys[starts, 5], lengths))[:, None], samples, np.uint64(0))
     sums = np.add.reduceat(samples, starts, axis=0) if len(starts) else samples
     places = keys[starts]

@@ -47,7 +47,8 @@ def load_any_profile(path: Path, catalogue: Catalogue) -> Profile:
         catalogue: Knows the vCPUs of instance types.
 
     Raises:
-        ConfigError: As `load_profile`, `load_report` and `profile_of_report` do, or if the folder is that of a study.
+        ConfigError: As `load_profile`, `load_report` and `profile_of_report` do, or if the folder is the folder of a
+            study.
     """
     runs = sorted(path.glob(f"runs/*/{REPORT_FILE_NAME}"))
     if runs and not any((path / name).exists() for name in (REPORT_FILE_NAME, PROFILE_FILE_NAME)):
@@ -133,7 +134,7 @@ def _one_type(run: RunFacts, role: str) -> GroupFacts:
 
 
 def _vcpus(run: RunFacts, instance_type: str, catalogue: Catalogue) -> int:
-    """Return the vCPUs of a host: those of its type, or of the machine if that is real and its type is unknown."""
+    """Return the vCPUs of a host's type. If the type is unknown, those of the machine unless it is emulated."""
     info = catalogue.find(instance_type)
     if info is not None and info.vcpus is not None:
         return info.vcpus

@@ -42,7 +42,7 @@ def examine_ports(snapshot: Snapshot) -> list[Diagnosis]:
     tasks: dict[str | None, Callable[[], _Outcome]] = {None: functools.partial(_own, own, control, hosts_file)}
     tasks |= {host: functools.partial(_reach, host, (control, other), hosts_file) for host in others}
     outcomes = gather(tasks, timeout_s=CALL_TIMEOUT_S)
-    # It is an error if this host's name does not resolve. The subject "names" reports this.
+    # If this host's name does not resolve, the subject "names" reports the error.
     bound = outcomes.pop(None, None)
     diagnoses = [bound] if isinstance(bound, Diagnosis) else []
     if not others:
@@ -66,7 +66,7 @@ def _own(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
     target = join_address(address, port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As gRPC does, so a port in TIME_WAIT counts as free.
+        # Set the option that gRPC sets too, so a port in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))

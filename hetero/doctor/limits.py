@@ -55,7 +55,7 @@ def examine_cpus(snapshot: Snapshot) -> list[Diagnosis]:
 
 def examine_descriptors(snapshot: Snapshot) -> list[Diagnosis]:
     """Compare the limits of open files with the number that a launcher needs."""
-    # Only here, because it imports gRPC, which may be broken.
+    # Imported only here, because this module imports gRPC, which may be broken.
     from hetero.launch.placement import needed_descriptors
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

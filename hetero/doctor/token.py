@@ -22,7 +22,7 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
 
 def _token(snapshot: Snapshot) -> list[Diagnosis]:
     """Return whether the job has a token, and whether its file is safe."""
-    # Imported only here, because it imports gRPC, which may be broken.
+    # Imported only here, because these modules import gRPC, which may be broken.
     from hetero.control.security import TOKEN_FILE_VARIABLE, token_from_environment
     from hetero.launch.job_token import staged_token
 

@@ -34,8 +34,8 @@ def excess_text(share: float) -> str:
 def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
     """Return the largest share of its time that a job may have lost because others had the CPUs of its hosts.
 
-    Others are processes that do not belong to the job, and other machines of the same hypervisor. A process of the job
-    loses no time to others when no process waits for a CPU. Processes of the job on all CPUs lose at most the share
+    "Others" are processes that do not belong to the job, and other machines of the same hypervisor. A process of the
+    job loses no time to others when no process waits for a CPU. Processes of the job on all CPUs lose at most the share
     that others used, and no more than its threads waited.
 
     Args:

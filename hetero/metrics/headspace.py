@@ -1,7 +1,7 @@
 """How many vCPUs, hosts or slots of endpoints make batches as fast as the accelerators use them.
 
 Everything that answers this question uses this formula: plans, the report of a run, ``--trainer-endpoints auto``, and
-the number of data hosts for autoscalers. They differ in the rates that they measured.
+the number of data hosts for autoscalers. They only measure the rates in different ways.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class History(Generic[Point]):
             self._num_per_point *= 2
 
     def points(self) -> list[Point]:
-        """Return the points so far, at most `MAX_POINTS`. The last one may cover less than the others."""
+        """Return the points so far, at most `MAX_POINTS`. The last point may cover less time than the other points."""
         return [*self._points, *([] if self._pending is None else [self._pending])]
 
 

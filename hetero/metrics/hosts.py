@@ -1,7 +1,7 @@
 """CPU, memory, network and GPU use of a host, sampled by a thread.
 
-Scope ``host`` is the whole machine. Scope ``tree`` is one process and its descendants. It is for simulated hosts, which
-share a machine. All processes of a simulated host descend from its launcher.
+Scope ``host`` is the whole machine. Scope ``tree`` is one process and its descendants. This scope is for simulated
+hosts, which share a machine. All processes of a simulated host descend from its launcher.
 """
 
 from __future__ import annotations
@@ -355,9 +355,9 @@ def _read_tree(root: psutil.Process, gpus: GpuReading | None, waits: TaskWaits) 
                 cpu = process.cpu_times()
                 memory_bytes += process.memory_info().rss
         except psutil.Error:
-            # It ended between listing and reading.
+            # The process ended between listing and reading.
             continue
-        # 0.04 ms for a process of a few threads.
+        # This call takes 0.04 ms for a process of a few threads.
         waits.add(process.pid)
         # children_* is the time of descendants that were reaped. Living descendants are in the list themselves.
         cpu_s += cpu.user + cpu.system + cpu.children_user + cpu.children_system

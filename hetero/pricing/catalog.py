@@ -182,7 +182,7 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
     # Prices differ by region, so this is an error and no warning.
     if region is not None and stated["region"] not in (None, region):
         raise ConfigError(f"{where}: region: found prices of {stated['region']}, but the job runs in {region}")
-    # Read the prices. Overrides replace those of the same name.
+    # Read the prices. An override replaces a price of the same name.
     prices = {
         _parse_name(name, where, "hourly_usd"): Price(
             hourly_usd=_parse_usd(value, f"{where}: hourly_usd.{name}"),

@@ -160,7 +160,7 @@ def _slowest(
     keyed = [(value(summary), rank, summary) for rank, summary in ranks]
     if any(key is None for key, _, _ in keyed):
         return None, None
-    # Of equal ranks, the first one counts.
+    # If ranks are equally slow, the first of them counts.
     _, rank, summary = max(keyed, key=lambda entry: (entry[0] or 0.0, -entry[1]))
     return rank, summary
 
@@ -236,7 +236,8 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
     """
     num_hosts = sum(group.count for group in facts.groups if group.role == "data")
     num_received, num_computed = facts.events.get("batches", 0), facts.events.get("batches computed", 0)
-    # One batch of a trainer host's endpoint once hid that the data hosts had made none.
+    # Count only batches of data hosts. One batch of a trainer host's endpoint once hid that the data hosts had made
+    # none.
     num_on_data_hosts = facts.events.get(COMPUTED_ON_DATA_HOSTS)
     if num_on_data_hosts is None:
         has_batches = bool(num_received or num_computed)

@@ -1,6 +1,6 @@
 """Writes and shows report files. The command line and the launcher call these functions.
 
-This is a separate module because the others use no files, except to read a report.
+This is a separate module, because other modules of this folder use no files, except to read a report.
 """
 
 from __future__ import annotations

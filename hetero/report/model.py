@@ -137,7 +137,7 @@ class RunFacts:
     """``homogeneous``: no data group. ``heterogeneous``: endpoints on data hosts. ``hybrid``: also on trainer hosts."""
     groups: tuple[GroupFacts, ...]
     joined_hosts: tuple[JoinedFacts, ...] = ()
-    """Data hosts that joined the running job, in addition to those of the groups."""
+    """Data hosts that joined the running job, in addition to the hosts of the groups."""
     ranks: tuple[RankFacts, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
     events: dict[str, int] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class RunFacts:
 
     @property
     def trainer_usages(self) -> tuple[HostUsage, ...]:
-        """Usage of the hosts with ranks, or of all hosts if those are not known."""
+        """Usage of the hosts with ranks, or of all hosts if it is not known which hosts have ranks."""
         trainers = {rank.host for rank in self.ranks}
         return tuple(usage for usage in self.hosts if usage.host in trainers) or self.hosts
 

@@ -35,8 +35,8 @@ def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int])
 
     For each rank, two times are subtracted from the measured time:
 
-    - The compute of its steps beyond the emulated time. This includes waits for other ranks in a collective. They may
-      not be due to real work, so the true step time may be longer than the bound.
+    - The compute of its steps beyond the emulated time. This includes waits for other ranks in a collective. Such waits
+      may not be due to real work, so the true step time may be longer than the bound.
     - The time when at least one emulated vCPU was late (`hetero.endpoint.compute.Compute.late_s`), at
       most the rank's data wait. The batches that a rank waited for were made one after the other. So their delays
       together are at most this time.

@@ -46,7 +46,7 @@ REASONS = (
     "bigger machine",
     "not registered",
 )
-"""Why a plan is as it is. The reasons after the first are those of a plan without data hosts."""
+"""Why a plan is as it is. The first reason is for plans with data hosts, the other reasons are for plans without."""
 # Fewer bytes per batch belong to a step with data hosts, because other batches do not travel.
 STEPS_OF_SPENDING = (
     "as it is",

@@ -29,7 +29,7 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
     if refused or not able:
         why = f"the cost of {refused[0]} has no forecast" if refused else "none has enough memory"
         return Decision(cheapest="", probability=0.0, sentence=f"Which cluster is the cheapest is not known: {why}.")
-    # Each draw is one future, and candidates are compared in each, so a share of draws is a probability.
+    # Each draw is one possible future. The candidates are compared in each draw, so a share of draws is a probability.
     usd = np.stack([each.usd for each in able])
     shares = np.bincount(np.argmin(usd, axis=0), minlength=len(able)) / usd.shape[1]
     best = int(np.argmax(shares))

@@ -49,7 +49,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 class _PreparingExecutor:
-    """Links the files of a run before it starts, and drops them from the page cache. Otherwise it is another executor.
+    """Links the files of each run and drops them from the page cache. Then lets another executor execute the run.
 
     Args:
         inner: Executes the runs.
@@ -172,7 +172,7 @@ def run_canaries(
         folder: Folder of the study. It gets ``canary.json``, ``canary.md`` and ``canary.html``.
         executor: Executes the runs.
         catalogue: Prices and memory of instance types.
-        memory_gib: Memory of a host by instance type. It replaces that of the catalogue.
+        memory_gib: Memory of a host by instance type. It replaces the memory that the catalogue states.
         options: Options of the forecast.
         budget: Limits of all runs together. None: no limit.
         is_cold: Whether to drop the files of a run from the page cache before it.
@@ -310,7 +310,7 @@ def memory_limit_of(cluster: Cluster, catalogue: Catalogue, memory_gib: Mapping[
     Args:
         cluster: The cluster.
         catalogue: Facts of the instance types.
-        memory_gib: Memory by instance type, which replaces that of the catalogue.
+        memory_gib: Memory by instance type, which replaces the memory of the catalogue.
     """
     found = []
     for kind, _ in trainer_groups(Settings(groups=cluster.groups)):
@@ -340,7 +340,7 @@ def write_report(report: CanaryReport, folder: Path) -> None:
 def level_2_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> float | None:
     """Return the size of the level 2 caches of all CPUs together, or None if the system does not say.
 
-    Level 3 caches do not count, because a virtual machine often sees that of its host.
+    Level 3 caches do not count, because a virtual machine often sees the whole level 3 cache of its host.
 
     Args:
         folder: The folder where the kernel describes the CPUs.

@@ -285,8 +285,8 @@ def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCan
 def _ordered(found: Sequence[PlannedCanary], request: CanaryRequest) -> list[PlannedCanary]:
     """Return the runs in the order of their execution.
 
-    The first runs of each cluster have all fractions, and the smallest one again. They suffice for a forecast if the
-    budget or the user ends the study. The order is random within these and within the rest.
+    The first runs of each cluster have all fractions, and the smallest fraction twice. These runs suffice for a
+    forecast if the budget or the user ends the study. The order is random within these and within the rest.
     """
     smallest = min(request.fractions)
     draw = random.Random(request.seed)

@@ -148,7 +148,7 @@ def choose_files(
     num_chosen = min(len(ordered), max(min_files, round(fraction * len(ordered)), 1))
     if num_chosen == len(ordered):
         return sorted(ordered)
-    # Of several systematic samples, take the one whose bytes are closest to the fraction.
+    # Draw several systematic samples, and take the sample whose bytes are closest to the fraction.
     target = fraction * sum(file.num_bytes for file in ordered)
     pool = _pool(ordered, len(ordered) // num_chosen, seed=seed, replicate=replicate)
     bounds = [len(pool) * i // num_chosen for i in range(num_chosen + 1)]

@@ -324,7 +324,7 @@ class _Model:
             self._random,
             noise=_STEPS,
             curvature=math.hypot(self._options.step_curvature, doubt / reach),
-            # Each pass begins with a wait, so many short passes have a part that does not grow.
+            # Each pass begins with a wait. So if there are many short passes, a part of their time does not grow.
             form=Form.THROUGH_ORIGIN if passes == 1 else Form.MAYBE_ORIGIN,
         )
         what = f"time of the steps of loader {name}"
@@ -332,7 +332,7 @@ class _Model:
         return line.single
 
     def _shares(self, works: Sequence[LoaderWork]) -> tuple[list[float], list[float]]:
-        """Return the measured steps of each run as a share of those of the whole, and the same for samples."""
+        """Return two shares of the whole for each run: its share of the measured steps, and of the samples."""
         size = max(work.batch_samples for work in works)
         samples = statistics.fmean(
             work.num_samples / fraction for work, fraction in zip(works, self.fractions, strict=True)

@@ -73,7 +73,7 @@ def _files_of(path: Path) -> Iterator[Path]:
 
 
 def _imported(source: Path, root: Path) -> Iterator[str]:
-    """Yield the full names that a file may import, and those of the packages around them."""
+    """Yield the full names that a file may import, and the names of the packages around them."""
     try:
         tree = ast.parse(source.read_bytes())
     # The run itself reports a module that cannot be read.

@@ -182,7 +182,7 @@ def fit_line(
         is_simple = random.random(NUM_DRAWS) < 1 / (1 + math.exp(min(50.0, gap)))
         simple = draws_of(other)
         fixed, growing, phis = (np.where(is_simple, a, b) for a, b in zip(simple, (fixed, growing, phis), strict=True))
-    # One run of the whole has noise, beside the doubt about the mean.
+    # The forecast is about one run of the whole. So the noise of one run is added to the doubt about the mean.
     expected = fixed + growing
     spread = np.sqrt(phis * (expected**2 + unit**2))
     return Line(

@@ -1,7 +1,7 @@
-"""The longest time that the canary runs do not exclude, if a part of it grows with the square of the data. Pure.
+"""The longest time that the canary runs allow, if a part of the time grows with the square of the data. Pure.
 
-Between 1 and 3 % of the data, a part that adds a tenth to the growth is less than the noise. In the whole it is four
-fifths of the time. No test of the points finds it, so a forecast states this bound.
+Between 1 and 3 % of the data, a part that adds a tenth to the growth is less than the noise. In the whole job, the same
+part is four fifths of the time. No test of the points finds it, so a forecast states this bound.
 """
 
 from __future__ import annotations

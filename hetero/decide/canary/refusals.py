@@ -36,8 +36,8 @@ MAX_P_VALUE = 0.003
 _BENT = 0.12
 """Distance of the exponent's whole 98 % interval from 1 that bends the forecast more than its interval allows for."""
 _FAST_TO = 2.0
-"""Memory that grows with the data / level 2 caches. Up to this ratio, memory is fast. Inner loops do not use all of it,
-because it includes copies and temporary arrays."""
+"""Memory that grows with the data / level 2 caches. Up to this ratio, memory is fast. The growth includes copies and
+temporary arrays, which inner loops do not read."""
 _SLOW_FROM = 32.0
 """Memory that grows with the data / level 2 caches. From this ratio on, memory hardly becomes slower. Random reads of
 rows of 400 bytes took 36 ns in 2 MB, 50 ns in 10 MB, 98 ns in 48 MB and 131 ns in 240 MB, on a machine with 4 MB of
@@ -45,7 +45,8 @@ level 2 caches."""
 _CACHE_RATIO = 2.0
 """Memory of the whole / memory of the largest canary within this span, above which the forecast is refused."""
 _MOSTLY_WAITING_PERCENT = 20.0
-"""Use of one CPU below which a run mostly waits. Arithmetic that takes 2.7 times as long adds a third to it."""
+"""Use of one CPU below which a run mostly waits. If arithmetic takes 2.7 times as long, such a run takes a third
+longer."""
 _EQUAL = 0.02
 _OUT_OF_MEMORY = ("out of memory", "memoryerror")
 """Words in the cause of a run that failed: Python's exception, and the messages of PyTorch, CUDA and SageMaker."""
@@ -194,8 +195,8 @@ def check_cpu_cache(
 def ran_out_of_memory(point: CanaryPoint, limit_bytes: float | None = None) -> bool:
     """Return whether a run failed because of a lack of memory.
 
-    If SIGKILL ended the run and the launcher does not exclude a lack of memory, this counts only if the run's peak was
-    near the limit. Others send SIGKILL too, and this machine may have less memory than the candidate.
+    If SIGKILL ended the run and the launcher does not exclude a lack of memory, the answer is yes only if the run's
+    peak was near the limit. An operator may send SIGKILL too, and this machine may have less memory than the candidate.
 
     Args:
         point: The run.

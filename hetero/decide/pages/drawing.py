@@ -28,7 +28,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 QUIET = PALETTE[-1]
 """Colour of reference lines and of refused figures."""
 _WIDTH_IN = 11.0
-"""Width of a wide plot. Others have half of it, so all texts of a page have one size."""
+"""Width of a wide plot. Other plots have half of this width, so all texts of a page have one size."""
 _HEIGHT_IN = 3.4
 _BAR_IN = 0.6
 _SCALE_IN = 0.6
@@ -42,7 +42,7 @@ _STYLE: dict[Any, Any] = {
     "grid.alpha": 0.2,
 }
 _TICKS = ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
-"""Ticks in each decade of a logarithmic axis. A shorter axis needs more of them."""
+"""Ticks in each decade of a logarithmic axis. A shorter axis needs more ticks."""
 _MIN_TICKS = 4
 _PROLOGUE = re.compile(r"\A.*?(?=<svg)", re.DOTALL)
 _NOT_OF_THE_FIGURE = re.compile(r"\s*<metadata>.*?</metadata>|\s*<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)

@@ -153,7 +153,7 @@ def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[s
 
 
 def _of_which_runs(line: str, runs: Sequence[ShownRun]) -> str:
-    """Return what was simulated, after the name of the run if it was not so in all of them."""
+    """Return what was simulated. If this was not simulated in all runs, the names of the runs come first."""
     names = [run.name for run in runs if line in run.report.run.simulated]
     return line if len(names) == len(runs) else f"{', '.join(names)}: {line}"
 

@@ -41,7 +41,7 @@ class Finals:
     cluster with a reserve.
 
     Args:
-        ranking: The candidates. Those near the best one are added.
+        ranking: The candidates. `Finals` adds the neighbours of the best one.
         model: Predicts step times with some draws.
         menu: Machines that may become data hosts.
     """

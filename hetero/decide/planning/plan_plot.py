@@ -1,7 +1,7 @@
 """Draws the clusters of a plan: cost of 1,000 steps against step time.
 
 Both axes are logarithmic, so equal distances are equal ratios. The cost of a cluster is its price per hour times its
-step time. Its two intervals therefore have one cause, and the plot shows them as one slanted bar.
+step time. Therefore the intervals of cost and step time have one cause, and the plot shows both as one slanted bar.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _draw_clusters(axes: Axes, plan: Plan, points: Sequence[_Point]) -> None:
     # Clusters with a name come last, because others would hide them. A symbol also hides the number below it.
     for order, point in enumerate(sorted(points, key=lambda point: bool(_name_of(plan, point))), start=3):
         kind, name = _kind_of(point.cluster), _name_of(plan, point)
-        # One symbol of each kind is in the legend.
+        # Only the first symbol of each kind gets a label, because the legend shows a kind once.
         label = "" if kind in labelled else kind
         labelled.add(kind)
         if name:

@@ -46,7 +46,7 @@ def _table(plan: Plan) -> str:
     ]
     table = markdown_table(header, rows, right=(1, 3))
     measured = {cluster.step_time.basis for cluster in plan.alternatives} - {"modelled"}
-    # In Markdown, a line that begins with a bare star is an item of a list.
+    # The star is escaped, because in Markdown a line that begins with a bare star is an item of a list.
     footnote = "".join(f"\n\n\\* {basis}, the other step times are modelled" for basis in sorted(measured))
     return table + footnote
 

@@ -17,8 +17,8 @@ from hetero.report.plan import STEPS_OF_SPENDING
 __all__ = ["TIE", "WORTH_SPENDING", "Constraints", "Entry", "Ranking", "identity", "simplest"]
 
 WORTH_SPENDING = RUN_SPREAD
-"""Saving of the cost, as a share of it, that the next step of spending must bring. Two runs of one cluster differ by as
-much, so a smaller saving would not show."""
+"""Least saving that the next step of spending must bring, as a share of the cost. The costs of two runs of one cluster
+differ by this share, so a smaller saving would not show."""
 TIE = 0.003
 """Relative difference in cost below which the simpler cluster wins. Without it, a plan for the shortest step adds hosts
 for the rounding errors of a timeline."""

@@ -81,7 +81,7 @@ def search(
     """Return the best cluster for a job, and the alternatives to it.
 
     Args:
-        profile: The figures of the job. Its numbers of hosts and ranks are those of the plan.
+        profile: The figures of the job. The plan has the same numbers of trainer hosts and ranks.
         trainer: The machine of the trainer hosts.
         menu: Machines that may become data hosts.
         bigger: Machines with the same accelerators as ``trainer`` and more vCPUs.
@@ -134,7 +134,8 @@ def search(
     chosen = Finals(ranking, model(), near).choose()
     prevented_by = ""
     if not chosen.data and profile.has_registered_dataset:
-        # One more ranking tells a limit, which a smaller batch may lift, from data hosts that cost too much anyway.
+        # Rank once more without limits. If data hosts win then, a limit prevents them, which a smaller batch may lift.
+        # Otherwise they cost too much in any case.
         unlimited = rank(is_limited=False).choose()
         prevented_by = model(num_draws=0).limit_of(unlimited) if unlimited.data else ""
     # Intervals cost time, so only the candidates that are shown get them.

@@ -56,7 +56,7 @@ def check_study(plan: StudyPlan, catalogue: Catalogue, *, selected: StudyPlan | 
     """
     return [
         Finding(number=number, severity=severity, found=found, fix=fix)
-        # Only the budget is about the runs that are to be executed. The other checks are about the whole design.
+        # The check of the budget gets only the runs that are to be executed. The other checks get the whole design.
         for number, check in CHECKS.items()
         for severity, found, fix in check(selected or plan if number == "ST-11" else plan, catalogue)
     ]

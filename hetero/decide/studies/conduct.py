@@ -27,8 +27,8 @@ __all__ = ["Estimates", "Progress", "conduct", "read_results"]
 logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 5.0
-"""Seconds between two looks at the runs. The budget is passed by at most so much. A killed study knows the end of its
-run as exactly."""
+"""Seconds between two looks at the runs. The budget is passed by at most this time. If a study is killed, the end of
+its run is known this exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class _Session:
                 pending.clear()
             else:
                 self._end(future)
-                # In place, because `go` looks at the same list.
+                # Change the list in place, because `go` looks at the same list.
                 pending[:] = [run for run in pending if run.groups not in self.failed_groups]
         if not done and not self.stop_reason and (passed := self._passed()):
             self.stop_reason = passed
@@ -168,7 +168,7 @@ class _Session:
         """Wait for runs that were asked to stop, and record them."""
         for future in list(self.running):
             try:
-                # It waits until the run has ended.
+                # This call waits until the run has ended.
                 future.exception()
                 self._end(future, why_stopped="the study was interrupted")
             except Exception as error:  # noqa: BLE001  the ledger keeps the run as interrupted
@@ -179,7 +179,7 @@ class _Session:
 
     def _refusal(self, run: PlannedRun) -> str:
         """Return why a run may not start: its expected cost or time would pass the budget. Empty if it may."""
-        # It may be unknown. The run is then stopped when the budget is really passed.
+        # If the expected duration is unknown, 0 is added. The run is then stopped when the budget is really passed.
         own_s = self.estimates.expected_s(run) or 0.0
         # A run that takes longer than expected counts with its time so far.
         others = [

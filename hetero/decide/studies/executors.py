@@ -214,7 +214,8 @@ class LaunchExecutor(_ChildExecutor):
         find_script(run.script, is_module=bool(run.options.get("module")))
         commands = []
         for host in hosts:
-            # The first trainer host writes the report into the folder of the run, the others write beside it.
+            # The first trainer host writes the report into the folder of the run. The other hosts write into folders
+            # below it.
             output = folder if host == reporter else folder / "hosts" / host
             command = [
                 *_HETERO,

@@ -41,7 +41,7 @@ class PlannedRun:
     levels: Mapping[str, Level]
     """Level of each factor, and the derived quantities (epochs, batch_per_device, learning_rate, seed)."""
     replicate: int = 1
-    """Number of this run among those with the same levels, from 1."""
+    """Number of this run among the runs with the same levels, from 1."""
     script: str
     """Path of the training script."""
     script_args: tuple[str, ...] = ()

@@ -86,7 +86,8 @@ class Preparation:
 
     def check_start(self) -> None:
         """Raise `ConfigError` if a run cannot start on this host, for example because its script does not exist."""
-        # These were found when their run began, perhaps after hours.
+        # Look for missing files now. Without this check, a missing file was found when its run began, perhaps after
+        # hours.
         missing = list(dict.fromkeys(_missing(self.plan)))
         if missing:
             listed = "\n  ".join(missing[:MAX_ROWS])
@@ -295,7 +296,7 @@ def run_study(
             with contextlib.suppress(ConfigError):
                 write_results(preparation, read_results(preparation.whole.runs, folder, identity=identity), folder)
         raise
-    # Of the whole study. A start with --only once left only its own runs in the table and the page.
+    # Write the results of the whole study. A start with --only once left only its own runs in the table and the page.
     write_results(preparation, read_results(preparation.whole.runs, folder, identity=identity), folder)
     return results
 
@@ -317,7 +318,7 @@ def write_results(preparation: Preparation, results: Sequence[RunResult], folder
 
 
 def exit_code_of(results: Sequence[RunResult]) -> int:
-    """Return the exit code of a study whose runs all ended: 0, or that of a failed script if runs failed."""
+    """Return the exit code of a study whose runs all ended: 0, or the code of a failed script if runs failed."""
     return int(ExitCode.SCRIPT_FAILED if any(result.state == FAILED for result in results) else ExitCode.OK)
 
 

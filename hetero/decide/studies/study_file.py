@@ -111,7 +111,8 @@ class Constraints:
     memory_gb_fixed: float = 0.0
     """Memory of a device that does not depend on the batch, in 10^9 bytes: parameters, gradients, optimizer."""
     measured: str = ""
-    """Report of an earlier run, or its folder. Its peak of accelerator memory is compared with that of each run."""
+    """Report of an earlier run, or its folder. Its peak of accelerator memory is compared with the memory that each run
+    needs."""
     data_gb: float | None = None
     """Size of the training data on a host's disk, in 10^9 bytes."""
     volume_gb: float | None = None
@@ -290,7 +291,7 @@ def parse_study(document: object, path: Path) -> Study:
         executor=_executor(found.get("executor", "simulate")),
         document=found,
     )
-    # This checks the expressions.
+    # Reading this property compiles the regular expressions, so a wrong one is found here.
     _ = study.patterns
     if len({metric.name for metric in study.metrics}) < len(study.metrics):
         raise ConfigError("metrics: two have the same name, expected distinct names")
@@ -478,7 +479,7 @@ def _resolved(options: Mapping[str, object]) -> LaunchOptions:
 def _environment(value: object, path: str) -> Mapping[str, str]:
     found = texts_of(value, path)
     for name in found:
-        # Such a name failed when the first run started.
+        # Reject the name here, because it would fail only when the first run starts.
         if not name or "=" in name or "\0" in name:
             shown = printable(repr(name), max_chars=60)
             raise ConfigError(f"{path}: found the name {shown}, expected a name of a variable, without =")

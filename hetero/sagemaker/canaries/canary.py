@@ -108,7 +108,8 @@ def canary(
         study.planned(cluster, fraction, replicate, run_name(number, fraction, replicate))
         for number, (replicate, cluster, fraction) in enumerate(cells, start=1)
     ]
-    # Before the first manifest. With three objects, nine paid jobs once started on 33 % of the data each.
+    # Check the fractions before the first manifest is written. With three objects, nine paid jobs once started on 33 %
+    # of the data each.
     study.check(planned)
     executor = _Executor(
         study, planned, at_most=at_most, catalogue=catalogue, name=f"canary-{_name_of(estimator)}", sleep=sleep

@@ -139,8 +139,8 @@ def channels_without_data_hosts(request: TrainingRequest) -> Iterator[Problem]:
         for channel in request.channels
         if channel.groups and all(roles.get(name) is Role.TRAINER for name in channel.groups)
     ]
-    # Such a job passed the check once, and its data hosts failed after it had begun. Only a warning, because a channel
-    # may be for the ranks alone.
+    # A job whose data hosts lacked a channel once passed the check, and failed after it had begun. This is only a
+    # warning, because a channel may be for the ranks alone.
     if data_groups and missed:
         yield Problem(
             f"no data host gets the channels {_listed(missed)}, and data hosts build the data set",

@@ -69,7 +69,7 @@ def _allowed(groups: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]
 
 
 def _holds_for_tcp(rule: Mapping[str, Any]) -> bool:
-    # In EC2's API, -1 means all protocols. Such a rule states no ports.
+    # In EC2's API, -1 means all protocols. A rule for all protocols states no ports.
     if rule.get("IpProtocol") == "-1":
         return True
     return (

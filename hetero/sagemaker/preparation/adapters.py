@@ -81,7 +81,7 @@ class _Estimator:
 
         If the estimator was prepared before, they include hetero's hyperparameters.
         """
-        # Not hyperparameters(), which encodes all values in the classes of frameworks.
+        # Read the attribute and do not call hyperparameters(), which encodes all values in the classes of frameworks.
         found: Mapping[str, Any] = self._estimator._hyperparameters or {}
         return found
 
@@ -139,7 +139,7 @@ class _Estimator:
         estimator.entry_point = entry_point
         # Copied, because it may be the user's dict.
         estimator._hyperparameters = dict(estimator._hyperparameters or {})
-        # In these classes, hyperparameters() encodes all values.
+        # In the classes of frameworks, hyperparameters() encodes all values.
         if hasattr(type(estimator), "_framework_name"):
             estimator._hyperparameters.update(parameters)
         else:

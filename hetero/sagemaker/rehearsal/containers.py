@@ -142,7 +142,7 @@ class Container:
         common = {
             **self._platform_environment(base),
             **environment,
-            # As in the images.
+            # SageMaker's images set this variable too.
             "PYTHONUNBUFFERED": "1",
             BASE_DIR_VARIABLE: str(base),
         }

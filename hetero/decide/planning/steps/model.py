@@ -159,8 +159,8 @@ class StepModel:
     def settled(self, candidate: Candidate) -> Candidate:
         """Return the candidate with a stated number of endpoints if its data hosts are of two types and wait.
 
-        A job has one number for all data hosts. Each type has its own number only if that is one per vCPU, which is the
-        launcher's default.
+        A job has one number of endpoints for all data hosts. Only with the launcher's default, one endpoint per vCPU,
+        do two types get different numbers.
         """
         if len(candidate.data) < 2 or candidate.endpoints_per_host is not None:
             return candidate

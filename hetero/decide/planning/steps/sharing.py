@@ -11,7 +11,7 @@ __all__ = ["fair_share", "pace"]
 def fair_share(cpus: float, num_processes: int, each: float, num_threads: int, thread: float) -> float:
     """Return the CPU share that a process or thread gets at most. The system divides CPU time in equal shares.
 
-    One that needs less than its share leaves the rest to the others.
+    If a process or thread needs less than its share, it leaves the rest to the others.
 
     Args:
         cpus: CPUs to share.

@@ -85,7 +85,7 @@ class TimelineJob:
     rank_threads: int
     """Threads that one rank has busy during a step."""
     is_own_loader: bool = False
-    """Whether processes of each rank make its batches in turn, as those of torch's loader do."""
+    """Whether each rank has processes of its own that make its batches in turn, as with torch's loader."""
 
 
 class _Host:

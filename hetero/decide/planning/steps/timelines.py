@@ -31,8 +31,8 @@ _GROWTH_BYTES = 24 * 2.0**20
 _MUCH_LONGER = 1.5
 """Least ratio of the longest measured step and the longest expected one, if some batches count as slow."""
 _SLOW_FACTOR = 4.0
-"""How much longer slow batches take. A profile does not tell the factor from their share. Of the 35 random jobs of
-bench_planner with slow batches, 54 % have a good plan with this assumption, and 37 % without it."""
+"""How much longer slow batches take. A profile cannot show this factor and the share of slow batches separately. Of the
+35 random jobs of bench_planner with slow batches, 54 % have a good plan with this assumption, and 37 % without it."""
 _MAX_SLOW_SHARE = 0.06
 _NUM_HALVINGS = 6
 """Steps of the search for the share of slow batches."""
@@ -75,7 +75,7 @@ class Timelines:
         """Seconds of a step that local loading costs besides."""
         if measured is None:
             self.correction, self.residual_s = self._calibration()
-        # The measured step time is that of the measured cluster.
+        # The measured step time holds only for the measured cluster.
         else:
             # The calibration once compared the measured step time with the timeline of the planned cluster.
             other = Timelines(
@@ -111,7 +111,7 @@ class Timelines:
         is_own_loader = is_profiled(self._profile, candidate)
         local = candidate.local_endpoints
         if is_own_loader:
-            # Each rank starts equally many loader processes.
+            # Each rank starts equally many loader processes, so a remainder is not started.
             local -= local % training.ranks_per_host
         wanted = self._endpoints_per_host or candidate.endpoints_per_host
         counts = [
@@ -167,12 +167,13 @@ class Timelines:
         """Return `correction` and `residual_s`.
 
         If a few batches take much longer than their samples, that share of slow batches is assumed on all hosts. If the
-        accelerator limits the step of the timeline, local loading costs what the timeline does not know, such as
-        the copies between processes. More processes do not save it. Otherwise the measured samples were cheaper or more
-        expensive than the others. Nothing is known if data hosts made batches of the measured steps.
+        accelerator limits the step of the timeline, the difference to the measured step is a cost of local loading that
+        the timeline does not know, such as copies between processes. More processes do not save this cost. In all other
+        cases, the samples of the profile were cheaper or more expensive than the samples of the steps. Nothing is known
+        if data hosts made batches of the measured steps.
         """
         training = self._training
-        # The measured steps are not those of the trainer hosts alone.
+        # With data hosts, the measured steps say nothing about the trainer hosts alone.
         if training.has_data_hosts:
             return 1.0, 0.0
         own = Candidate(

@@ -108,8 +108,8 @@ class UncertainFigures:
         return np.concatenate([[spread.mean], np.maximum(spread.mean + (means - centre) * shrink, 0.0)])
 
     def _measured_step_s(self, steps: Spread) -> Array:
-        # Not resampled, because steps come in bursts. From single steps, the interval of a report's 488 ms was 45 to
-        # 930 ms.
+        # The steps are not resampled one by one, because they come in bursts. From single steps, the interval of a
+        # report's 488 ms was 45 to 930 ms.
         error = math.hypot(error_of_mean(steps), RUN_SPREAD)
         factors = np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)
         return np.concatenate([[steps.mean], steps.mean * factors])

@@ -294,7 +294,7 @@ def _number(name: str, stated: Mapping[str, Level]) -> Fraction:
     value = stated[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
         raise ConfigError(f"{name}: found {value!r}, expected a number above 0")
-    # As written in the file: 0.1 is a tenth here, not the nearest binary number.
+    # Convert the number as it is written in the file: 0.1 is a tenth here, not the nearest binary number.
     return Fraction(str(value))
 
 

@@ -102,7 +102,7 @@ def quality_plot(found: Results) -> Plot | None:
     if axis is None or not any(_quality(each, metric) is not None for each in found.finished):
         return None
     (axes,) = new_axes()
-    # One series per combination of the other factors.
+    # Each combination of the other factors is one series.
     are_joined, has_intervals = _draw_series(
         axes,
         found.series(without=axis),
