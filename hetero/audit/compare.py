@@ -1,8 +1,8 @@
 """Compares the data that two runs trained on, and finds where they first differ.
 
 If all ledgers of both runs have the same world size, each rank is compared with the same rank of the other run: the
-indices in order, and the content bit for bit. If world sizes differ, so do the ranks' parts of a global batch. Then
-the samples of whole global batches are compared, by sums over all ranks, and their content is not compared.
+indices in order, and the content bit for bit. If world sizes differ, a rank gets another part of each global batch.
+Then the samples of whole global batches are compared, by sums over all ranks, and the content is not compared.
 """
 
 from __future__ import annotations
@@ -248,7 +248,8 @@ def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterat
     A loader without a match is paired with None.
     """
     free_ours, free_theirs = list(range(len(ours))), list(range(len(theirs)))
-    # By name in the second round: loaders whose seed or arguments differ are then compared and reported.
+    # The second round matches by name, so that loaders whose seed or arguments differ are compared, and the difference
+    # is reported.
     for alike in (operator.attrgetter("identity"), operator.attrgetter("name")):
         for mine in list(free_ours):
             their = next((number for number in free_theirs if alike(theirs[number]) == alike(ours[mine])), None)

@@ -178,7 +178,7 @@ class Ledger:
             number = self._numbers.get(loader)
             if number is None:
                 number = self._numbers[loader] = len(self._numbers)
-                # Once for each loader. A batch's line then needs only its number.
+                # Describe each loader once. The line of a batch then needs only the number of the loader.
                 start = {"epoch": entry.epoch, "position": entry.position}
                 self._append({"loader": number, **asdict(loader), **start}, place)
             is_written = self._append(
@@ -217,7 +217,7 @@ class Ledger:
                 logger.error("the ledger %s lacks %d batches; it has %d", self.path, self.num_lost, self.num_batches)
             if self._descriptor is None:
                 return
-            # A chain alone does not show that its last lines were cut off.
+            # Write a last line, because the chain alone does not show that its last lines were cut off.
             if self._append({"end": self.num_batches}, "the end"):
                 logger.info("ledger %s: %d batches, chain %s", self.path, self.num_batches, self._chain.hex())
             self._release()
@@ -237,7 +237,7 @@ class Ledger:
             except BlockingIOError:
                 raise OSError("another process is writing it") from None
             except OSError as error:
-                # A file system without locks.
+                # The file system has no locks, so go on without one.
                 logger.info("ledger %s: cannot be locked (%s)", self.path, error)
             self._size, self._chain = _resume(descriptor)
         except BaseException:
@@ -253,15 +253,16 @@ class Ledger:
         value = chain_value(self._chain, body)
         line = b'%b,"chain":"%b"}\n' % (body, value.hex().encode())
         try:
-            # Unbuffered, in the thread that delivers. A queue for another thread would be lost when the process is
-            # killed.
+            # Write without a buffer, in the thread that delivers. If the process is killed, a queue for another thread
+            # would be lost.
             written = os.write(self._descriptor, line)
-            # The system would report the error only at the next write.
+            # A short write means that the disk is full. The system would report the error only at the next write.
             if written < len(line):
                 raise OSError("no space left")
         except OSError as error:
             with contextlib.suppress(OSError):
-                # A full disk takes a part of the line. Without the cut, the next process would find damage.
+                # A full disk may have taken a part of the line. Without the cut, the next process would find a damaged
+                # line.
                 os.ftruncate(self._descriptor, self._size)
             self._give_up(f"cannot be written: {error.strerror or error}", f"it ends before {place}")
             return False

@@ -102,7 +102,8 @@ def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> 
 
     Args:
         chain: Processes from the first visible ancestor to the process in question.
-        is_launcher: Whether that process is a launcher. If not, it is this examination, started as a launcher would be.
+        is_launcher: Whether the last process is a launcher. If not, it is this examination, started as a launcher would
+            be.
         is_job: Whether this host belongs to a job, which a lost SIGTERM would harm.
     """
     *between, last = chain

@@ -2,7 +2,7 @@
 
 Time is a sum of parts, because each part grows differently:
 
-    fixed parts      start-up, imports, end: their mean, because all runs tell the same. If they grow: a line
+    fixed parts      start-up, imports, end: their mean, because they are equal in all runs. If they grow: a line
     steps            seconds of the measured steps of each loader, in proportion to its steps. The intercept is known
                      to be zero, so the slope has the error of a mean and not that of an extrapolated line
     the rest         of the script: building the data set, warm-up steps, work between epochs. A line with a fixed part
@@ -64,7 +64,7 @@ _MIN_STEPS = 3
 _CPU_DRIFT = 0.05
 """Standard deviation of the use of CPUs between the canaries, which are mostly first steps, and the whole job."""
 _MATTERS = 0.05
-"""The time outside of the loaders must be on a line if it is a larger share of the growing time than this."""
+"""If the time outside of the loaders is a larger share of the growing time than this, it must be on a line."""
 _MACHINE_DRIFT = 0.015
 """Standard deviation of a machine's speed between the canaries and the whole job, which no canary can show."""
 
@@ -80,7 +80,8 @@ class ForecastOptions:
     curvature: float = 0.015
     """Standard deviation of the exponent of growth around 1, before the canaries are seen."""
     step_curvature: float = 0.008
-    """The same for the time of steps, which do not change with the amount of data unless caches do."""
+    """Standard deviation of the exponent for the time of steps. It is smaller, because a step takes equally long with
+    more data, unless caches matter."""
     accept: tuple[str, ...] = ()
     """Rules that must not refuse."""
     basis: str = "measured"
@@ -108,7 +109,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     """Forecast the whole job on one cluster.
 
     Args:
-        candidate: The cluster and its runs. A forecast that it has is replaced.
+        candidate: The cluster and its runs. If it has a forecast already, this is replaced.
         options: Options. None for the defaults.
 
     Raises:
@@ -283,20 +284,21 @@ class _Model:
         values = [point.fixed_s for point in self._points]
         line = self._line(values, _TIME, self._options.curvature, Form.MOSTLY_CONSTANT)
         if line.growth >= MIN_GROWTH:
-            # With even odds for this line, a forecast of bench_canary, whose start-up does not grow, had an error of 31
-            # %.
+            # The line needs clear evidence. With even odds for it, a forecast of bench_canary, whose start-up does not
+            # grow, had an error of 31 %.
             what = "time of start-up, imports and end"
             self.refusals += check_line("time", line, self._points, must_grow=False, what=what)
         self._outside_fixed_s = line.fixed
         return line.single
 
     def _line(self, values: Sequence[float], noise: Noise, curvature: float, form: Form = Form.BOTH) -> Line:
+        """Return a line through a value of each run against the fraction of the data."""
         return fit_line(self.fractions, values, self._random, noise=noise, curvature=curvature, form=form)
 
     def _step_loaders(self) -> list[str]:
-        """Return the loaders whose steps were measured in every run. Others are in the rest.
+        """Return the loaders whose steps were measured in every run. The time of other loaders is rest.
 
-        A loader whose passes have fewer than three batches never has a full batch to speak of.
+        The steps of a loader do not count if its passes have fewer than three batches, because hardly any is full.
         """
         names = dict.fromkeys(loader.name for point in self._points for loader in point.loaders)
         return [
@@ -312,8 +314,9 @@ class _Model:
         if is_fixed_loader(works, self.fractions):
             return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS)
         steps, samples = self._shares(works)
-        # The last batch of a pass may be small. Does its step cost the same as others, or in proportion to its samples?
-        # The middle of both is right within half of their difference, which the spread of the exponent allows for.
+        # The last batch of a pass may be small. It is not known whether its step takes as long as other steps, or a
+        # time in proportion to its samples. So use the middle of both answers. The error is at most half of their
+        # difference, and the spread of the exponent allows for this error.
         shares = [math.sqrt(a * b) for a, b in zip(steps, samples, strict=True)]
         doubt = max(abs(math.log(a / b)) for a, b in zip(steps, samples, strict=True)) / 2
         reach = math.log(1 / statistics.fmean(shares)) if max(shares) < 0.9 else 1.0

@@ -8,8 +8,9 @@ timelines of its best candidates only. Deterministic: equal arguments give equal
 The rules are those of the readers and endpoints (hetero/reader, hetero/endpoint):
 
 - A rank asks for the batches of its window in advance: two per endpoint that serves it, within its bytes.
-- A request goes to the endpoint with the fewest requests of this rank, then to the one that reported the fewest.
-- An endpoint makes one batch at a time, that of the lowest step first. The processes of a host share its CPUs.
+- A request goes to the endpoint with the fewest requests of this rank. If several have equally few, it goes to the
+  endpoint that reported the fewest requests of all ranks.
+- An endpoint makes one batch at a time, and the batch of the lowest step first. The processes of a host share its CPUs.
 - A network interface carries one batch after another in each direction.
 - A rank takes batches in order. All ranks end a step together. An epoch begins with an empty window.
 """
@@ -38,10 +39,11 @@ _LONG_STEPS = 2000
 _LONG_BATCHES = 16000
 """Limits of the batches of a timeline, and of a long one."""
 _BLOCK = 1024
-"""Number of relative times. They repeat in another order."""
+"""Number of relative times of batches. Later blocks have the same times in another order."""
 _LEAST_WINDOW = 3
 _MAX_GROWTH = 8
-"""Places of a window at least, and how many times its size it grows at most, as in the reader's window."""
+"""A window has at least `_LEAST_WINDOW` places. It grows to at most `_MAX_GROWTH` times its size, as the reader's
+window."""
 _LEAST_USED = 8
 """Endpoints that a rank of a large job uses at least."""
 _LATENCY_S = 0.0005
@@ -59,8 +61,9 @@ class TimelineHost:
     batch_s: float
     """Seconds of a mean batch in a process that is alone on the host."""
     pace: Callable[[int, int, float], tuple[float, float]]
-    """How fast each of a number of busy processes is, relative to one alone, and how many times longer a step takes.
-    The arguments are the number, the number of the ranks' busy threads, and the CPUs that receiving batches takes."""
+    """Function of the load of the host. It returns the speed of each busy process, relative to a process that is alone
+    on the host, and how many times longer a step takes. Its arguments are the number of busy processes, the number of
+    the ranks' busy threads, and the CPUs that receiving batches takes."""
     sending_s: float
     """Seconds that the network interface needs to send a batch."""
 
@@ -116,7 +119,7 @@ class _Host:
         self.speed = 1.0
         self.since_s = 0.0
         self.turn = 0
-        """Number of the last change. An event of an earlier one is void."""
+        """Number of the last change of the load. Events that were planned before this change are ignored."""
         self.in_free_s = self.out_free_s = 0.0
         self.num_threads, self.receiving = 0, 0.0
 
@@ -257,7 +260,7 @@ class Timeline:
                 ranks.append(_Rank(number, host, list(range(first, first + own)), max(1, 2 * own)))
                 first += own
             return ranks
-        # The first endpoint of each host, then the second of each: a rank uses endpoints of many hosts.
+        # List the first endpoint of each host, then the second of each. So a rank uses endpoints of many hosts.
         across = sorted(range(len(self.place)), key=lambda endpoint: self.place[endpoint][1])
         size = max(_LEAST_USED, -(-2 * len(across) // self.num_ranks))
         window = max(_LEAST_WINDOW, -(-2 * len(across) // self.num_ranks))
@@ -309,7 +312,7 @@ class Timeline:
                 rank.begin()
                 self._plan(rank)
             waiting = list(self.ranks)
-            # The ranks ask at the same time: each for one batch, then each for its next.
+            # The ranks ask at the same time. So each asks for one batch, then each asks for its next batch.
             while waiting:
                 waiting = [rank for rank in waiting if self._request(rank, now_s)]
         for rank in self.ranks:
@@ -320,10 +323,12 @@ class Timeline:
                 self._refill(rank, now_s)
 
     def _plan(self, rank: _Rank) -> None:
+        """Set how far ahead a rank may ask: to the end of its window, which may have grown, and of the epoch."""
         limit = rank.next + rank.window + min(len(rank.arrived), int(rank.extra))
         rank.added = max(rank.added, min(limit, self.epoch))
 
     def _refill(self, rank: _Rank, now_s: float) -> None:
+        """Let a rank ask for batches until its window is full."""
         self._plan(rank)
         while self._request(rank, now_s):
             pass
@@ -349,7 +354,7 @@ class Timeline:
         return True
 
     def _deliver(self, rank: _Rank, now_s: float) -> None:
-        """Give a rank its batch. It begins its step."""
+        """Give a rank its batch. If all ranks have theirs, plan the end of the step."""
         rank.arrived.remove(rank.next)
         rank.next += 1
         rank.is_asking = False
@@ -383,6 +388,7 @@ class Timeline:
         self._ask(now_s)
 
     def _set_ranks(self, now_s: float, num_threads: int) -> None:
+        """Set the number of the ranks' busy threads, which changes the pace of all trainer hosts."""
         for host in self.hosts[: self.job.num_trainers]:
             host.num_threads = num_threads
             if host.busy:
@@ -392,6 +398,7 @@ class Timeline:
     # Endpoints
 
     def _begin(self, attempt: _Attempt) -> None:
+        """Let an endpoint begin with a batch."""
         self.current[attempt.endpoint] = attempt
         number = (self.step - self.step % self.epoch + attempt.sequence) * self.num_ranks + attempt.rank.number
         work_s = attempt.host.host.batch_s * self.shape[number % len(self.shape)]
@@ -410,7 +417,7 @@ class Timeline:
             self._push(at_s, _MADE, host, host.turn)
 
     def _made(self, host: _Host, now_s: float) -> None:
-        """Send the batch that is ready. Its endpoint begins with the next."""
+        """Send the batch that is ready, and let its endpoint begin with the next one in its queue."""
         self.num_made += 1
         host.advance(now_s)
         host.done, _, attempt = heapq.heappop(host.busy)
@@ -434,7 +441,7 @@ class Timeline:
                 self._receive(attempt, now_s)
 
     def _receive(self, attempt: _Attempt, now_s: float) -> None:
-        """Let the interface of the rank's host receive a batch after all that began before."""
+        """Let the interface of the rank's host receive a batch, after the batches that it began to receive before."""
         job, target = self.job, attempt.rank.host
         begin_s = max(now_s, target.in_free_s)
         target.in_free_s = begin_s + job.network_s
@@ -460,10 +467,10 @@ class Timeline:
                 self._refill(rank, now_s)
 
     def _mean_of_epoch_s(self) -> float:
-        """Return the mean step time of an epoch. The steps after the last one are taken to be like the last ones.
+        """Return the mean step time of an epoch. Steps that are not simulated are assumed to be like the last ones.
 
-        While a window fills or empties, steps end sooner or later than batches are made. So the batches that were made
-        count, and no step is shorter than its computation.
+        While a window fills or empties, steps end sooner or later than batches are made. So the mean is computed from
+        the batches that were made and not from the steps that ended. No step is shorter than its computation.
         """
         ends_s, last = np.array(self.ends_s), self.num_steps
         if last >= self.epoch:
