@@ -95,7 +95,7 @@ class Extent:
 
         Args:
             steps: Steps of the pass, None if the loader does not know it.
-            num_done: How many of them were done before, because the pass resumes a loaded state.
+            num_done: Steps of the pass that were done before, because it resumes a loaded state.
         """
         self.num_passes += 1
         self.pass_steps = steps
@@ -139,7 +139,7 @@ class StepSummary(JsonRecord):
     """Time blocked in ``next()``, summed over the measured steps."""
     step_time_mean_s: float | None
     step_time_p50_s: float | None
-    """Percentiles are those of all measured steps, within 1 %."""
+    """Percentiles are over all measured steps, within 1 %."""
     step_time_p95_s: float | None
     data_wait_mean_s: float | None
     data_wait_p50_s: float | None
@@ -171,7 +171,8 @@ class StepSummary(JsonRecord):
     num_complete_passes: int = field(default=0, metadata=limits(maximum=2**53))
     """Passes that delivered all of their batches."""
     pass_steps: int | None = field(default=None, metadata=limits(maximum=2**53))
-    """Steps of the latest pass, if the loader knows it. A pass that resumes a loaded state has those before it too."""
+    """Steps of the latest pass, if the loader knows them. If the pass resumes a loaded state, the steps before the
+    state count too."""
     pass_steps_left: int = field(default=0, metadata=limits(maximum=2**53))
     """How many of `pass_steps` have not been done yet."""
     max_in_flight: int = field(default=0, metadata=limits(maximum=2**53))
@@ -330,7 +331,7 @@ class StepTimer:
         return self._begun_at is not None
 
     def recent(self) -> RecentSteps:
-        """Return the latest complete steps, including those of the warm-up. Thread-safe."""
+        """Return the latest complete steps, including steps of the warm-up. Thread-safe."""
         with self._lock:
             steps, num_complete, total_s = tuple(self._recent), self._num_complete, self._all_steps_s
         return RecentSteps(
@@ -396,7 +397,7 @@ class StepTimer:
             with self._lock:
                 self._num_overruns += self._current_steps
             return now
-        # A sleep may end early.
+        # Sleep in a loop, because a sleep may end early.
         while (remaining_s := start + step_wait_s - now) > 0:
             self._sleep(remaining_s)
             now = self._clock()
@@ -408,8 +409,8 @@ class StepTimer:
         for index in range(num_steps):
             num_samples = samples * (index + 1) // num_steps - samples * index // num_steps
             self._record_step(compute_s / num_steps, wait_s / num_steps, num_samples)
-            # Only the end of the delivery is known. The steps before its last one ended earlier by their share of the
-            # time.
+            # Only the end of the delivery's last step is known. The earlier steps are assumed to end earlier by equal
+            # shares of the time.
             left_s = (num_steps - 1 - index) / num_steps * (compute_s + wait_s)
             self._log.add_step(ended_s - left_s, compute_s / num_steps, wait_s / num_steps)
 

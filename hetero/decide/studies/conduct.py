@@ -84,8 +84,8 @@ class _Session:
     def go(self, pending: list[PlannedRun]) -> None:
         """Execute the pending runs. `stop_reason` says why some did not run.
 
-        If a run cannot be executed, no more runs begin. Those that are being executed end first, because they cost
-        money. The error is then raised.
+        If a run cannot be executed, no more runs begin. The runs that are being executed may end first, because they
+        have cost money. Then the error is raised.
         """
         with ThreadPoolExecutor(self.executor.max_parallel, thread_name_prefix="study-run") as pool:
             try:
@@ -106,7 +106,8 @@ class _Session:
         """Start runs while there is room. Return why the next one may not start, or an empty text."""
         while pending and len(self.running) < self.executor.max_parallel:
             run = pending[0]
-            # Refused before its start, because a run that is stopped in the middle costs money and measures nothing.
+            # Check the budget before the start, because a run that is stopped in the middle costs money and measures
+            # nothing.
             refusal = self._refusal(run)
             if refusal:
                 return refusal
@@ -114,8 +115,8 @@ class _Session:
             folder = self.folder / RUNS_FOLDER / run.run_id
             folder.mkdir(parents=True, exist_ok=True)
             hourly_usd = self.prices[run.run_id]
-            # On the disk before the run begins. A study that is killed between the two must know that the run may have
-            # cost something.
+            # Write to the disk before the run begins. If the study is killed between the two, its next start must know
+            # that the run may have cost something.
             self.ledger.start(run, hourly_usd)
             future = pool.submit(self.executor.execute, run, folder)
             self.running[future] = _Running(run, hourly_usd, self.clock())
@@ -124,7 +125,8 @@ class _Session:
 
     def _await_some(self, pending: list[PlannedRun]) -> None:
         """Wait until a run ends, the budget is passed, or the ledger must see the runs again."""
-        # The ledger notes every few seconds that a run is alive. An interrupted run then costs what it cost until then.
+        # The ledger notes every few seconds that a run is alive. If the study is killed, the run counts with its cost
+        # until the last note.
         for running in self.running.values():
             self.ledger.see(running.run)
         done, _ = wait(self.running, timeout=_LOOK_INTERVAL_S, return_when=FIRST_COMPLETED)
@@ -158,7 +160,7 @@ class _Session:
             self.failed_groups.add(running.run.groups)
             logger.error("run %s failed, so no more runs of this cluster begin", result.run_id)
         self.ledger.end(running.run, result)
-        # Otherwise the next start would follow the job that was stopped.
+        # Forget a stopped job, because the next start would follow it instead of running it again.
         if result.state == STOPPED:
             self.ledger.forget_job(result.run_id)
         self.estimates.add(running.run, result)
@@ -215,7 +217,8 @@ class _Session:
         return ""
 
     def _elapsed_s(self, running: _Running) -> float:
-        # A job that waits for its instances costs nothing. By the clock, two hours of waiting once spent the budget.
+        # Ask the executor for the billed time, because a job that waits for its instances costs nothing. By the clock,
+        # two hours of waiting once spent the budget.
         if isinstance(self.executor, Billing):
             return self.executor.billed_s(running.run)
         return self.clock() - running.started_s

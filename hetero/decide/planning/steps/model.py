@@ -107,9 +107,10 @@ class StepModel:
         vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply. It replaces
             the assumption about a type that was not measured.
         endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
-        is_limited: Whether the `REMOVABLE` bottlenecks limit steps. Without them, a plan finds out what they prevent.
+        is_limited: Whether the `REMOVABLE` bottlenecks limit steps. A plan compares both answers to find out what they
+            prevent.
         num_draws: Number of times that each step time is computed for its interval. 0 gives no intervals.
-        timelines: Those of another model of the same arguments, which saves time. None makes new ones.
+        timelines: The timelines of another model with the same arguments, which saves time. None makes new ones.
     """
 
     def __init__(
@@ -167,7 +168,8 @@ class StepModel:
         numbers = [self.endpoints_on(group.machine, None)[0] for group in candidate.data]
         if all(number == group.machine.vcpus for number, group in zip(numbers, candidate.data, strict=True)):
             return candidate
-        # With a number for each type, a step of one random job took 89 % longer than planned.
+        # Take one number, because a job has only one. With a number for each type, a step of one random job took 89 %
+        # longer than planned.
         return replace(candidate, endpoints_per_host=min(numbers) or None)
 
     def variable_endpoints_on(self, candidate: Candidate) -> int | None:
@@ -274,7 +276,7 @@ class StepModel:
         return found.bottleneck if found.bottleneck in REMOVABLE else ""
 
     def _ratio(self, candidate: Candidate, parts: _Parts, row: int) -> float:
-        """Return the step time of the timeline / the modelled one."""
+        """Return the step time of the timeline / the modelled step time."""
         if self.timelines.is_measured(candidate):
             return 1.0
         simulated_s = self.timelines.step_s(candidate)
@@ -294,7 +296,8 @@ class StepModel:
         """Return the step times of a candidate: measured if the profile is of this cluster, else modelled."""
         if self.timelines.is_measured(candidate):
             return self._figures.measured_step_s
-        # Processes of the ranks copy batches to them, which no figure of a profile measures.
+        # In a job without data hosts, loader processes copy batches to the ranks. No figure of a profile measures this,
+        # so add the residual.
         draws = modelled_s * self._figures.model_error
         return draws if candidate.data else draws + self.timelines.residual_s
 
@@ -367,7 +370,7 @@ class StepModel:
         batch_s = np.maximum(slowest[:, None], np.where(local > 0, local_batch_s, 0.0))
         num_ranks = ranks * num_hosts
         in_flight = self._window(trainer, num_endpoints, nbytes, num_ranks)
-        # torch's own loader limits batches, not bytes.
+        # torch's own loader limits the number of batches in flight, and not their bytes.
         if (as_profiled := self._is_as_profiled(candidates)).any():
             own = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
             in_flight = np.where(as_profiled, own, in_flight)
@@ -381,7 +384,8 @@ class StepModel:
             (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
             np.where(remote[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
         )
-        # If the starts of epochs take more than that, they limit the step instead of the accelerators.
+        # If the waits at the starts of epochs take a large share of a step, they limit the step instead of the
+        # accelerators.
         is_late = (limits == _ACCELERATOR) & (start_s[:, 0] > NEARLY_BUSY * step_s[:, 0]) & ~is_serial
         limits = np.where(is_late, _EPOCH_START, limits)
         # Without endpoints and loader processes, the rank itself makes its batches between two steps.

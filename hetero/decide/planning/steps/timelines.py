@@ -69,15 +69,16 @@ class Timelines:
         self._relative_s = self._figures.batch_shape.tolist()
         self._is_as_measured = measured is None
         self.correction = 1.0
-        """Factor of the costs of samples on the first type. The timeline of the profiled cluster then has the measured
-        step time."""
+        """Factor of the costs of samples on the first type. With it, the timeline of the profiled cluster has the
+        measured step time."""
         self.residual_s = 0.0
-        """Seconds of a step that local loading costs besides."""
+        """Seconds per step that local loading costs beyond what the timeline knows."""
         if measured is None:
             self.correction, self.residual_s = self._calibration()
         # The measured step time holds only for the measured cluster.
         else:
-            # The calibration once compared the measured step time with the timeline of the planned cluster.
+            # So calibrate with the profile as it was measured. The calibration once compared the measured step time
+            # with the timeline of the planned cluster.
             other = Timelines(
                 replace(profile, training=measured), vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host
             )
@@ -106,7 +107,7 @@ class Timelines:
         return self._known[candidate][1]
 
     def _timeline_of(self, candidate: Candidate, is_long: bool) -> Timeline | None:
-        """Simulate the delivery of batches on a candidate. Return None if the candidate has no endpoints."""
+        """Return the timeline of a candidate, made from the mean figures. None if the candidate has no endpoints."""
         training, trainer, form = self._training, candidate.trainer, candidate.form
         is_own_loader = is_profiled(self._profile, candidate)
         local = candidate.local_endpoints
@@ -131,7 +132,8 @@ class Timelines:
             ranks_per_host=training.ranks_per_host,
             steps_s=training.headspace_s.values,
             relative_s=self._relative_s,
-            # No step waits for the first batches of an epoch that are requested before it begins.
+            # If the loader requests the first batches of an epoch before it begins, no step waits for them. Then epochs
+            # do not matter.
             steps_per_epoch=None if training.requests_ahead else training.steps_per_epoch,
             window_batches=window_batches(trainer, num_endpoints, nbytes, num_ranks, training.ranks_per_host),
             receive_s=_value(training.receive_cpu_s_per_gb) * nbytes * 1e-9 + decode_s * training.batch_samples,
@@ -166,11 +168,11 @@ class Timelines:
     def _calibration(self) -> tuple[float, float]:
         """Return `correction` and `residual_s`.
 
-        If a few batches take much longer than their samples, that share of slow batches is assumed on all hosts. If the
-        accelerator limits the step of the timeline, the difference to the measured step is a cost of local loading that
-        the timeline does not know, such as copies between processes. More processes do not save this cost. In all other
-        cases, the samples of the profile were cheaper or more expensive than the samples of the steps. Nothing is known
-        if data hosts made batches of the measured steps.
+        If a few batches take much longer than their samples, the same share of slow batches is assumed on all hosts. If
+        the accelerator limits the step of the timeline, the difference to the measured step is a cost of local loading
+        that the timeline does not know, such as copies between processes. More processes do not save this cost. In all
+        other cases, the samples of the profile were cheaper or more expensive than the samples of the steps. Nothing is
+        known if data hosts made batches of the measured steps.
         """
         training = self._training
         # With data hosts, the measured steps say nothing about the trainer hosts alone.
@@ -186,7 +188,7 @@ class Timelines:
             return 1.0, 0.0
         if self._has_slow_batches(own, expected_s):
             return self._assume_slow_batches(own), 0.0
-        # The accelerator limits the step, so it says nothing about the cost of samples.
+        # If the accelerator limits the step, the step time says nothing about the cost of samples.
         if expected_s < 1.1 * training.headspace_s.mean:
             return 1.0, min(max(0.0, training.step_s.mean - expected_s), training.data_wait_s.mean)
         return (training.step_s.mean / expected_s) ** self._trust(), 0.0
@@ -194,8 +196,8 @@ class Timelines:
     def _has_slow_batches(self, own: Candidate, expected_s: float) -> bool:
         """Return whether a few batches take much longer than their samples.
 
-        Then the mean step takes longer than expected, and the longest step much longer than the longest expected one,
-        because it waits for data.
+        The signs are: the mean step takes longer than expected, and the longest step waits for data and takes much
+        longer than the longest expected one.
         """
         steps, longest_s = self._training.step_s, max(self._training.step_s.values)
         return (
@@ -224,12 +226,12 @@ class Timelines:
         self._relative_s = np.sort(changed).tolist()
         factor = 1 + len(slow) / len(relative_s) * (_SLOW_FACTOR - 1)
         self._figures.correct(factor)
-        # The timelines so far had other batch times.
+        # Forget the step times so far, because their timelines had other batch times.
         self._known.clear()
         return factor
 
     def _trust(self) -> float:
-        """Return the weight of the measured step time against that of single samples, between 0 and 1.
+        """Return the weight of the measured step time against the weight of single samples, between 0 and 1.
 
         Few steps, or steps of very different times, say less about the cost of a sample than many samples do.
         """
