@@ -52,8 +52,8 @@ def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
             others = usage.cpu_others - sum(share for host, share in own.items() if host != usage.host)
             of_job = [usage] if usage.scope == "host" else [each for each in usages if each.scope == "tree"]
             own_waits = [1.0 if each.cpu_waited is None else each.cpu_waited for each in of_job]
-            # PSI does not tell whose processes waited. Without own_waits, a script that slept 97 % of its time was
-            # refused beside two busy loops.
+            # The kernel's pressure figure does not tell whose processes waited, so the waits of the job's own threads
+            # limit it. Without this limit, a script that slept 97 % of its time was refused beside two busy loops.
             waited = max(0.0, min(others, usage.cpu_pressure or 0.0, sum(own_waits)))
             lost = max(lost, 1 - (1 - waited) * (1 - (usage.cpu_stolen or 0.0)))
     return lost

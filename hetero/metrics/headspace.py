@@ -26,5 +26,5 @@ def needed_for_headspace(wanted_per_s: float, made_per_s: float) -> float:
 
 def number_for_headspace(wanted_per_s: float, made_per_s: float) -> int:
     """Return `needed_for_headspace`, rounded up."""
-    # Floating point may turn 160 into 160.00000000000003, which must not become 161.
+    # Subtract a little, because floating point may turn 160 into 160.00000000000003, which must not become 161.
     return math.ceil(needed_for_headspace(wanted_per_s, made_per_s) - 1e-9)

@@ -167,7 +167,7 @@ class HostSampler:
         if not self._wake.is_set():
             self._wake.set()
             if self._thread is not None:
-                # The thread ends first, because the reading below must be the last one.
+                # End the thread first, because the reading below must be the last one.
                 self._thread.join(timeout_s)
             self.sample()
             if self._gpus is not None:
@@ -231,7 +231,7 @@ class _Totals:
             self._cpu_s += used_s
             self._own_cpu_s += max(0.0, (reading.own_cpu_s or 0.0) - (self._last.own_cpu_s or 0.0))
             interval_s = now - self._last_at
-            # CPU counters tick every 10 ms, so over a very short last interval the quotient means nothing.
+            # Skip a very short last interval, because CPU counters tick every 10 ms, so the quotient means nothing.
             if interval_s >= min_interval_s > 0:
                 self._cpu.add(100 * used_s / interval_s)
             if interval_s > 0:

@@ -84,10 +84,10 @@ def check_value(name: object, value: object, step: object) -> tuple[str, float, 
             f"log_metric: name is {printable(repr(name), max_chars=60)}; expected {_NAME_LIMITS['expected']}"
         )
     try:
-        # float() would take a text such as "0.9".
+        # Reject texts, because float() would accept a text such as "0.9".
         number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        # A tensor of several elements: RuntimeError.
+        # For example, a tensor of several elements raises RuntimeError.
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(

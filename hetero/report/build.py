@@ -197,8 +197,8 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     objection = cost_objection(facts)
 
     def figure(compute: Callable[[float, float], float], value: float | None, unit: str) -> Figure | None:
-        # The prices of ml.p3.2xlarge were once multiplied with the times of a laptop, and the verdict was "94 %
-        # dearer".
+        # With an objection there is no cost. The prices of ml.p3.2xlarge were once multiplied with the times of a
+        # laptop, and the verdict was "94 % dearer".
         if hourly_usd is None or not value or objection:
             return None
         return Figure(value=compute(hourly_usd, value), unit=unit, basis=facts.basis)
@@ -208,7 +208,7 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     return Cost(
         prices=tuple(prices),
         missing=tuple(missing),
-        # A sum of list prices, so not measured.
+        # The price per hour is a sum of list prices, so it is not measured.
         hourly=None if hourly_usd is None else Figure(value=hourly_usd, unit="USD/h", basis="modelled"),
         run=figure(cost.job_cost_usd, facts.wall_s, "USD"),
         per_1k_steps=figure(cost.cost_per_1k_steps_usd, step_time, "USD"),
@@ -241,7 +241,7 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
     num_on_data_hosts = facts.events.get(COMPUTED_ON_DATA_HOSTS)
     if num_on_data_hosts is None:
         has_batches = bool(num_received or num_computed)
-    # A batch that was not counted may have come from a data host.
+    # If ranks received more batches than were counted as computed, the other ones may have come from a data host.
     else:
         has_batches = num_on_data_hosts > 0 or num_received > num_computed
     if not num_hosts or has_batches or facts.exit_code or facts.options.get("data service") != "grpc":
@@ -260,7 +260,8 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
 
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
     """Return the bottleneck, with advice and the vCPUs that would remove it."""
-    # The CPUs of this machine preprocess, not emulated vCPUs.
+    # If no vCPUs are emulated on simulated hosts, the CPUs of this machine preprocess. Then the number of vCPUs is
+    # unknown.
     has_real_cpus = "--emulate-sample-seconds" in missing_emulation(facts)
     vcpus = None if has_real_cpus else _preprocessing_vcpus(facts, catalogue)
     # Without a measured utilisation the bottleneck is unknown.
@@ -304,7 +305,8 @@ def _idle_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | 
         return "How many vCPUs would suffice is not known, because it is not known how many vCPUs preprocess now.", None
     if not busy:
         return f"There is no compute: every vCPU beyond the {vcpus} that preprocess now makes steps shorter.", None
-    # A slow link between data hosts and trainers once led to the advice to buy more vCPUs.
+    # If the CPUs are idle, more of them do not help. A slow link between data hosts and trainers once led to the advice
+    # to buy more vCPUs.
     if idle := _idle_cpus(facts):
         return (
             f"{idle} Before adding hosts, find out why preprocessing waits (storage, network, too few processes)."

@@ -1,8 +1,8 @@
 """Comparison of two runs: how much faster and cheaper the second run is, and whether it is worth it.
 
-Real work that shows in an emulated run makes the run slower, and so do others that use its CPUs. So each run has a
-range of step times, and the comparison has a range of speed-ups and savings. The verdict is what holds in the whole
-range.
+Two things make a run slower: in an emulated run, real work that takes longer than emulated, and in any run, other
+programs on its CPUs. So each run has a range of step times, and the comparison has a range of speed-ups and savings.
+The verdict is what holds in the whole range.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def render_comparison(comparison: Comparison) -> str:
     """Return a comparison as Markdown: the answer, the price-performance table, and the caveats."""
     reports = (comparison.baseline, comparison.candidate)
     has_same_step = comparison.per == "step"
-    # Otherwise readers would compare the costs.
+    # Leave out costs that must not be compared, because readers would compare them.
     has_costs = not comparison.objections
     rows = [
         PricePerformance(
@@ -259,7 +259,7 @@ def _steps_table(headline: Headline) -> str:
         "blocked in `next()`; utilisation is compute / step time."
     )
     times_s = headline.step_time_range_s
-    # Bounds that read the same say nothing.
+    # Show the bounds only if their texts differ.
     if times_s is not None and len(set(map(seconds_text, times_s))) > 1:
         note += (
             f" Other work of this machine showed: without it, the mean step time is at least "
@@ -290,8 +290,8 @@ def _rank_section(report: Report) -> Iterator[str]:
     header = ("rank", "host", "loader", "steps", "step", "step p95", "data wait", "wait p95", "utilisation")
     yield "## Ranks"
     yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
-    # Two loaders of one factory had one name, and a comparison could take the second of one run for the first of the
-    # other.
+    # Explain labels such as ``photos (2)``. Without a label, a comparison could take the second loader of one run for
+    # the first of the other.
     if any(label != summary.name for _, label, summary in entries):
         yield (
             "Loaders of the same name are numbered in the order of their creation. Pass `name=` to a loader to name it."

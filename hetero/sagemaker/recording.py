@@ -78,7 +78,7 @@ def sdk_version(estimator: object) -> int:
 
 
 def copy_of(estimator: _Estimator) -> _Estimator:
-    """Return a copy whose lists and dicts are copies too, because ``fit`` and ``train`` add to some of them."""
+    """Return a copy whose lists and dicts are also copies, because ``fit`` and ``train`` add to some of these."""
     double = copy.copy(estimator)
     for name, value in vars(estimator).items():
         if isinstance(value, dict | list):
@@ -180,7 +180,7 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
         raise ConfigError(
             "no SageMaker SDK is installed; pip install 'sagemaker>=2.257,<3', or 'sagemaker>=3.18,<4' for version 3"
         ) from None
-    # Version 3 first, because it warns about names that only version 2 has.
+    # Try version 3 first, because it warns about names that only version 2 has.
     try:
         from sagemaker.core.helper.session_helper import Session
     except ModuleNotFoundError:

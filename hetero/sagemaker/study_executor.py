@@ -121,7 +121,7 @@ class EstimatorExecutor:
         self._is_stopped = threading.Event()
         self._prices: dict[str, float | None] = {}
         self._billed_since: dict[str, dt.datetime] = {}
-        """When the job of each run got its hosts. A job that waits for them is not among them."""
+        """When the job of each run got its hosts. Jobs that wait for hosts are missing."""
 
     def hourly_usd(self, run: PlannedRun) -> float | None:
         """Return the price of all instances of the run per hour, or None if a price is unknown."""
@@ -143,7 +143,8 @@ class EstimatorExecutor:
         made = self._made(run)
 
         def see(description: Mapping[str, Any]) -> None:
-            # A job that waited two hours for instances was stopped by the budget, as if it had cost them.
+            # Count from the time when the job had its hosts. A job that waited two hours for instances once passed the
+            # budget, although a wait costs nothing.
             if isinstance(description.get("TrainingStartTime"), dt.datetime):
                 self._billed_since[run.run_id] = description["TrainingStartTime"]
 
@@ -155,21 +156,21 @@ class EstimatorExecutor:
                 logger.info("following %s, which an earlier start of the study submitted", job.name)
                 self._enter(job.name, made.client)
                 description = follow(made.client, job.name, sleep=self._sleep_s, on_description=see)
-                # A study that was killed while its job waited for instances once recorded CapacityError as the result
-                # of the run.
+                # If the job ended without instances, submit it again. A study that was killed while its job waited once
+                # recorded CapacityError as the result of the run.
                 job.is_open = not _lacked_instances(description)
             if not job.is_open:
                 self._submit(run, made, folder, job)
                 self._enter(job.name, made.client)
                 description = follow(made.client, job.name, sleep=self._sleep_s, on_description=see)
         except Exception as error:
-            # Expired credentials made a running job a failed run that cost USD 0, and a later start submitted a second
-            # job beside it.
+            # End the study, because the job may still run. Expired credentials once made a running job a failed run
+            # that cost USD 0, and a later start submitted a second job beside it.
             if job.is_open and not isinstance(error, CapacityError):
                 raise _lost(job.name, folder, error) from error
             if isinstance(error, (ConfigError, MemoryError)):
                 raise
-            # A job that the service rejects does not end the study.
+            # If the service rejects a job, the run has failed, and the study goes on.
             return _failed(run, error, started_at)
         finally:
             self._leave(job.name)
@@ -198,7 +199,7 @@ class EstimatorExecutor:
         with self._lock:
             is_new = job_name not in self._active
             self._active[job_name] = client
-        # `stop` may have read the active jobs a moment before.
+        # `stop` may have read the active jobs a moment before this job was added, so stop the job here.
         if is_new and self._is_stopped.is_set():
             self._stop_job(job_name, client)
 
@@ -230,7 +231,7 @@ class EstimatorExecutor:
         return _Made(estimator, inputs)
 
     def _submit(self, run: PlannedRun, made: _Made, folder: Path, job: _Job) -> None:
-        """Submit the job of a run, and follow it until it has ended."""
+        """Submit the job of a run, again after each shortage, and wait until the job has its instances."""
 
         def note(job_name: str) -> None:
             # A new name means a new attempt, so the job of the attempt before got no instances.

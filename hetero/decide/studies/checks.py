@@ -76,7 +76,7 @@ def _learning_rate_is_kept(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         least, most = min(batches), max(batches)
         if most > least:
             stated = "the study states no learning rate" if rate is None else f"the learning rate is {rate:g} in all"
-            # A rule without a rate has nothing to change, and is refused.
+            # Without a rate, a learning_rate_rule would be rejected, so the advice begins with the rate.
             rate_first = (
                 "state learning_rate, that of the smallest global batch, and give {learning_rate} to the script. Then "
                 if rate is None
@@ -182,7 +182,7 @@ def _device_gb(info: InstanceTypeInfo, cell: Cell, catalogue: Catalogue) -> floa
 
 
 def _beyond_report(report: Report, instance_type: str, batch: float, room_gb: float | None) -> _Found:
-    """Compare with the peak of an earlier run. All of it is taken as proportional to the batch."""
+    """Compare with the memory peak of an earlier run. The whole peak is assumed to be proportional to the batch."""
     batches = [loader.batch_samples for rank in report.run.ranks for loader in rank.loaders if loader.num_steps]
     peaks = [(usage.gpu_memory_peak_bytes or 0) / usage.num_gpus / 1e9 for usage in report.run.hosts if usage.num_gpus]
     if not batches or not peaks or max(peaks) <= 0 or batch <= max(batches) or room_gb is None:

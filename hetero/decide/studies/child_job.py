@@ -53,7 +53,7 @@ class Job:
         try:
             for command in commands:
                 self._start(command, environment)
-        # A NUL in an argument, or a variable with = in its name, is a ValueError.
+        # A NUL in an argument, or a variable with = in its name, raises ValueError.
         except (OSError, ValueError) as error:
             self.close()
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -70,7 +70,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # Ctrl-C then reaches only the study, which asks the run to stop.
+            # In a session of its own, because Ctrl-C must reach only the study, which asks the run to stop.
             start_new_session=True,
         )
         assert process.stdout is not None
@@ -104,7 +104,7 @@ class Job:
             if line is None:
                 num_open -= 1
                 continue
-            # A script may write any bytes.
+            # Replace bytes that are not UTF-8, because a script may write any bytes.
             text = escape_line(line.decode("utf-8", "replace").rstrip("\r\n"))
             self._log.write(text + "\n")
             self._log.flush()

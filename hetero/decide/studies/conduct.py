@@ -313,7 +313,7 @@ def conduct(
             ledger.forget_failed()
         estimates = Estimates(expected_s or {})
         for run in runs:
-            # What an interrupted run cost counts against the budget, although the run begins again.
+            # The cost of an interrupted run counts against the budget, although the run begins again.
             interrupted = ledger.interrupted(run)
             if interrupted is not None:
                 logger.warning("run %s was interrupted after %.0f s and runs again", run.run_id, interrupted.wall_s)
@@ -366,7 +366,7 @@ def _translated(folder: Path) -> Iterator[None]:
     """Turn the errors of files into errors that say what to do."""
     try:
         yield
-    # The reader of the progress has gone. This is not an error of a file.
+    # BrokenPipeError means that the reader of the progress has gone. It is no error of a file.
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -52,7 +52,7 @@ _MAX_CAUSE_CHARS = 500
 
 
 class _ChildExecutor:
-    """What both executors share: one run at a time, as child processes."""
+    """Base of both executors. It executes one run at a time, as child processes."""
 
     max_parallel = 1
 
@@ -81,7 +81,7 @@ class _ChildExecutor:
             job = Job(commands, self._environment(run), log)
             with self._lock:
                 self._job = job
-                # The request to stop may have come before there was a job.
+                # The request to stop may have come before there was a job, so repeat it for this job.
                 if self._is_stopped:
                     job.stop()
             try:
@@ -151,8 +151,8 @@ class SimulateExecutor(_ChildExecutor):
 class LaunchExecutor(_ChildExecutor):
     """Executes runs with ``hetero launch`` on the hosts of a cluster file, one at a time.
 
-    This process starts the launcher of this host. The others are started by the command ``start``, for example
-    ``["ssh", "{host}"]``, which gets the launcher's command line as one more argument. The folder of the study, the
+    This process starts the launcher of this host. The command ``start``, for example ``["ssh", "{host}"]``, starts the
+    launchers of the other hosts. It gets the launcher's command line as one more argument. The folder of the study, the
     script and the channels must have the same path on all hosts. The script finds a channel by its variable, for
     example ``SM_CHANNEL_TRAINING``.
 
@@ -227,7 +227,8 @@ class LaunchExecutor(_ChildExecutor):
             command = _with_script([*command, *_flags(run, without=("cluster_file", "host"))], run)
             if host != cluster.current_host:
                 variables = [f"{name}={value}" for name, value in self._environment(run).items()]
-                # By ssh, a command begins in the home folder, without this process's variables.
+                # State the folder and the variables, because by ssh a command begins in the home folder, without this
+                # process's variables.
                 line = shlex.join(["cd", str(Path.cwd())]) + " && " + shlex.join(["env", *variables, *command])
                 command = [*(word.replace("{host}", host) for word in self._start), line]
             commands.append(command)
@@ -302,7 +303,8 @@ def _add(values: list[LoggedMetric], value: LoggedMetric) -> None:
     """Add a value. Every second value of the longest series is dropped if there are too many."""
     values.append(value)
     if len(values) > MAX_METRICS:
-        # Once only the first 100,000 values were kept, and the final loss was missing.
+        # Thin the series instead of cutting its end. Once only the first 100,000 values were kept, and the final loss
+        # was missing.
         values[:] = thinned(values, MAX_METRICS)
 
 
@@ -367,7 +369,7 @@ def phases_of(report: Report) -> dict[str, float]:
 def _cause(status: int, tail: Sequence[str]) -> str:
     """Return why a run failed: hetero's own words, or the end of the output."""
     own = [match.group() for line in tail if (match := _CAUSE.search(line))]
-    # The text HET-00 in a line of the script does not come from hetero.
+    # Take only lines with a known code, because the text HET-00 in a line of the script does not come from hetero.
     coded = [text for text in own if stated_code(text) is not None]
     last = next((line for line in reversed(tail) if line.strip()), "")
     text = coded[0] if coded else last or describe_exit_status(status)
@@ -380,9 +382,9 @@ _PATHS = ("price_file", "tls_dir", "tf_work_dir", "plan")
 
 
 def _flags(run: PlannedRun, *, without: Sequence[str] = ()) -> list[str]:
-    # The study decides where the output of a run is.
+    # Leave out the output folder, because the study decides where the output of a run is.
     options = {name: value for name, value in run.options.items() if name not in ("output_dir", *without)}
-    # Relative to the study, as all paths of its file.
+    # These paths are relative to the study, as all paths of its file.
     paths = {name: str(Path(run.base, str(options[name]))) for name in _PATHS if options.get(name)}
     return stated_flags({**options, **paths})
 

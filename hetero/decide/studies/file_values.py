@@ -93,7 +93,7 @@ def choice_of(value: object, path: str, choices: Sequence[str]) -> str:
 
 def whole_of(value: object, path: str, least: int, most: int) -> int:
     """Return a whole number within its bounds."""
-    # True is a whole number in Python.
+    # Reject bool first, because True is a whole number in Python.
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{path}: found {_shown(value)}, expected a whole number from {least} to {most}")
     return value

@@ -4,7 +4,7 @@
 written before a run and an ``ended`` line after it. Every line is on the disk before the study continues. A line that
 is incomplete, because the study was killed while it wrote, is ignored and overwritten.
 
-A run that has a ``started`` line and no ``ended`` line was interrupted. What it cost until then counts, see
+A run that has a ``started`` line and no ``ended`` line was interrupted. Its cost until the interruption counts, see
 `Ledger.interrupted`. For this, the file ``alive`` in the run's folder has the time when the study last saw the run.
 """
 
@@ -71,10 +71,10 @@ class _Started:
 
 def digest_of(run: PlannedRun) -> str:
     """Return a digest of everything that a run is made of. Paths in the folder of the study are relative to it."""
-    # The folder of a study may move between two starts.
+    # Leave out the folder of the study, because it may move between two starts.
     content = {each.name: getattr(run, each.name) for each in fields(run) if each.name != "base"}
     if run.base:
-        # Without the folder, because a study that was moved or copied could not continue with absolute paths.
+        # Use relative paths, because a study that was moved or copied could not continue with absolute paths.
         content["script"] = _relative(run.script, run.base)
         content["channels"] = {name: _relative(path, run.base) for name, path in run.channels.items()}
     text = json.dumps(content, sort_keys=True, default=_plain)
@@ -178,7 +178,7 @@ class RecordedRuns:
         """Read the complete lines, and return how many bytes they have. An incomplete last line is ignored."""
         to_do = "run the study first, or give the folder of one that has run"
         content = read_bounded(self._path, f"the ledger {self._path}", max_bytes=_MAX_BYTES, to_do=to_do)
-        # A study that was killed while it wrote leaves a line without an end.
+        # Cut off a line without an end, which a study leaves if it is killed while it writes.
         complete = content[: content.rfind(b"\n") + 1]
         if len(complete) < len(content):
             logger.warning("the last line of %s is incomplete and is ignored", self._path)
@@ -208,7 +208,7 @@ class RecordedRuns:
                     self._open[started.run_id] = started
                 else:
                     raise ConfigError(f"found kind {kind!r}, expected started or ended")
-            # A ConfigError is a ValueError too.
+            # This also catches ConfigError, which is a ValueError.
             except ValueError as error:
                 if number == 1:
                     raise ConfigError(f"{self._path}, line 1: {error}; {_TO_DO}") from error
@@ -227,7 +227,7 @@ class RecordedRuns:
         self._open.pop(ended.run_id, None)
         self.spent_s += ended.wall_s
         self.spent_usd += ended.usd or 0.0
-        # A stopped run runs again.
+        # Keep no result of a stopped run, because it runs again.
         if ended.state != STOPPED:
             self.results[ended.run_id] = ended.digest, RunResult(**_values_of(ended))
 
@@ -249,14 +249,14 @@ class Ledger(RecordedRuns):
         path = folder / LEDGER_FILE_NAME
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked_folder(folder, "study"))
-            # Under the lock, because a study may be writing this ledger. A second start with --fresh once deleted it
-            # before it was refused.
+            # Delete the ledger only under the lock, because another study may be writing it. A second start with
+            # --fresh once deleted it before it was refused.
             if fresh:
                 for old in (path, *folder.glob(f"{RUNS_FOLDER}/*/{JOB_FILE_NAME}")):
                     old.unlink(missing_ok=True)
             self._file = stack.enter_context(path.open("ab"))
             super().__init__(folder, identity)
-            # The next line must not continue an incomplete one.
+            # Cut off an incomplete line, because the next line must not continue it.
             os.truncate(path, self._complete_bytes)
             if not self._complete_bytes:
                 self._append({"kind": "study", "version": _VERSION, "identity": identity})
@@ -277,13 +277,13 @@ class Ledger(RecordedRuns):
     def see(self, run: PlannedRun) -> None:
         """Record that a run is being executed now."""
         folder = self._path.parent / RUNS_FOLDER / run.run_id
-        # A full disk does not end the run.
+        # Ignore errors, because a full disk must not end the run.
         with contextlib.suppress(OSError):
             write_text(folder / _ALIVE_FILE_NAME, _now() + "\n")
 
     def end(self, run: PlannedRun, result: RunResult) -> None:
         """Record how a run ended."""
-        # The report has the values that the script logged.
+        # Leave out the values that the script logged, because the report has them.
         metrics = _without(result.metrics, result.report.run.metrics if result.report is not None else ())
         ended = _Ended(**{**_values_of(result), "metrics": metrics}, digest=digest_of(run))
         self._add(ended)
@@ -292,17 +292,17 @@ class Ledger(RecordedRuns):
     def interrupted(self, run: PlannedRun) -> RunResult | None:
         """Return a result for a run that an earlier start of the study began and did not end, or None.
 
-        It lasts until the study last saw it, see `see`. If its job is followed, it lasts no time, because the result
-        of the job has its whole duration.
+        The result lasts until the study last saw the run, see `see`. If the job of the run is followed, the result
+        lasts no time, because the result of the job has the whole duration.
         """
         started = self._open.get(run.run_id)
         if started is None:
             return None
         folder = self._path.parent / RUNS_FOLDER / run.run_id
         wall_s = 0.0
-        # If the next start follows a job, the result of the job has the whole cost.
+        # If there is a job to follow, the run lasts no time here, because the result of the job has the whole cost.
         if not (folder / JOB_FILE_NAME).exists():
-            # The file is missing if the run was never seen.
+            # If the study never saw the run, the file is missing, and the run lasts no time.
             with contextlib.suppress(OSError, ValueError):
                 seen = dt.datetime.fromisoformat((folder / _ALIVE_FILE_NAME).read_text().strip())
                 wall_s = max(0.0, (seen - dt.datetime.fromisoformat(started.started_at)).total_seconds())
@@ -330,7 +330,7 @@ class Ledger(RecordedRuns):
     def _append(self, line: Mapping[str, object]) -> None:
         self._file.write(json.dumps(line, default=str, allow_nan=False).encode() + b"\n")
         self._file.flush()
-        # The line is on the disk before the study continues, also if the machine crashes then.
+        # Write to the disk before the study continues, because the machine may crash then.
         os.fsync(self._file.fileno())
 
 

@@ -84,7 +84,7 @@ def _plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
     expected: dict[str, float] = {}
     times: dict[tuple[object, ...], int] = {}
     for cell in cells:
-        # A combination that a table or a fraction has twice counts as a replicate.
+        # If a table or a fraction has a combination twice, the second one counts as a replicate.
         key = tuple((name, type(level).__name__, level) for name, level in sorted(cell.levels.items()))
         for _ in range(study.replicates):
             times[key] = times.get(key, 0) + 1
@@ -118,7 +118,8 @@ def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun
     folder = study.path.parent.resolve()
     options = dict(settings.options)
     if settings.groups and isinstance(values["ranks"], int) and study.executor.kind != "sagemaker":
-        # Simulated hosts lack accelerators, so the launcher would start one rank per host.
+        # State the ranks per host, because simulated hosts lack accelerators, and the launcher would start one rank per
+        # host.
         stated = options.setdefault("nproc_per_node", max(1, values["ranks"] // int(values["hosts"])))
         started = stated * int(values["hosts"]) if isinstance(stated, int) else 0
         if started != values["ranks"]:

@@ -29,7 +29,7 @@ Level = str | int | float | bool
 
 FINISHED, FAILED, STOPPED = "finished", "failed", "stopped"
 STATES = (FINISHED, FAILED, STOPPED)
-"""How a run ended. ``stopped``: the study stopped it, because its budget was passed. It counts as not measured."""
+"""How a run ended. ``stopped``: the study stopped the run, because the budget was passed. It counts as not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

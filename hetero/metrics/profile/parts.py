@@ -1,4 +1,4 @@
-"""What a rank and a host contribute to a profile. They send these records as JSON to the launcher that writes it."""
+"""What a rank and a host contribute to a profile. They send it as JSON to the launcher that writes the profile."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class SampledWork:
     arguments_json: str = field(metadata=limits(max_length=MAX_ARGUMENTS_CHARS))
     """Arguments of the data set, see `hetero.spec.DatasetSpec`."""
     indices: tuple[int, ...] = field(metadata=limits(minimum=-(2.0**63), min_items=1, max_items=MAX_INDICES))
-    """Indices of samples in the order of the job. First those that the job would have fetched next, if there are any,
-    because the operating system has not cached their files yet."""
+    """Indices of samples in the order of the job. The samples that the job would have fetched next come first, if there
+    are any, because the operating system has not cached their files yet."""
     batch_samples: int = field(metadata=limits(minimum=1))
     """Samples of one batch."""
     seed: int = field(metadata=limits(minimum=-(2.0**63)))

@@ -95,7 +95,7 @@ class Spread:
             num_measured=len(found),
             mean=mean,
             p50=ordered[(len(ordered) - 1) // 2],
-            # The nearest rank, because an interpolated value was never measured.
+            # Take the nearest measured value, because an interpolated value was never measured.
             p95=ordered[math.ceil(0.95 * len(ordered)) - 1],
             variation=statistics.pstdev(found) / mean if mean else 0.0,
             values=tuple(found[int(index * stride)] for index in range(min(len(found), MAX_VALUES))),
@@ -167,7 +167,7 @@ class CodecProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingProfile:
-    """What was measured in the ranks. Times are those of the slowest rank."""
+    """What was measured in the ranks. Times belong to the slowest rank."""
 
     instance_type: str
     """Type of the trainer hosts, or empty if unknown."""
@@ -246,7 +246,8 @@ def check_figures(profile: Profile) -> None:
         raise ConfigError(f"the profile's {error}{_TO_DO}") from error
     training = profile.training
     supply = {f"supply[{index}].": each for index, each in enumerate(profile.supply)}
-    # A profile with -5 busy CPUs of a rank was a ZeroDivisionError. One with a step in ms gave a normal plan.
+    # Check units and bounds. A profile with -5 busy CPUs of a rank was a ZeroDivisionError, and a profile with a step
+    # in ms gave a plan that looked normal.
     for path, record in {"": profile, "training.": training, **supply}.items():
         for name, (unit, maximum) in _FIGURES.items():
             figure = getattr(record, name, None)
@@ -260,7 +261,7 @@ def check_figures(profile: Profile) -> None:
                 f"the profile's {path}.mean is {spread.mean:g} s; expected {_LEAST_S:g} s or more{_TO_DO}"
             )
     for path, each in supply.items():
-        # Numbers out of order ended with a ZeroDivisionError in the model.
+        # The numbers of processes must ascend, because other orders ended with a ZeroDivisionError in the model.
         numbers = [point.num_processes for point in each.concurrency]
         if numbers != sorted(set(numbers)):
             found = f"{path}concurrency has {', '.join(map(str, numbers))} processes"

@@ -54,7 +54,7 @@ def first_sentence(profile: Profile) -> str:
     is_here = supply.instance_type == training.instance_type
     host = ("this host's" if training.num_hosts == 1 else "each host's") if is_here else f"the {supply.instance_type}'s"
     makes = f"{host} {counted(supply.vcpus, 'vCPU')} {'makes' if supply.vcpus == 1 else 'make'}"
-    # Rounded first, because the words and the number must agree. A wait below 2 % was once hidden.
+    # Round first, because the words and the number must agree. A wait below 2 % was once hidden.
     percent = f"{100 * share:.0f}"
     waits = "no step waits" if percent == "0" else f"{percent} % of each step is waiting"
     waits = f"with the job's data hosts, {waits}" if training.has_data_hosts else waits

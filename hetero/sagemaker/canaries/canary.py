@@ -69,12 +69,12 @@ def canary(
 
     Each canary is a training job of the same estimator, of any algorithm, on a few percent of the files: the channels
     get manifests with some of their objects. Times come from the jobs' descriptions, resources from CloudWatch. The
-    call blocks until all jobs have ended. Called again with the same folder it goes on where it was.
+    call blocks until all jobs have ended. If the call is repeated with the same folder, it goes on where it was.
 
     A call that goes on needs the same inputs, candidates, fractions and ``whole``, and the same hyperparameters, image,
-    environment and source code. The token that `prepare` makes may differ. Of each input, only
-    the source changes. The channels ``code``, ``sm_drivers`` and ``recipe`` of SDK 3 stay whole. After a job that
-    fails, no more jobs of its cluster begin, and those that run end normally.
+    environment and source code. The token that `prepare` makes may differ. Only the source of each input changes. The
+    channels ``code``, ``sm_drivers`` and ``recipe`` of SDK 3 stay whole. After a job that fails, no more jobs of its
+    cluster begin, and those that run end normally.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3. The call does not change it.
@@ -102,7 +102,7 @@ def canary(
     check_fractions(fractions, "fractions")
     check_repeats(repeats, len(fractions), len(estimators), "repeats")
     study = _Study(estimator, inputs, estimators, whole, folder=folder, seed=seed)
-    # By replicate, because more replicates must not change the names of the other runs.
+    # Number the jobs by replicate first, because more replicates must not change the names of the other runs.
     cells = itertools.product(range(1, repeats + 1), estimators, fractions)
     planned = [
         study.planned(cluster, fraction, replicate, run_name(number, fraction, replicate))
@@ -247,7 +247,7 @@ class _Study:
     def _chosen(
         self, channel: Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
     ) -> list[DataFile]:
-        # Each host of a sharded channel needs another object.
+        # Each host of a sharded channel needs at least one object of its own.
         num_hosts = sum(group.count for group in groups) if channel.is_sharded else 1
         return choose_files(
             self._objects[channel.name], fraction, seed=self._seed, replicate=replicate - 1, min_files=num_hosts
@@ -339,7 +339,7 @@ class _Hosts:
     memory_bytes: float | None
     """None if it is unknown, or the groups that train have different amounts."""
     one_gpu_bytes: float | None
-    """Memory of one GPU of a host, or None as above."""
+    """Memory of one GPU of a host. None if it is unknown, or the groups that train have different GPUs."""
 
     @classmethod
     def of(cls, groups: Sequence[RequestGroup], roles: Mapping[str, Role], catalogue: Catalogue) -> _Hosts:

@@ -89,7 +89,7 @@ def list_objects(client: Any, uri: str) -> list[DataFile]:
             raise ConfigError(f"{uri} has more than {MAX_FILES:,} objects; give a canary fewer, larger files")
     if not found:
         raise ConfigError(f"{uri} contains no objects; expected the files of a channel")
-    # The URI of one object once gave a manifest with an empty key.
+    # Reject the URI of a single object, because it once gave a manifest with an empty key.
     if any(not file.name for file in found):
         raise ConfigError(
             f"{uri} is an object; expected the prefix of several, because an object cannot be divided\n"
@@ -128,7 +128,7 @@ def _input_of_2(channel: Channel, manifest: str | None) -> Any:
     from sagemaker.inputs import TrainingInput
 
     made = TrainingInput(channel.uri)
-    # The constructor knows only some members of a channel.
+    # Set the whole document, because the constructor knows only some members of a channel.
     made.config = {name: value for name, value in _document_of(channel, manifest).items() if name != "ChannelName"}
     return made
 

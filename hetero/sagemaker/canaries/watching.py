@@ -62,8 +62,8 @@ def names_of_trainers(
 ) -> list[str]:
     """Return the names of the hosts that train, such as ``algo-1``. Empty if they are not known.
 
-    If other hosts do not train, only the job's report names those that do, because the platform does not specify which
-    names a group gets.
+    If some hosts do not train, the names come from the job's report, because the platform does not specify which names
+    a group gets.
     """
     if len(trainers) == len(groups):
         return [f"algo-{number}" for number in range(1, sum(group.count for group in groups) + 1)]
@@ -138,8 +138,8 @@ def _resources(
         every = [value for host in series[key] for value in host]
         if every:
             values |= {f"{key}_percent_mean": sum(every) / len(every), f"{key}_percents": tuple(every)}
-    # The memory of one GPU, because the percentages are sums over the GPUs. Four half full GPUs of 16 GiB once had a
-    # peak of 128 GiB.
+    # Multiply by the memory of one GPU, because the percentages are sums over the GPUs. Four half full GPUs of 16 GiB
+    # once had a peak of 128 GiB.
     for key, total in (("memory", memory_bytes), ("gpu_memory", one_gpu_bytes)):
         most = max(series[key], key=lambda host: max(host, default=0.0))
         if most and total is not None:

@@ -137,7 +137,7 @@ class _Estimator:
         estimator = self._estimator
         estimator.source_dir = str(folder)
         estimator.entry_point = entry_point
-        # Copied, because it may be the user's dict.
+        # Copy the dict, because it may be the user's.
         estimator._hyperparameters = dict(estimator._hyperparameters or {})
         # In the classes of frameworks, hyperparameters() encodes all values.
         if hasattr(type(estimator), "_framework_name"):

@@ -165,7 +165,7 @@ def _module_path(origin: _Origin) -> Path:
         raise ConfigError(
             f"the module {name!r} needs a source folder\n  Give the estimator a source_dir that contains its package."
         )
-    # Found without an import, because importing a package could start threads or CUDA.
+    # Find the file without an import, because importing a package could start threads or CUDA.
     path = folder.joinpath(*name.split("."))
     for file in (path.with_suffix(".py"), path / "__main__.py"):
         if all(part.isidentifier() for part in name.split(".")) and file.is_file():
@@ -236,7 +236,7 @@ def _add_ours(
     own = build_wheel(folder)
     path = source / requirements
     users = path.read_text(encoding="utf-8") if path.is_file() else ""
-    # If one line of a requirements file has a hash, pip demands a hash in each.
+    # If one line of a requirements file has a hash, pip demands a hash in each line.
     hashed = f" --hash=sha256:{hashlib.sha256(own.read_bytes()).hexdigest()}" if "--hash" in users else ""
     lines = [
         "# hetero.sagemaker.prepare: hetero comes with the code",

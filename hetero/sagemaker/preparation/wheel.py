@@ -118,7 +118,7 @@ def _declared_metadata(project: dict[str, Any]) -> Iterator[str]:
 
 
 def _installed_metadata(package: Path) -> Iterator[str]:
-    """Yield the same lines from the metadata of the installed package."""
+    """Yield the lines of the wheel's metadata that the installed package states."""
     try:
         found = importlib.metadata.metadata("hetero")
     except importlib.metadata.PackageNotFoundError:

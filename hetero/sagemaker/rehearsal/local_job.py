@@ -182,7 +182,7 @@ def host_names(groups: Sequence[tuple[str, int]]) -> dict[str, list[str]]:
     for turn in range(max(count for _, count in groups)):
         for name, count in groups:
             if turn < count:
-                # Backwards, because the platform does not sort the hosts of a group either.
+                # List the hosts backwards, because the platform does not sort the hosts of a group either.
                 found[name].insert(0, f"algo-{next(numbers)}")
     return found
 

@@ -33,13 +33,14 @@ def main(arguments: Sequence[str]) -> None:
         from hetero.system.process import die_with_parent
 
         die_with_parent(int(parent))
-        # For the processes that the toolkit starts.
+        # The processes that the toolkit starts read this variable.
         os.environ["HETERO_PARENT_PID"] = str(os.getpid())
     # With this variable, the toolkit does not wait until the host names resolve. Only hetero knows them here.
     os.environ["SM_STUDIO_LOCAL_MODE"] = "true"
     os.environ["SAGEMAKER_TRAINING_MODULE"] = "hetero.sagemaker.rehearsal.toolkit:run_entry_point"
     if not any("tensorflow" in image for image in arguments):
-        # Make the toolkit's import of TensorFlow fail, as in these images. It takes seconds, only to name errors.
+        # Make the toolkit's import of TensorFlow fail, as in images without TensorFlow. The import takes seconds, and
+        # the toolkit needs it only to name errors.
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     from sagemaker_training import logging_config, modules, trainer
 

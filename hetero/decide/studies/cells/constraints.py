@@ -137,7 +137,8 @@ def num_hosts(settings: Settings) -> int:
     """Return the hosts of the job that train."""
     if settings.groups:
         return sum(count for _, count in trainer_groups(settings))
-    # The levels 1, 2 and 4 of a SageMaker study without groups were once 1 in all runs.
+    # Read a level ``hosts`` too. In a SageMaker study without groups, its levels 1, 2 and 4 once gave one host in all
+    # runs.
     return _whole("hosts", settings.values) if "hosts" in settings.values else 1
 
 
@@ -163,7 +164,7 @@ def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalog
         for (levels, settings, stated, own), batch in zip(cells, batches, strict=True)
     ]
     changed = [name for name in _MAY_CHANGE if any(_BASE + name in each for each in quantities)]
-    # Also where the quantity does not change, because a column must not have gaps.
+    # Set the quantity in each cell, also where it does not change, because a column must not have gaps.
     for each in quantities:
         each.update({_BASE + name: each[name] for name in changed if name in each and _BASE + name not in each})
     return [
@@ -185,7 +186,7 @@ def _together(
     changed = {}
     for name, value in derived.items():
         if name in given and given[name] != value:
-            # A derived quantity once replaced a stated one without a word.
+            # Raise an error, because a derived quantity once replaced a stated one without a message.
             if name not in may_change:
                 raise ConfigError(
                     f"{name}: found {given[name]}, but {value} follows from {_SOURCES[name]}\n"
@@ -229,10 +230,10 @@ def _derived(
     found: dict[str, Level] = {}
     samples = None
     if "samples" in stated:
-        # Decimal digits as written: 0.9 is nine tenths here, not the nearest binary number.
+        # Use the decimal digits as written: 0.9 is nine tenths here, not the nearest binary number.
         share = study.constraints.train_share
         samples = Fraction(math.floor(_number("samples", stated) * Fraction(str(share))))
-        # A train_share that leaves no sample was a ZeroDivisionError.
+        # Reject a train_share that leaves no sample, because it would be a ZeroDivisionError later.
         if samples < 1:
             raise ConfigError(
                 f"samples: found {stated['samples']} with train_share {share:g}, which leaves no sample to train with\n"

@@ -43,7 +43,7 @@ _MAX_WORK = 4e6
 """Work of a search with all starts: runs x levels of all factors x the square of the main effects."""
 _MAX_PASSES = 50
 _MAX_RELABELLED = 5
-"""Most levels of a factor whose orders are all tried, which are 120."""
+"""If a factor has at most this number of levels, all of their orders are tried, which are 120."""
 _MAX_RELABELLING_WORK = 4e6
 """Orders of levels x pairs of columns. With more, levels do not change places."""
 
@@ -128,7 +128,7 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
     for _ in range(num_starts):
         rows = [[generator.randrange(size) for size in sizes] for _ in range(num_runs)]
         determinant = _exchange(rows, sizes, codes)
-        # Equal determinants differ in their rounding errors.
+        # Round the determinant, because equal determinants differ in their rounding errors.
         merit = round(determinant, 9), -_imbalance(rows, sizes), -_largest(rows, factors)
         if best is None or merit > best[0]:
             best = merit, rows
@@ -188,7 +188,7 @@ def _exchange(rows: list[list[int]], sizes: Sequence[int], codes: Sequence[Matri
         before = found
         for row in rows:
             own = _model(row, codes)
-            # The matrix is a sum over rows, so exchanging a row needs only the rest of it.
+            # The matrix is a sum over rows. So to exchange a row, compute the sum of the other rows once.
             rest = information - np.outer(own, own)
             for at, size in enumerate(sizes):
                 for level in range(size):

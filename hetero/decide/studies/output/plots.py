@@ -51,7 +51,7 @@ class Results:
         return [result for result in self.results if result.state == FINISHED]
 
     def series(self, *, without: str = "") -> dict[str, list[RunResult]]:
-        """Return the finished runs by the levels of the factors. If that were too many series, all runs are one.
+        """Return the finished runs by the levels of the factors, as one series if they would be too many.
 
         A series may have several combinations of levels at one place of an axis, see `_combinations`.
         """
@@ -299,14 +299,14 @@ def _draw_series(
             continue
         is_joined = _is_line(combinations)
         are_joined &= is_joined
-        # Otherwise the intervals of two series would hide each other.
+        # Shift each series a little, because the intervals of two series would hide each other.
         shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2) if has_bars else 1.0
         known = [(x * shift, each) for x, values in combinations if (each := interval_of(values)) is not None]
         errors = [
             [each.mean - each.low if each.low is not None else 0.0 for _, each in known],
             [each.high - each.mean if each.high is not None else 0.0 for _, each in known],
         ]
-        # Intervals of several combinations would hide each other too.
+        # Draw no intervals for several combinations at one place, because they would hide each other too.
         is_barred = has_bars and is_joined
         has_intervals |= is_barred and any(each.low is not None for _, each in known)
         axes.errorbar(

@@ -54,8 +54,8 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
     """
     measured = [_measured(result) for result in results]
     computed = [_computed(result, metrics) for result in results]
-    # From all rows, because a metric must have the same column in each. A logged acc_best was once replaced by the
-    # computed one of acc.
+    # Collect the names of all rows, because a metric must have the same column in each row. A logged acc_best was once
+    # replaced by the computed one of acc.
     taken = {name for row in (*measured, *computed) for name in row}
     found = []
     for result, first, last in zip(results, measured, computed, strict=True):
@@ -68,7 +68,7 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
 
 
 def _in_order(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Return all names once. A name that only some lists have comes after the name that it follows there."""
+    """Return all names once. If only some lists have a name, it comes after the name that it follows in these lists."""
     found: list[str] = []
     for names in lists:
         at = 0
@@ -89,7 +89,7 @@ def _measured(result: RunResult) -> Row:
         "started_at": result.started_at,
         "wall_s": result.wall_s,
     }
-    # A level may be called start_s, as a phase is.
+    # A level may have the name of a phase, such as start_s. Then the phase gets another name.
     for phase, seconds in result.phases.items():
         name = f"{phase.replace(' ', '_')}_s"
         row[f"phase_{name}" if name in result.levels else name] = seconds
