@@ -87,7 +87,7 @@ def compare_runs(one: Run, other: Run) -> AuditResult:
         ConfigError: If a ledger cannot be read, or if the ledgers that exist cannot be compared.
     """
     runs = (one, other)
-    # From verified lines only: a size of 1e999 in a damaged one raised an OverflowError.
+    # Read only verified lines, because a size of 1e999 in a damaged line once raised OverflowError.
     sections = (each for run in runs for path in run.ledgers.values() for each in read_ledger(path).sections)
     sizes = {section.world_size for section in sections}
     findings = _Findings([], [])
@@ -320,7 +320,7 @@ def _common(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the indices, in each of two sorted arrays, of the rows that both arrays have."""
     if one.shape == other.shape and np.array_equal(one, other):
-        # The usual case: two runs of the same length.
+        # In the usual case, both runs have the same length and the same rows.
         rows = np.arange(len(one))
         return rows, rows
     # View each row as one byte string. Big-endian byte strings sort like the numbers in them.

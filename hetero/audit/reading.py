@@ -140,7 +140,7 @@ class _Reader:
         """Record what a line says: a beginning, a loader, a batch or an end."""
         try:
             entry = json.loads(text)
-        # Thousands of open brackets are a RecursionError.
+        # Thousands of open brackets raise RecursionError.
         except (ValueError, RecursionError):
             raise _DamagedError("is not JSON") from None
         # A restarted process appends to the ledger, so lines may follow an end.
@@ -163,7 +163,7 @@ class _Reader:
         if entry["ledger"] != FORMAT_VERSION:
             raise _DamagedError(f"has version {entry['ledger']!r:.20}, this hetero reads {FORMAT_VERSION}")
         section = Section(rank=_whole(entry, "rank"), world_size=_whole(entry, "world_size"))
-        # A size of 10**12 would take all memory, because ranks are listed.
+        # Bound the world size. A size of 10**12 would take all memory, because ranks are listed.
         if not section.rank < section.world_size <= _MAX_WORLD_SIZE:
             raise _DamagedError(f"is of rank {section.rank} of {section.world_size}")
         sections = self.record.sections

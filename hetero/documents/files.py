@@ -34,7 +34,8 @@ def make_output_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # A job on a read-only file system trained to its end, and then had no place for its report.
+        # Try to write now. A job on a read-only file system once trained to its end, and then had no place for its
+        # report.
         with tempfile.TemporaryFile(dir=folder):
             return
     except OSError as error:
@@ -126,7 +127,7 @@ def _check_keys(node: Any, source: str) -> None:
             seen = set()
             for key, value in node.value:
                 waiting += key, value
-                # A study with `metrics:` twice ran without the first ones.
+                # Reject a repeated key. A study with `metrics:` twice once ran without the first ones.
                 if key.id == "scalar" and (key.tag, key.value) in seen:
                     line = key.start_mark.line + 1
                     raise ConfigError(f"{source} has the key {key.value!r:.80} twice, again in line {line}; remove one")

@@ -67,7 +67,7 @@ class JsonRecord:
         """
         try:
             return decode(cls, json.loads(content))
-        # JSON that is nested deeply is a RecursionError.
+        # Deeply nested JSON raises RecursionError.
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the JSON of {cls.__name__} is malformed: {error}") from error
 
@@ -224,7 +224,8 @@ class _Decoder:
                 guess = next(iter(difflib.get_close_matches(key, map(str, unknown), n=1)), "")
                 expected = _expected(hint, bounds)
                 raise ConfigError(Mismatch(path=_join(path, key), problem="missing", expected=expected, guess=guess))
-        # Last, because a document of another version is rejected for its version, which is its first field.
+        # Check unknown keys last. A document of another version must be rejected for its version, which is its first
+        # field.
         if unknown and not self._is_foreign:
             known = f"one of {', '.join(fields)}"
             raise ConfigError(Mismatch(path=_join(path, unknown[0]), problem="unknown key", expected=known))
@@ -289,7 +290,7 @@ def _text(value: object, path: str, bounds: Mapping[str, Any]) -> str:
 def _number(hint: Any, value: object, path: str, bounds: Mapping[str, Any]) -> int | float:
     """Return a finite number that is within its bounds."""
     wanted = (int,) if hint is int else (int, float)
-    # True is an int in Python.
+    # Reject bool first, because True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, wanted):
         _wrong(path, value, _expected(hint, bounds))
     if isinstance(value, float) and not math.isfinite(value):

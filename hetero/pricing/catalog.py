@@ -34,7 +34,7 @@ __all__ = ["MAX_HOURLY_USD", "Catalogue", "parse_prices", "read_price_file"]
 MAX_HOURLY_USD = 1000.0
 """Upper bound of a price. No instance costs this much an hour, so a larger value has a misplaced decimal point."""
 _PREFIX, _SUFFIX = "prices_", ".json"
-# Also the resources of a host: CPU:16, n1-standard-16+GPU:4.
+# A name may also state the resources of a host: CPU:16, n1-standard-16+GPU:4.
 _NAME = re.compile(r"[A-Za-z0-9.:+_-]{1,64}")
 
 
@@ -208,7 +208,7 @@ def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> Instance
     base, stated = infos.get(machine), stated_resources(resources)
     if base is None or stated is None or not stated.num_accelerators:
         return None
-    # The accelerators that the type has anyway, so its price holds.
+    # If the text states the accelerators that the type has anyway, the price of the type holds.
     if stated.num_accelerators == base.num_accelerators:
         return dataclasses.replace(base, instance_type=instance_type)
     return dataclasses.replace(

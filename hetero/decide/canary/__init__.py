@@ -20,7 +20,7 @@ comparison.py    which candidate is the cheapest
 model.py         the result, ``canary.json``
 output/          shows the result
 
-`line`, `square`, `forecast`, `refusals`, `suggestions` and `comparison` are pure. They know points, not hetero's jobs.
-`hetero.sagemaker.canary` therefore uses them for jobs of any algorithm. `hetero.launch.ranks.observed` observes the
-script, and `hetero.loaders.parts` shortens the loaders.
+`line`, `quadratic`, `forecast`, `refusals`, `suggestions` and `comparison` are pure. They know points, not hetero's
+jobs. `hetero.sagemaker.canary` therefore uses them for jobs of any algorithm. `hetero.launch.ranks.observed` observes
+the script, and `hetero.loaders.parts` shortens the loaders.
 """

@@ -18,12 +18,13 @@ CERTAIN = 0.9
 def decide(forecasts: Sequence[Forecast]) -> Decision | None:
     """Return which candidate is the cheapest. None for fewer than two candidates.
 
-    Candidates that most probably run out of memory are left out. If the cost of another was refused, nothing is
-    decided.
+    Candidates that most probably run out of memory are left out. If the cost of another candidate was refused, nothing
+    is decided.
     """
     if len(forecasts) < 2:
         return None
-    # A cluster that most probably fails cannot be chosen. With it, one such candidate made every comparison undecided.
+    # Leave out clusters that most probably fail, because they cannot be chosen. One such candidate once made every
+    # comparison undecided.
     able = [each for each in forecasts if (each.shown.out_of_memory or 0.0) <= 0.5]
     refused = [each.shown.name for each in able if not _has_cost(each)]
     if refused or not able:
@@ -40,7 +41,8 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
     if unknown:
         rest += f" Whether the memory of {', '.join(unknown)} is enough was not forecast."
     if probability < CERTAIN:
-        # The two with the largest shares compete. Two others may be closer to each other and cost ten times as much.
+        # Compare the two candidates with the largest shares. Two other candidates may be closer to each other and cost
+        # ten times as much.
         second = int(np.argsort(shares)[-2])
         sentence = (
             f"Which cluster is the cheapest is not decided: {name} with a probability of {probability:.0%}. "
@@ -50,7 +52,7 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
     return Decision(
         cheapest=name,
         probability=probability,
-        # Four thousand draws cannot show a probability of 100 %.
+        # State at most 99.9 %, because four thousand draws cannot show a probability of 100 %.
         sentence=f"{name} is the cheapest with a probability of {min(probability, 0.999):.1%}.{rest}",
     )
 

@@ -84,7 +84,8 @@ class _PreparingExecutor:
     def execute(self, run: PlannedRun, folder: Path) -> RunResult:
         """Run the job, see `hetero.decide.studies.runs.Executor.execute`."""
         planned = self._planned[run.run_id]
-        # Linked only now, because a second start of the study must not touch the data of runs that are being executed.
+        # Link the files only now, because a second start of the study must not touch the data of runs that are being
+        # executed.
         planned.link(self._folder)
         if self._is_cold:
             evict(path for linked in planned.links for path in linked.paths)
@@ -94,7 +95,7 @@ class _PreparingExecutor:
                 evict(Path(root, name) for root, _, names in os.walk(folder_of_channel) for name in names)
         observations = Path(run.environment[CANARY_DIR_VARIABLE])
         observations.mkdir(parents=True, exist_ok=True)
-        # A run that was repeated must not have the observations of its first attempt.
+        # Delete old observations, because a repeated run must not have the observations of its first attempt.
         for old in observations.glob("rank-*.json"):
             old.unlink()
         return self._inner.execute(replace(run, options={**run.options, **self._prices}), folder)
@@ -218,7 +219,7 @@ def run_canaries(
             fresh=fresh,
         )
     except KeyboardInterrupt:
-        # Ctrl-C once lost the forecast of the runs that had ended.
+        # Write the forecast of the runs that have ended, because Ctrl-C once lost it.
         write_forecast([result for result in read_results(runs, folder) if result.state != STOPPED])
         raise
     report = write_forecast(results)
@@ -299,7 +300,7 @@ def _point(planned: PlannedCanary, result: RunResult, *, by_samples: bool) -> Ca
         for loader in point.loaders
         if loader.dataset_samples and loader.pass_samples
     ]
-    # The largest loader has most of the work, and its samples round least.
+    # Take the loader with the most samples. It has most of the work, and rounding changes its share least.
     whole, part = max(known, default=(1, planned.fraction))
     return replace(point, fraction=min(1.0, part / whole))
 
@@ -351,7 +352,7 @@ def level_2_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> float | Non
             if (path / "level").read_text(encoding="ascii").strip() != "2":
                 continue
             text = (path / "size").read_text(encoding="ascii").strip()
-            # CPUs that share a cache name the same CPUs.
+            # CPUs that share a cache have the same list here, so each cache counts once.
             shared = (path / "shared_cpu_list").read_text(encoding="ascii").strip()
             sizes[shared] = int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1)
     except (OSError, ValueError):

@@ -267,7 +267,7 @@ def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCan
         if not path.is_dir():
             raise ConfigError(f"--channel {name}={path}: the folder does not exist; expected the files of the channel")
     source = _Files(request) if set(request.channels) - request.whole_channels else None
-    # By replicate, because more replicates must not change the names of the other runs.
+    # Number the runs by replicate first, because more replicates must not change the names of the other runs.
     cells = itertools.product(range(1, request.repeats + 1), request.clusters, request.fractions)
     found = [
         _planned(request, cluster, run_name(number, fraction, replicate), fraction, replicate, folder, source)
@@ -347,11 +347,11 @@ def _planned(
     observations = folder / "observed" / run_id
     environment = {CANARY_DIR_VARIABLE: str(observations.resolve())}
     channels = {name: str(path.resolve()) for name, path in request.channels.items()}
-    # Files and samples are whole, so a run may get another fraction than it was planned for.
+    # Files and samples are whole, so the real fraction of a run may differ from the planned one.
     real = fraction
     folders: dict[str, LinkedFolder] = {}
     if source is not None:
-        # Each host of the job needs another file.
+        # Each host of the job needs at least one file of its own.
         num_hosts = sum(int(text.rpartition(":")[2]) for text in cluster.groups)
         real, folders = source.part(fraction, replicate, num_hosts, data_folder(folder) / run_id)
         channels |= {name: str(linked.target.resolve()) for name, linked in folders.items()}
@@ -369,7 +369,7 @@ def _planned(
         script_args=tuple(_PLACEHOLDER.sub(lambda match: values[match[1]], text) for text in request.script_args),
         groups=cluster.groups,
         channels=channels,
-        # Prices change no run, so runs with other prices can be used again.
+        # Leave out the prices. They change no run, so runs with other prices can be used again.
         options={name: value for name, value in request.options.items() if name not in PRICE_OPTIONS},
         environment=environment,
     )

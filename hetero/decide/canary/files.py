@@ -101,7 +101,8 @@ def files_of(folder: Path) -> Iterator[DataFile]:
         path = folder / name
         try:
             here = path.stat()
-            # A link to the folder around it gave the same files forty times, and a link to itself ended the command.
+            # Visit each folder once on a path. A link to a folder around it once gave the same files forty times, and a
+            # link to itself ended the command.
             identity = (here.st_dev, here.st_ino)
             if identity in around:
                 continue
@@ -110,7 +111,7 @@ def files_of(folder: Path) -> Iterator[DataFile]:
                 path = entry
                 try:
                     status = entry.stat()
-                # A link without a target adds 0 bytes.
+                # Skip a link without a target.
                 except FileNotFoundError:
                     continue
                 if stat.S_ISDIR(status.st_mode):
@@ -186,7 +187,8 @@ def link_files(linked: LinkedFolder, *, within: Path) -> None:
         ConfigError: If the folder is not below ``within``, has other files than links, or cannot be made.
     """
     target = linked.target
-    # With the channel name ../data, a folder of the user was once deleted and replaced by links.
+    # Reject a target outside of the study's folder. With the channel name ../data, a folder of the user was once
+    # deleted and replaced by links.
     if within.resolve() not in target.resolve().parents:
         raise ConfigError(f"cannot link files in {target}; expected a folder below {within}")
     try:

@@ -142,7 +142,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     figures += model.utilisation("CPU", "cpu_percent_mean", "cpu_percents")
     figures += model.utilisation("GPU", "gpu_percent_mean", "gpu_percents")
     figures += model.memory()
-    # Then other reasons against the time would be about the machine, not about the job.
+    # If the machine was busy, other reasons against the time would be about the machine and not about the job.
     busy = check_busy(finished)
     refusals += [*busy, *(refusal for refusal in model.refusals if not busy or refusal.figure != "time")]
     # A step works on one batch, which is as large in the canaries as in the whole.
@@ -156,7 +156,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
-        # The interval of a figure without a line cannot be judged.
+        # Skip figures that were refused before, because an interval without a line cannot be judged.
         named = {refusal.figure for refusal in refusals}
         refusals += [
             refusal
@@ -189,8 +189,8 @@ class _Model:
         self._points = points
         self._options = options
         self.fractions = [point.fraction for point in points]
-        # Candidates are compared draw by draw, so each has other draws, also if the runs are equal.
-        # The function hash gives another number for a text in each process.
+        # Candidates are compared draw by draw, so each needs other draws, also if the runs are equal. Take crc32,
+        # because the function hash gives another number for a text in each process.
         own = zlib.crc32("\n".join((candidate.name, *candidate.groups)).encode())
         self._random = np.random.default_rng((options.seed, len(points), own))
         self.refusals: list[Refusal] = []
@@ -386,7 +386,7 @@ class _Model:
             mean, p99, peak = values["mean"], values["p99"], values["peak"]
             if mean is None or p99 is None or peak is None or bases is None:
                 continue
-            # Without a constant as the other form, 6 % of the jobs with constant memory were refused.
+            # Allow a constant as the other form. Without it, 6 % of the jobs with constant memory were refused.
             line = self._peak(f"{what} peak", peak)
             draws, fixed = line.single, float(np.median(line.fixed))
             if what == "memory":

@@ -1,4 +1,4 @@
-"""The identity of a canary study. Runs of an earlier start are used again only if it is the same."""
+"""The identity of a canary study. Runs of an earlier start are used again only if the identity is the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def identity_of(request: CanaryRequest, data_bytes: float | None, *, is_cold: bo
     return {
         "script": request.script,
         "content of the script": None if script is None else digest_of_script(script),
-        # Runs with other modules were once used again.
+        # Modules count too, because runs with other modules were once used again.
         "content of its modules": None if script is None else digest_of_modules(script),
         "bytes of the channels": data_bytes,
         "bytes of files that every run gets": _constant_files(request),
@@ -76,7 +76,7 @@ def _imported(source: Path, root: Path) -> Iterator[str]:
     """Yield the full names that a file may import, and the names of the packages around them."""
     try:
         tree = ast.parse(source.read_bytes())
-    # The run itself reports a module that cannot be read.
+    # Skip a module that cannot be read, because the run itself reports it.
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
     package = source.relative_to(root).parent.parts

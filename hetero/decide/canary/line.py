@@ -176,7 +176,7 @@ def fit_line(
         # The Bayesian information criterion compares the two forms: a parameter costs log(n) / 2.
         gap = straight.log_likelihood - model_of(1.0, other).log_likelihood - math.log(len(xs)) / 2
         if form is Form.MOSTLY_CONSTANT:
-            # A line has a prior of one in a hundred.
+            # Before the runs are seen, a line has a probability of one in a hundred.
             gap -= math.log(99)
         # The exponential of a larger gap would overflow.
         is_simple = random.random(NUM_DRAWS) < 1 / (1 + math.exp(min(50.0, gap)))
@@ -291,7 +291,7 @@ class _Normal:
         found: list[tuple[Array, Array]] = []
         left = num
         for _ in range(_MAX_TRIES):
-            # More than are needed, because draws with a negative part are rejected.
+            # Draw more than are needed, because draws with a negative part are rejected.
             phis = self._rate / random.gamma(self._shape, size=4 * left)
             normal = random.standard_normal((4 * left, len(self.best)))
             betas = self.best + np.sqrt(phis)[:, None] * (normal @ factor.T)
@@ -318,7 +318,8 @@ class _Normal:
 def _doubts(residuals: Array, variances: Array, noise: Noise) -> Array:
     """Return factors of the variances, 1 or more: a run far from the line counts less, as with Student's t noise."""
     scores = np.abs(residuals) / np.sqrt(variances)
-    # The median of few residuals is often too small, and usual runs would then count as outliers.
+    # Bound the median from below, because the median of few residuals is often too small. Usual runs would then count
+    # as outliers.
     mean_square = float(np.sum(scores**2)) / max(1, len(scores) - 2)
     scale = max(noise.relative, 1.4826 * float(np.median(scores)), _TYPICAL * math.sqrt(mean_square))
     return np.maximum(1.0, (_TAIL + (scores / scale) ** 2) / (_TAIL + 4.0))

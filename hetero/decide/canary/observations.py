@@ -89,7 +89,7 @@ def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
     """Return the loaders of the rank whose steps took the longest."""
     if not ranks:
         return ()
-    # The others wait for this rank in each step.
+    # Take the rank with the longest steps, because the other ranks wait for this rank in each step.
     longest = max(ranks, key=lambda rank: sum(loader.total_s for loader in rank.loaders))
     return tuple(
         LoaderWork(
@@ -181,7 +181,7 @@ def _seconds(chosen: Sequence[int], durations: Sequence[float]) -> list[list[tup
 
 
 def _within(series: UsageSeries, begin_s: float, end_s: float) -> list[int]:
-    """Return the intervals in a part of the run, or the one that is nearest to its end if it is shorter than one."""
+    """Return the intervals in a part of the run, or the nearest one if the part is shorter than an interval."""
     middles = [(a + b) / 2 for a, b in zip(series.begin_s, series.end_s, strict=True)]
     chosen = [i for i, middle in enumerate(middles) if begin_s <= middle <= end_s]
     return chosen or [min(range(len(middles)), key=lambda i: abs(middles[i] - end_s))]

@@ -41,7 +41,7 @@ def quadratic_bound(
     columns = np.stack([np.ones(len(xs)), xs / centre, (xs / centre) ** 2], axis=1)
     design, target = columns * roots[:, None], ys * roots
     precision = design.T @ design
-    # With equal fractions the matrix would be singular.
+    # Add a little to the diagonal, because with equal fractions the matrix would be singular.
     precision += np.eye(3) * 1e-12 * float(np.trace(precision))
     covariance = np.linalg.inv(precision)
     best = covariance @ design.T @ target

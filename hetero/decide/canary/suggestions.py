@@ -18,7 +18,7 @@ _BY_VALUES = (
     "its values. Give it a fixed number of passes for a forecast."
 )
 _OF_RULES = {
-    # The reason of this refusal says what to do.
+    # No text here, because the reason of this refusal already says what to do.
     "busy": "",
     "passes": _BY_VALUES,
     "failed": _BY_VALUES,

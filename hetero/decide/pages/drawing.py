@@ -89,7 +89,7 @@ def new_axes(height_in: float = _HEIGHT_IN, *, is_wide: bool = False, widths: Se
         from matplotlib.figure import Figure as MatplotlibFigure
     except ImportError as error:
         raise ConfigError('plots need matplotlib; to do: pip install "hetero[plots]"') from error
-    # Spines and grids take their style from the defaults at the time when axes are made.
+    # Set the style here, because spines and grids take it from the defaults when axes are made.
     with mpl.rc_context(_STYLE):
         figure = MatplotlibFigure(figsize=(_WIDTH_IN if is_wide else _WIDTH_IN / 2, height_in), layout="constrained")
         found = figure.subplots(1, len(widths), squeeze=False, gridspec_kw={"width_ratios": widths})
@@ -132,7 +132,8 @@ def plain_ticks(axis: Axis, text_of: Callable[[float], str] = "{:g}".format) -> 
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     low, high = sorted(axis.get_view_interval())
-    # An axis whose ends differ by a factor of four to six had only two ticks.
+    # Take the first steps with enough ticks. With one fixed set, an axis whose ends differ by a factor of four to six
+    # had only two.
     for steps in _TICKS:
         locator = LogLocator(subs=steps)
         if sum(low <= value <= high for value in locator.tick_values(low, high)) >= _MIN_TICKS:
@@ -159,7 +160,7 @@ def svg_of(axes: Axes, tips: Mapping[str, str] | None = None) -> str:
 
     figure, target = cast("Figure", axes.figure), io.StringIO()
     for text in figure.findobj(Text):
-        # The names of metrics and levels are the user's, and may have a $.
+        # Switch mathematics off, because the user's names of metrics and levels may have a $.
         text.set_parse_math(False)
         text.set_text(printable(text.get_text(), keep="\n"))
     # Texts of ticks are also made while the figure is drawn.
@@ -167,7 +168,7 @@ def svg_of(axes: Axes, tips: Mapping[str, str] | None = None) -> str:
         mpl.rc_context({"svg.hashsalt": "hetero", "svg.fonttype": "none", "text.parse_math": False}),
         warnings.catch_warnings(),
     ):
-        # The browser's fonts draw the text.
+        # Ignore missing glyphs, because the browser's fonts draw the text.
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     svg = _NOT_OF_THE_FIGURE.sub("", _PROLOGUE.sub("", target.getvalue()))

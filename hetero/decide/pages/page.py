@@ -72,7 +72,8 @@ def plots_html(draws: Mapping[str, Callable[[], Plot | None]]) -> str:
     for name, draw in draws.items():
         try:
             plot = draw()
-        # matplotlib read a metric with $ as mathematics and raised, so the page of a study was never written again.
+        # Catch everything. matplotlib once read a metric with $ as mathematics and raised, so the page of a study was
+        # never written again.
         except Exception as error:
             logger.warning("the plot of %s cannot be drawn", name, exc_info=True)
             notices.append(notice_html(shortened(f"The plot of {name} cannot be drawn: {error!r}", 300)))

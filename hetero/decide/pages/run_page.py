@@ -138,8 +138,8 @@ def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[s
         yield f'<div class="notice">Simulated, everything else is real:\n{_list(lines)}</div>'
     yield plots_html(
         {
-            # Functions, because none of them is called without matplotlib, and one that fails must not take the page
-            # along.
+            # Pass functions and not plots. Without matplotlib none of them is called, and if one fails, the page is
+            # still written.
             "steps": lambda: steps_plot(runs),
             "the parts of a step": lambda: parts_plot(runs),
             "costs": lambda: None if comparison is None else cost_plot(comparison, runs),
