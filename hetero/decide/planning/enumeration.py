@@ -68,8 +68,8 @@ def without_data(profile: Profile, base: Candidate, bigger: Sequence[Machine]) -
     yield base
     for machine in (base.trainer, *bigger):
         for count in _process_counts(profile, machine):
-            # With 0 processes, each rank fetches its own batches between two steps. Only a job that runs so already is
-            # planned so.
+            # With 0 processes, each rank fetches its own batches between two steps. Plan this only for a job that
+            # already runs in this way.
             if count or profile.training.num_local_processes == 0:
                 yield replace(base, trainer=machine, local_endpoints=count)
 
@@ -97,7 +97,7 @@ def with_data(
             enough = model.hosts_for_headspace(machine, form)
             for count in range(1, min(MAX_HOSTS, enough + 1) + 1):
                 groups = (DataGroup(machine=machine, count=count),)
-                # The numbers between are tried for the best clusters alone, in `refined`.
+                # `refined` tries the numbers between these two, only for the best clusters.
                 for local_endpoints in dict.fromkeys((0, best_local.local_endpoints)):
                     yield replace(base, local_endpoints=local_endpoints, data=groups, form=form)
 
@@ -137,7 +137,7 @@ def neighbours(candidate: Candidate, distance: int, menu: Sequence[Machine]) -> 
             count = group.count + change
             changed = (replace(group, count=count),) if 0 < count <= MAX_HOSTS else ()
             rest = (*groups[:index], *changed, *groups[index + 1 :])
-            # A cluster without data hosts needs processes on the trainer hosts that make the batches.
+            # Skip clusters in which no process makes batches, neither on data hosts nor on trainer hosts.
             if (changed or count == 0) and (rest or candidate.local_endpoints):
                 yield replace(candidate, data=rest, form=candidate.form if rest else AS_IS)
     if len(groups) == 1:
@@ -153,7 +153,7 @@ def with_other_endpoints(candidate: Candidate, endpoints_per_host: int) -> Itera
     """Yield a cluster with fewer and more endpoints per data host than the present number."""
     most = MOST_PROCESSES_PER_CPU * max(group.machine.vcpus for group in candidate.data)
     # The waits of endpoints differ, so the number that keeps the CPUs busy on average need not be the best. A job of
-    # bench_planner had a regret of 33 % with that number alone, and has 5 % with these.
+    # bench_planner had a regret of 33 % with that number alone, and has 5 % if these numbers are tried too.
     for quarters in (2, 3, 5, 6):
         number = min(most, endpoints_per_host * quarters // 4)
         if number not in (0, endpoints_per_host):

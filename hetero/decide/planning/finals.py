@@ -60,12 +60,13 @@ class Finals:
         """
         allowed = sorted(self._ranking.allowed(), key=lambda entry: entry.cost)
         ordered = self._by_mean_cost(list(dict.fromkeys([*_best_of_each(allowed), *allowed[:_SHORTLIST]])))
-        # A step of spending without a timeline could not be chosen, however the ranking errs about it.
+        # Give the best candidate of each step of spending a timeline. Without one it could not be chosen, even if the
+        # ranking is wrong about it.
         for entry in _best_of_each(ordered):
             self._simulate(entry)
         self._look_near(self._follow(ordered))
         known = sorted(self._known.values(), key=lambda entry: entry.cost)
-        # The best of each step of spending come first, because `simplest` needs them even if the budget ends.
+        # The best candidate of each step of spending comes first, because `simplest` needs it even if the budget ends.
         finalists = list(dict.fromkeys([*_best_of_each(known), *known]))
         limit = known[0].cost * (1 + _FINAL_MARGIN)
         # In parts of bench_planner, the choices were worse without long timelines of the finalists.
@@ -111,7 +112,8 @@ class Finals:
         best = min(self._known.values(), key=lambda entry: entry.cost)
         num_worse = 0
         for entry in ordered:
-            # The other half is for the neighbours, which the ranking does not contain.
+            # Use only half of the batches here. The other half is for the neighbours, which the ranking does not
+            # contain.
             is_half_over = self._model.timelines.num_batches >= _MAX_BATCHES / 2
             if is_half_over or num_worse >= _PATIENCE:
                 break

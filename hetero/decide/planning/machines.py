@@ -91,7 +91,7 @@ def menu_of(
     spot_usd = spot_usd or {}
     spot_infos = [_with_vcpus(catalogue, name) for name in spot_usd]
     if instance_types:
-        # A type that is named twice counts once.
+        # If a type is named twice, it counts once.
         infos = [_with_vcpus(catalogue, name) for name in dict.fromkeys(instance_types)]
         unpriced = [
             info.instance_type for info in infos if info.hourly_usd is None and info.instance_type not in spot_usd
@@ -107,7 +107,7 @@ def menu_of(
         if unknown and infos:
             logger.warning("the plan leaves out %.200s: the number of vCPUs is not known", unknown)
         elif unknown:
-            # The error once said that no type has a price, although these have one.
+            # Name the types that have a price but no vCPUs. The error once said that no type has a price.
             raise ConfigError(
                 f"the number of vCPUs of {unknown:.200} is not known, and no other type without accelerators has a "
                 "price\n  to do: check the names with hetero prices list"

@@ -69,7 +69,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         if self.goal not in GOALS:
             raise _wrong("goal", self.goal, f"one of {', '.join(GOALS)}")
-        # Any, because a caller in Python may pass anything. A number as menu was once a TypeError.
+        # Check the type here, because a caller in Python may pass anything. A number as menu was once a TypeError.
         menu: Any = self.menu
         trainer_type: Any = self.trainer_type
         if not isinstance(menu, (tuple, list)) or not all(isinstance(name, str) for name in menu):
@@ -85,7 +85,7 @@ class PlanOptions:
         for name in ("max_hours", "max_usd_per_1k_steps"):
             _check(name, getattr(self, name), is_whole=False)
         _check_by_type("spot_usd", self.spot_usd, 0.0, MAX_HOURLY_USD, "USD per hour")
-        # A speed of 0 was a ZeroDivisionError, and one of -1 gave a plan.
+        # Check the bounds here. A speed of 0 was once a ZeroDivisionError, and a speed of -1 gave a plan.
         _check_by_type("vcpu_speeds", self.vcpu_speeds, MIN_VCPU_SPEED, MAX_VCPU_SPEED, "relative speed")
         if self.max_hours is not None and self.num_steps is None:
             raise ConfigError(

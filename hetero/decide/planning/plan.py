@@ -93,7 +93,7 @@ def _check_speeds(profile: Profile, catalogue: Catalogue, options: PlanOptions) 
     info = catalogue.find(trainer)
     if info is not None and info.vcpus is not None:
         used.update(machine.instance_type for machine in bigger_machines(catalogue, Machine.from_info(info)))
-    # A misspelt type, or the profiled one, was once ignored.
+    # Reject speeds without effect. The speed of a misspelt type, or of the profiled type, was once ignored.
     for name, ratio in options.vcpu_speeds.items():
         info = catalogue.get(name)
         if name == reference and ratio != 1:
@@ -168,7 +168,7 @@ def _resized(profile: Profile, trainer: Machine, options: PlanOptions) -> Profil
                 "multiple"
             )
         ranks_per_host = options.num_ranks // num_hosts
-    # A plan for thousands of ranks did not end.
+    # Limit the ranks, because a plan for thousands of ranks did not end.
     if num_hosts * ranks_per_host > _MAX_RANKS:
         raise ConfigError(
             f"the plan is for {num_hosts} trainer hosts with {ranks_per_host} ranks each; expected at most "

@@ -44,7 +44,7 @@ def unbeaten(clusters: Sequence[PlannedCluster]) -> list[PlannedCluster]:
     """
 
     def costs_of(cluster: PlannedCluster) -> tuple[float, float] | None:
-        # Timelines compute equal times with different rounding errors.
+        # Round the times, because timelines compute equal times with different rounding errors.
         step_s = float(f"{cluster.step_time.value:.4g}")
         return (step_s, _usd(cluster)) if _usd(cluster) > 0 else None
 
@@ -124,7 +124,7 @@ def _widened(ends: tuple[float, float]) -> tuple[float, float]:
 def _draw_headspace(axes: Axes, headspace_s: float, points: Sequence[_Point]) -> None:
     """Draw the step time that no cluster beats, or an arrow to it if it is far to the left of all clusters."""
     text = f"headspace {seconds_text(headspace_s)}: no cluster is faster"
-    # Otherwise it would squeeze the clusters into a corner.
+    # If the headspace is far away, draw only an arrow. A line there would squeeze the clusters into a corner.
     if headspace_s * _FAR_RATIO < min(point.place[0] for point in points):
         axes.text(0.0, 1.02, f"← {text}", transform=axes.transAxes)
         return

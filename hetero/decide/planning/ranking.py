@@ -81,7 +81,7 @@ class Ranking:
     def add(self, candidates: Iterable[Candidate]) -> list[Entry]:
         """Predict and rank more candidates, and return their entries. The first candidate of all is the baseline."""
         candidates = map(self._model.settled, candidates)
-        # The hash of a candidate takes longer than its prediction, so the machines' identities are the keys.
+        # Use the identities of the machines as keys, because the hash of a candidate takes longer than its prediction.
         new = {key: candidate for candidate in candidates if (key := identity(candidate)) not in self._entries}
         self._base = self._base or next(iter(new.values()))
         by_time = self.constraints.goal == "time"
@@ -132,7 +132,8 @@ class Ranking:
                 "no cluster satisfies the limit of the cost, because the price of the trainer hosts is not known\n"
                 "  to do: give it with --price TYPE=USD, or leave out --max-usd-per-1k-steps"
             )
-        # Two limits that only different clusters satisfy gave an error that named no broken limit.
+        # If each limit is met only by other clusters, add this to the message. Otherwise the error would name no broken
+        # limit.
         both = ", although some satisfy each of them" if self._are_met_apart(entries) else ""
         return f"no cluster satisfies the limits{both}: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
 
@@ -156,7 +157,7 @@ class Ranking:
         best: dict[int, Entry] = {}
         for entry in self._entries.values():
             if len(entry.candidate.data) == 1:
-                # The hash of a machine takes longer than its identity.
+                # Use the identity of the machine, because its hash takes longer.
                 machine = id(entry.candidate.data[0].machine)
                 if machine not in best or entry.cost < best[machine].cost:
                     best[machine] = entry

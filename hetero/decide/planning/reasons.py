@@ -109,7 +109,7 @@ def _refusal(found: Search, reason: str) -> str:
         case _:
             cost = _cost_text(best, base, names=False) if is_about_cost else ""
             change = best.prediction.step_s / base.prediction.step_s - 1
-            # A longer step was once "-764 % shorter".
+            # Say "longer" for a longer step, which was once "-764 % shorter".
             if change >= 0:
                 return (
                     f"Do not add data hosts: with the cheapest, {hosts_text(best.candidate)}, a step takes "
@@ -171,7 +171,7 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
             notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
     low, high = INTERVAL
     best = _cheapest_with_data(found)
-    # A "do not add" may be wrong too, so it also states the chance.
+    # The answer "do not add data hosts" may be wrong too, so state its chance as well.
     if chosen.candidate.data or best is None:
         chance, doubt = found.chance_to_pay, "this pays: the chance"
     else:
@@ -232,7 +232,7 @@ def form_text(form: str) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return a step time in ms or s with three digits."""
-    # From there on, three digits of ms would have an exponent: 1e+03 ms.
+    # From 0.9995 s on, three digits of ms would have an exponent: 1e+03 ms.
     if seconds < 0.9995:
         return f"{1000 * seconds:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
