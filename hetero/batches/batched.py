@@ -16,8 +16,8 @@ __all__ = ["choose_seeding", "has_getitems", "innermost", "unwrap_subset"]
 def unwrap_subset(dataset: Any, indices: Iterable[Any] = ()) -> tuple[Any, list[Any]]:
     """Return the data set inside a chain of torch's ``Subset``, and the indices into that data set.
 
-    A Subset always has ``__getitems__``, even if the data set inside lacks it. Without the Subset, samples can then be
-    computed one by one, and errors can name the sample.
+    A Subset always has ``__getitems__``, even if the data set inside lacks it. Samples of the data set inside can then
+    be computed one by one, and errors can name the sample.
     """
     torch_data = imported("torch.utils.data")
     inner = list(indices)
@@ -44,10 +44,10 @@ def has_getitems(dataset: Any) -> bool:
 def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
     """Return how often to seed the generators, and a warning for the user, which may be empty.
 
-    Without ``stated``, and if the data set has ``__getitems__``, a few samples are computed. If they draw no random
-    numbers, one seed per batch has the same effect as one per sample, and ``__getitems__`` can be used. If the data set
-    has no ``__getitem__``, no samples are computed, because only one seed per batch is possible. This function may
-    change the state of the global generators.
+    If ``stated`` is None and the data set has ``__getitems__``, a few samples are computed. If they draw no random
+    numbers, one seed per batch has the same effect as one seed per sample, and ``__getitems__`` can be used. If the
+    data set has no ``__getitem__``, no samples are computed, because only one seed per batch is possible. This function
+    may change the state of the global generators.
 
     Args:
         dataset: Data set that the factory returned.
@@ -74,7 +74,7 @@ def _draws(dataset: Any) -> bool:
         if hasattr(innermost(dataset), "on_seed"):
             return True
         for probe in probes(len(dataset)):
-            # The first call may import torch, which adds a generator.
+            # Call it once before the comparison, because the first call may import torch, which adds a generator.
             dataset.__getitems__([probe])
             seed_generators(BUILD_KEY)
             before = generator_states()

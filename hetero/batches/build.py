@@ -53,7 +53,7 @@ class BuiltDataset:
         name: Registered name, or the class of an unregistered object.
         dataset: The user's object. For a Keras data set that changes between epochs, its copy for the current epoch.
             For a data set with a cache, its `SplitDataset`.
-        split: That `SplitDataset`. None for data sets without a cache.
+        split: The `SplitDataset` of a data set with a cache. None for data sets without a cache.
         makes_batches: Whether each item is a batch. True for a Keras data set that a factory built.
         collate_fn: The factory's function, or else the attribute ``collate_fn`` of the data set that it built. None for
             torch's ``default_collate``.
@@ -84,7 +84,7 @@ class BuiltDataset:
         self.num_workers = 0
         self.warnings: tuple[str, ...] = ()
         self._worker_init_fn = worker_init_fn
-        # This seed is the same on all hosts, because a data set may use it (get_worker_info().seed).
+        # The seed of torch's worker info. It is the same on all hosts, because a data set may use it.
         self._info_seed = info_seed
         self._may_grow = may_grow
         self.split: SplitDataset | None = None
@@ -105,8 +105,8 @@ class BuiltDataset:
         # The factory must not draw from the generators of the trainer, which may be this process.
         with preserved_generators():
             try:
-                # One key for all factories. With a key of name and arguments, two random_split differed: of 200
-                # validation samples 166 were in the training set.
+                # Use one key for all factories. With a key made of name and arguments, random_split gave different
+                # splits for training and validation: 166 of 200 validation samples were in the training set.
                 dataset = _run_seeded(functools.partial(factory.function, **arguments), BUILD_KEY)
                 if factory.cache is not None:
                     problem = split_problem(dataset)
@@ -153,7 +153,7 @@ class BuiltDataset:
         if problem := _not_map_style(dataset, seeding):
             raise ConfigError(f"the data set is {problem}")
         hooks = overridden_hooks(dataset)
-        # torch's workers must not repeat the warning.
+        # Do not log this in torch's workers, which would repeat the warning.
         if hooks and multiprocessing.parent_process() is None:
             logger.warning(
                 "%s of %s will not be called, as torch's loader calls neither: return the data set from a function "
@@ -178,7 +178,7 @@ class BuiltDataset:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether the samples of one batch may be computed in different processes: if each has its own seed."""
+        """Whether the samples of one batch may be computed in different processes, because each has its own seed."""
         return not self.makes_batches and self.seeding == "sample"
 
     @property
@@ -188,11 +188,11 @@ class BuiltDataset:
 
     @property
     def seeding_was_probed(self) -> bool:
-        """Whether ``"batch"`` is hetero's choice, not the factory's. The fingerprint includes it: hosts must agree."""
+        """Whether hetero has chosen ``"batch"``, and not the factory. The fingerprint contains this, so hosts agree."""
         return self._stated_seeding is None and self.seeding == "batch"
 
     def log_warnings(self) -> None:
-        """Log the warnings about the data set and clear them. Call this if no rank asks for its `Description`."""
+        """Log the warnings about the data set and clear them. Call this if no rank requests the `Description`."""
         warnings, self.warnings = self.warnings, ()
         log_warnings(warnings)
 
@@ -295,10 +295,11 @@ class BuiltDataset:
     def makes_new_memory(self, *, collate: bool) -> bool:
         """Return whether every batch is in new memory that no object of the user's code refers to.
 
-        True if torch's collation makes the batch from samples that were computed one by one. With ``__getitems__`` it
-        is false, because the batch may then contain parts of the result of ``__getitems__``: a list of str or arrays.
-        It is also false if the user registered functions with torch's collation, because these may return parts of
-        samples, or if this version of torch does not keep its collation functions in ``default_collate_fn_map``.
+        True if torch's collation makes the batch from samples that were computed one by one. False with
+        ``__getitems__``, because the batch may then contain parts of the result of ``__getitems__``, for example a list
+        of str or arrays. False also if the user registered functions with torch's collation, because these may return
+        parts of samples. False also if this version of torch does not keep its collation functions in
+        ``default_collate_fn_map``.
 
         Args:
             collate: Whether samples are collated, as in `BatchRequest.collate`.
@@ -308,8 +309,8 @@ class BuiltDataset:
             return False
         module = imported("torch.utils.data._utils.collate")
         functions = getattr(module, "default_collate_fn_map", None)
-        # Without the table, batches are copied, which costs time and no bytes. An empty table would say that no
-        # function is the user's.
+        # If torch lacks the table, return False. Batches are then copied, which is safe and only takes time. An empty
+        # table instead would mean that none of the functions is the user's.
         return isinstance(functions, dict) and all(
             getattr(function, "__module__", "") == module.__name__ for function in functions.values()
         )
@@ -334,7 +335,7 @@ class BuiltDataset:
 
     @contextmanager
     def loading_anew(self) -> Iterator[None]:
-        """Return a context without the cache: it gives no sample, and keeps none."""
+        """Return a context in which the cache returns no sample and keeps none, so all samples are loaded anew."""
         if self.split is None:
             yield
             return
@@ -348,7 +349,8 @@ class BuiltDataset:
         """Return a context that makes ``torch.utils.data.get_worker_info()`` work as in torch's own workers.
 
         Leave the context before collation, because ``default_collate`` puts tensors into shared memory if worker
-        info is set. In torch's own workers this is wanted. There, the context restores torch's worker info on exit.
+        info is set. In torch's own workers, shared memory is wanted, and this context restores torch's own worker info
+        on exit.
         """
         torch_data = imported("torch.utils.data")
         if torch_data is None or not self.num_workers:
@@ -413,8 +415,8 @@ def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
     had_torch = imported("torch") is not None
     seed_generators(key)
     dataset = factory()
-    # Not a second time without need, because a factory may take minutes or lock files. To import torch before each
-    # factory would cost 200 MB in endpoints that do not use it.
+    # Run the factory a second time only if needed, because it may take minutes or lock files. Importing torch before
+    # each factory would avoid this, but would take 200 MB in endpoints that do not use torch.
     if had_torch or torch_generator_is_untouched():
         return dataset
     # The factory imported torch and drew from torch's generator, which was not seeded yet. Run the factory again.

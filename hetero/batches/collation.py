@@ -35,7 +35,8 @@ def collate_arrays(samples: Sequence[Any]) -> Any:
     if isinstance(first, np.ndarray | np.generic):
         return np.stack([np.asarray(sample) for sample in samples])
     if kind in _NUMBERS:
-        # NumPy makes floats of all numbers if one is a float. Reject other types, or NumPy would make str or objects.
+        # If one number is a float, NumPy makes floats of all. Reject other types, because NumPy would make an array of
+        # str or objects.
         kinds = {type(sample) for sample in samples}
         if not kinds <= _NUMBERS.keys():
             raise TypeError(f"numbers and {', '.join(sorted(other.__name__ for other in kinds))} in one batch")
@@ -45,7 +46,7 @@ def collate_arrays(samples: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         if any(set(sample) != set(first) for sample in samples):
             raise ValueError(f"samples differ in their keys; the first has {sorted(map(str, first))}")
-        # Keeps the type of the dictionary. An OrderedDict once came back as a dict.
+        # Copy the first dictionary, to keep its type, for example OrderedDict.
         collated = copy.copy(first)
         for key in first:
             collated[key] = collate_arrays([sample[key] for sample in samples])

@@ -73,7 +73,7 @@ def dataset_error(
         text = _text_of(error).strip()
         trace = _trace_of(error)
         if isinstance(error, OSError) and _number_of(error) == errno.EMFILE:
-            # The text of this error says neither how many files were open nor whose limit it is.
+            # Add the limit, because the text of this error says neither how many files were open nor whose limit it is.
             note += f" (this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files)"
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and host != "local":
             to_do = f"{_ON_EVERY_HOST}\n{to_do}".rstrip()
@@ -104,7 +104,8 @@ def with_user_type(error: DatasetError) -> DatasetError:
     The names of the type and of its bases are looked up in the imported modules. The first one found is used. Nothing
     is imported.
     """
-    # Imported here, because it imports NumPy, which launchers do not need. A launcher starts 0.13 s of CPU time sooner.
+    # Imported here, because the module imports NumPy, which launchers do not need. This saves a launcher 0.13 s of CPU
+    # time at its start.
     from hetero.batches.structure.conversion import find_type
 
     cause = error.__cause__
@@ -128,7 +129,7 @@ def raising_user_types() -> Iterator[None]:
 
 
 def printable_cause(error: BaseException) -> BaseException | None:
-    """Return the cause of an error. None if Python cannot print it, because it could not print the error either."""
+    """Return the cause of an error. None if Python cannot print the cause, because then it cannot print the error."""
     try:
         traceback.format_exception(error.__cause__)
     except Exception:  # noqa: BLE001 - as in `_text_of`
@@ -139,10 +140,11 @@ def printable_cause(error: BaseException) -> BaseException | None:
 def check_not_exit(error: BaseException, *, in_worker: bool) -> None:
     """Raise an exception again if it is not a failure of the user's code.
 
-    In a process that only computes batches, every exception but KeyboardInterrupt is one. A sample that calls
-    ``sys.exit()`` must not end the process. In a script's process, a signal handler may have raised a SystemExit, or a
-    BaseException of the script's own, during the sample. There, of those that are no `Exception`, only the
-    PanicException of code in Rust and the CancelledError of asyncio are failures.
+    In a process that only computes batches, every exception except KeyboardInterrupt is a failure of the user's code.
+    For example, a sample that calls ``sys.exit()`` must not end the process. In a script's process, a signal handler
+    may have raised a SystemExit, or a BaseException of the script's own, during the sample. Therefore, in a script's
+    process, every `Exception` is a failure. Of the other exceptions, only the PanicException of code in Rust and the
+    CancelledError of asyncio are failures.
 
     Args:
         error: The exception.
@@ -163,7 +165,7 @@ def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
 
 
 def _without_script_module(text: str) -> str:
-    # Imported here, because it imports NumPy too.
+    # Imported here, because the module imports NumPy.
     from hetero.batches.structure.conversion import without_script_module
 
     return without_script_module(text)
@@ -185,7 +187,7 @@ def _number_of(error: OSError) -> int | None:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return an exception's type and text. An exception whose attributes or methods raise may have only its type."""
+    """Return an exception's type and text. Only the type, if attributes or methods of the exception raise."""
     kind = type(error)
     try:
         text = "".join(traceback.format_exception_only(kind, error))
@@ -198,7 +200,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _trace_of(error: BaseException) -> str:
-    """Return an exception with its traceback, without the causes of one that cannot be printed."""
+    """Return the text of an exception with its traceback. Leave out the causes if they cannot be printed."""
     frames = _user_frames(error.__traceback__)
     try:
         trace = "".join(traceback.format_exception(type(error), error, frames))
@@ -213,7 +215,7 @@ def index_text(index: object) -> str:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this package at its start, or unchanged if it has only those."""
+    """Return a traceback without the frames of this package at its start. If it has no others, return it unchanged."""
     frame = trace
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HERE):
         frame = frame.tb_next

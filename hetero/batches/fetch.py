@@ -66,18 +66,18 @@ def fetch(
         built: The data set of ``request.spec``.
         request: The batch to compute.
         host: Name of this host in error messages.
-        cancelled: Function that is called before every sample and returns whether to stop. With one seed per batch it
+        cancelled: Function that is called before every sample and returns whether to stop. With one seed per batch, it
             is called before the first sample, and again only if samples raise and may be skipped.
-        on_skips: Function that receives a report of the samples that others replaced. It is called at most once, after
-            the batch is computed, and only if samples were skipped. The request must allow skipping.
+        on_skips: Function that receives a report of the skipped samples. It is called at most once, after the batch is
+            computed, and only if samples were skipped. The request must allow skipping.
         on_samples: Function that is called when all samples are computed, before they are collated.
-        positions: Chooses the samples to compute here. None: all of them. Only if the data set is divisible. It is
-            called once for each time that the batch is computed.
+        positions: Chooses the samples to compute here. None: all samples. The data set must be divisible. The function
+            is called once for each time that the batch is computed.
 
     Returns:
         The result of ``collate_fn``, or of torch's ``default_collate`` if the user gave no ``collate_fn``. Without
-        collation, ``collate_fn`` gets the one sample. Its default is then torch's ``default_convert``, or a function
-        that returns the sample itself if the request has ``as_is`` or torch is not installed.
+        collation, ``collate_fn`` gets the one sample. The default is then torch's ``default_convert``. If the request
+        has ``as_is`` or torch is not installed, the default returns the sample itself.
 
     Raises:
         Cancelled: If ``cancelled()`` was true between two samples.
@@ -87,7 +87,7 @@ def fetch(
     """
     if request.collate and built.makes_batches:
         raise dataset_error(_BATCHES_ALREADY, dataset=built.name, host=host, stage="collate")
-    # Before the samples, because this may import torch.
+    # Find the function before the samples are computed, because this may import torch.
     collate = built.collate_fn or _default_function(request)
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
@@ -104,7 +104,7 @@ def fetch(
     samples, batch, failed = _with_torch_seeded(compute)
     if not request.verify:
         return batch if failed is None else _reported(batch, failed, on_skips)
-    # The purity check: compute the batch again and compare. Copy the first batch before, because the second computation
+    # The purity check: compute the batch again and compare. First copy the first batch, because the second computation
     # may reuse its memory.
     first, first_samples = freeze(batch), [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
     with built.loading_anew():
@@ -140,7 +140,7 @@ def fetch_part(
         Cancelled, DatasetError, ConfigError: As in `fetch`.
     """
     if built.collate_fn is None:
-        # As for the whole batch, this may import torch.
+        # Call this as for the whole batch, because it may import torch.
         _default_function(request)
     compute = partial(request.work.compute, built, request, host=host, cancelled=cancelled)
     return list(_with_torch_seeded(compute))
@@ -170,9 +170,12 @@ class Description:
 def describe(built: BuiltDataset, *, host: str = "local") -> Description:
     """Return the description of a data set on this host.
 
-    Unless the factory has a ``fingerprint=``, the fingerprint is a hash of up to 8 samples from the first to the last,
-    or of the first and the last batch of a Keras data set. Each is computed twice with a fixed seed. If a sample raises
-    or its two results differ, only this fact is hashed. `fetch` and the purity check report the fault.
+    If the factory has a ``fingerprint=``, that function or text gives the fingerprint. Otherwise the fingerprint is a
+    hash of up to 8 samples from the first to the last, or of the first and the last batch of a Keras data set. Each of
+    them is computed twice with a fixed seed. If one raises, or if its two results differ, the hash contains this fact
+    instead of the sample. Such a fault is not reported here, because `fetch` and the purity check report it.
+
+    The user's code runs, but the global random generators have their earlier states afterwards.
 
     Raises:
         DatasetError: If the user's ``__len__`` or ``fingerprint`` raises.
@@ -182,18 +185,19 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
         try:
             num_samples = built.num_samples
             if callable(built.fingerprint):
-                # The function may draw samples, and must draw the same on all hosts.
+                # The function may draw random numbers, and must draw the same ones on all hosts.
                 seed_generators(0)
                 fingerprint = str(built.fingerprint(built.user_dataset))
             else:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
             if built.seeding_was_probed:
-                # A host that seeds every sample would make other batches.
+                # The seeding of this data set was found by a probe. Another host that seeds every sample would make
+                # other batches, so its fingerprint must differ.
                 fingerprint += "+getitems"
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
-            # As in `check_not_exit`, and sys.exit, which ends no endpoint.
+            # This includes sys.exit in the user's code, which must not end an endpoint.
             raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
     return Description(
         num_samples=num_samples, fingerprint=fingerprint, environment=describe_environment(), warnings=built.warnings
@@ -204,7 +208,7 @@ def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
     """Return the result of ``compute``. If it imported torch, call it again with torch seeded and with worker info."""
     had_torch = "torch" in sys.modules
     result = compute()
-    # The first result was drawn from a generator that was not seeded.
+    # If ``compute`` imported torch, the first result was drawn from a generator that was not seeded.
     return result if had_torch or "torch" not in sys.modules else compute()
 
 
@@ -218,7 +222,7 @@ def _reported(batch: _T, failed: FailedSamples | None, on_skips: Callable[[Skips
 def _check_same_failed(
     built: BuiltDataset, request: BatchRequest, host: str, failed: FailedSamples | None, again: FailedSamples | None
 ) -> None:
-    """Raise if a sample raised in only one of two computations, because the batch would then depend on chance."""
+    """Raise an error if a sample raised in only one of two computations, because the batch then depends on chance."""
     if failed is None or again is None or failed.positions == again.positions:
         return
     index = request.work.labels[min({*failed.positions} ^ {*again.positions})]
@@ -262,7 +266,7 @@ def _contiguous(batch: Any) -> Any:
     if isinstance(batch, dict | list):
         for key, value in batch.items() if isinstance(batch, dict) else enumerate(batch):
             if (made := _contiguous(value)) is not value:
-                # A subclass that does not allow assignment.
+                # A subclass of dict may not allow assignment.
                 with suppress(TypeError):
                     batch[key] = made
         return batch
@@ -297,7 +301,10 @@ def _as_it_is(sample: Any) -> Any:
 
 
 def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
-    """Return a note with types and shapes of the first sample, and of the first one that differs. Never raises."""
+    """Return a note with types and shapes of the first sample, and of the first sample that differs from it.
+
+    Never raises.
+    """
     if not isinstance(samples, list) or not samples:
         return ""
     outlines = [outline(sample) for sample in samples]
@@ -313,7 +320,7 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
     spec = DatasetSpec("probe")
     positions = probes(num_samples or 0)
     if built.makes_batches:
-        # Only the first and the last item, because an item takes the time of a whole batch.
+        # An item is a whole batch and takes time, so compute only the first and the last one.
         positions = sorted({*positions[:1], *positions[-1:]})
     for probe in positions:
         request = BatchRequest(spec=spec, work=IndexedWork(np.array([probe])), seed=0, epoch=0, position=0)

@@ -45,7 +45,7 @@ class IndexedWork:
     """Indices that the sampler yielded: an int64 array, or a tuple if some are not integers. See
     `hetero.batches.indices.as_indices`."""
     occurrences: npt.NDArray[np.uint32] | None = None
-    """For each index, how often it came before in the epoch's global order. None means that all are 0."""
+    """For each index, how often it came before in the epoch's global order. None means that all counts are 0."""
 
     def __post_init__(self) -> None:
         if self.occurrences is not None and len(self.occurrences) != len(self.indices):
@@ -75,7 +75,7 @@ class IndexedWork:
         failed: FailedSamples | None = None,
         positions: ChoosePositions | None = None,
     ) -> Sequence[Any]:
-        """Return the samples in order. With ``failed``, other samples replace those that raise."""
+        """Return the samples in order. With ``failed``, substitutes replace the samples that raise."""
         built.enter_epoch(request.seed, request.epoch, host=host)
         with built.worker_info():
             if built.split is not None and built.split.cache is not None and len(self.indices):
@@ -156,7 +156,7 @@ def _compute_each(
     failed: FailedSamples | None,
     positions: ChoosePositions | None,
 ) -> Sequence[Any]:
-    """Compute each sample with another seed. A substitute has the same seed and bytes as the sample that it repeats."""
+    """Compute each sample with its own seed. A substitute has the same seed and bytes as the sample that it repeats."""
     dataset, seed = built.dataset, built.seed
     key_of = partial(sample_key, request.seed, request.epoch)
     indices = work.labels
@@ -201,7 +201,7 @@ def _compute_together(
 ) -> Sequence[Any]:
     """Compute samples with one seed for the batch, and with the data set's ``__getitems__`` if it has one."""
     key, indices = request.key, work.labels
-    # Only once, because these samples are cheap: 1,024 calls took 2 % of a batch of table rows.
+    # Poll only once, because these samples are cheap: 1,024 calls took 2 % of the time of a batch of table rows.
     _poll(cancelled)
     try:
         built.seed(key)
@@ -212,8 +212,8 @@ def _compute_together(
     if is_batched:
         return _compute_at_once(built, dataset, inner_indices, key, host, cancelled, failed)
     samples: list[Any] = []
-    # Loops again only after a sample raised. With a try for each sample instead, a batch of 64 cheap samples took
-    # 19.5 us, and not 17.8.
+    # The outer loop goes round again only after a sample raised. With a `try` for each sample, a batch of 64 cheap
+    # samples took 19.5 us instead of 17.8.
     while len(samples) < len(indices):
         try:
             for inner_index in inner_indices[len(samples) :]:
@@ -227,7 +227,8 @@ def _compute_together(
             failed.add(len(samples), exc)
             samples.append(None)
     if failed:
-        # The generators are not seeded again, so a substitute draws other numbers than the sample that it repeats.
+        # With one seed per batch, the generators are not seeded again. So a substitute draws other numbers than the
+        # sample that it repeats.
         _fill_in(samples, failed, partial(_compute_next, dataset, inner_indices), cancelled)
     return samples
 
@@ -247,9 +248,9 @@ def _compute_at_once(
 ) -> Sequence[Any]:
     """Return the result of ``__getitems__``.
 
-    If it raises and samples may be skipped, call it with each index alone to find those that raise. Then call it with
-    the indices of their substitutes instead. ``__getitem__`` is not used, because the data set may not have it, and
-    because ``__getitems__`` may return a whole batch.
+    If it raises and samples may be skipped, call it with each index alone to find the samples that raise. Then call it
+    again, with the indices of substitutes in place of these samples. ``__getitem__`` is not used, because the data set
+    may not have it, and because ``__getitems__`` may return a whole batch.
     """
     try:
         return _get_items(dataset, indices)
@@ -282,7 +283,7 @@ def _compute_at_once(
 
 def _get_items(dataset: Any, indices: list[Any]) -> Sequence[Any]:
     together: Sequence[Any] = dataset.__getitems__(indices)
-    # Check the length of lists and tuples only. Other results are whole batches, which the data set's collate_fn gets.
+    # Check the length only of lists and tuples. Another result is a whole batch for the data set's collate_fn.
     if isinstance(together, list | tuple) and len(together) != len(indices):
         raise ValueError(f"__getitems__ returned {len(together)} samples for {len(indices)} indices")
     return together
@@ -296,8 +297,8 @@ def _fill_in(
 ) -> None:
     """Compute a substitute for each sample that raised.
 
-    The sample that serves as the substitute is computed again, because collation may write to the samples of a batch,
-    and the same object must then not be in it twice.
+    The sample that serves as the substitute is computed again. Collation may write to the samples of a batch, so the
+    same object must not be in the batch twice.
     """
     for position in failed.positions:
         while True:
@@ -318,7 +319,7 @@ def _poll(cancelled: Callable[[], bool] | None) -> None:
 def _note_on(error: BaseException, index: Index, built: BuiltDataset) -> str:
     """Return a note for an `IndexError` about an index out of range, or an empty string for other errors.
 
-    An index is not checked unless the data set rejects it, because a data set may use integers as keys.
+    Indices are not checked before the data set raises, because a data set may use integers as keys.
     """
     if not isinstance(error, IndexError) or not isinstance(index, int):
         return ""

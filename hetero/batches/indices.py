@@ -51,13 +51,13 @@ def as_indices(indices: Iterable[Any]) -> Indices:
         ConfigError: If an index has another type.
     """
     if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
-        # As int64, these would wrap to negative indices.
+        # Converted to int64, indices of this size would become negative.
         if indices.dtype.kind == "u" and indices.size and int(indices.max()) >= 2**63:
             return tuple(indices.tolist())
-        # A copy, because a sampler may reuse its array. One with a single buffer once changed batches in flight.
+        # Always copy, because a sampler may reuse its array. A sampler with a single buffer changed batches in flight.
         return indices.astype(np.int64)
     plain: list[Any] = list(indices)
-    # Nearly all samplers yield Python's integers. Do not convert these: 64 of them then take 3 us instead of 12.
+    # Nearly all samplers yield Python's integers, which need no conversion. 64 of them then take 3 us instead of 12.
     if set(map(type, plain)) != {int}:
         plain = [plain_index(index) for index in plain]
         if any(type(index) is not int for index in plain):
@@ -71,7 +71,7 @@ def as_indices(indices: Iterable[Any]) -> Indices:
 def probes(num_samples: int) -> list[int]:
     """Return up to eight positions of a data set at equal distances, from the first to the last, ascending.
 
-    All hosts compute the samples at these positions when they have to agree about a data set.
+    All hosts compute the samples at these positions, to find out whether they have the same data set.
     """
     last_step = _NUM_PROBES - 1
     return sorted({round(step * (num_samples - 1) / last_step) for step in range(_NUM_PROBES)}) if num_samples else []
@@ -130,7 +130,7 @@ def is_integers(index: tuple[Any, ...]) -> bool:
 
 
 def index_bytes(index: Index) -> bytes:
-    """Return canonical bytes of one index. They are not a prefix of another index's bytes.
+    """Return canonical bytes of one index. The bytes of one index are never a prefix of another index's bytes.
 
     Indices that are equal in Python but have different types, such as 1 and 1.0, have different bytes. The exception is
     bool: True and 1 have the same bytes.

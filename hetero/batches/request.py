@@ -29,9 +29,9 @@ SampleErrorPolicy: TypeAlias = Literal["raise", "skip"]
 SAMPLE_ERROR_POLICIES: tuple[str, ...] = get_args(SampleErrorPolicy)
 
 ChoosePositions: TypeAlias = Callable[[list[Any]], Iterator[int]]
-"""Yields the positions of the samples to compute here, and puts the other samples into the list itself.
+"""A function that yields the positions of the samples to compute here, and itself puts the other samples into the list.
 
-The list has one item per sample. After the last position, all other samples are in the list.
+The list has one item per sample. After the function has yielded the last position, all other samples are in the list.
 """
 
 
@@ -55,7 +55,7 @@ class Work(Protocol):
         """Names of the samples in order, for messages and for tools that show the indices of a batch."""
 
     def key(self, seed: int, epoch: int, position: int) -> int:
-        """Return the 64-bit random key of the whole batch. It is different for different arguments and work."""
+        """Return the 64-bit random key of the whole batch. Different arguments and work have different keys."""
 
     def compute(
         self,
@@ -67,7 +67,7 @@ class Work(Protocol):
         failed: FailedSamples | None = None,
         positions: ChoosePositions | None = None,
     ) -> Sequence[Any]:
-        """Return the samples in order. With ``failed``, other samples replace those that raise.
+        """Return the samples in order. With ``failed``, substitutes replace the samples that raise.
 
         ``positions`` is given only for data sets that are `BuiltDataset.is_divisible`.
 
@@ -83,7 +83,7 @@ class Work(Protocol):
         """Return a 16-byte hash of the samples in order, for the ledger."""
 
     def samples_sum(self, *, leave_out_repeats: bool) -> bytes:
-        """Return a 16-byte sum over the samples, for the ledger. It does not depend on their order.
+        """Return a 16-byte sum over the samples, for the ledger. The sum does not depend on their order.
 
         Args:
             leave_out_repeats: Whether to ignore samples that came before in the epoch. Padding repeats samples, and how
@@ -95,7 +95,7 @@ class Work(Protocol):
 class Helper:
     """An endpoint that may compute a part of a batch for the endpoint that has the request.
 
-    The fields are those of `hetero.control.members.directory.EndpointRecord`.
+    The fields are the same as in `hetero.control.members.directory.EndpointRecord`.
     """
 
     endpoint_id: str
@@ -119,7 +119,7 @@ class BatchRequest:
     seed: int
     """Seed of the loader, signed 64-bit."""
     epoch: int
-    """The epoch, at least 0, or the number of a further pass in it, see `hetero.epochs`."""
+    """The epoch, at least 0, or the number of a further pass in this epoch, see `hetero.epochs`."""
     position: int
     """Position of this batch in the epoch's global order, at least 0."""
     collate: bool = True
@@ -130,7 +130,7 @@ class BatchRequest:
     Ignored with collation or with a ``collate_fn``.
     """
     contiguous: bool = False
-    """Whether to make the tensors of torch's own collation contiguous. torch itself does so only in its workers."""
+    """Whether to make the tensors of torch's own collation contiguous, as torch itself does only in its workers."""
     step: int = 0
     """Step of the rank that sends the request. Lower steps are served first. The step does not affect the batch."""
     verify: bool = False
@@ -142,8 +142,8 @@ class BatchRequest:
     helpers: tuple[Helper, ...] = ()
     """One endpoint of each other host that keeps samples of the batch. They do not affect the batch."""
     owners: npt.NDArray[np.uint8] | None = None
-    """For each sample, the helper whose host keeps it: its number in ``helpers``, from 1. 0 means the host of the
-    endpoint that has the request. None without helpers."""
+    """For each sample, the number of the helper whose host keeps the sample. The first of ``helpers`` has number 1. 0
+    means the host of the endpoint that has the request. None without helpers."""
     is_part: bool = False
     """Whether this asks for a part of a batch: a list of samples, without collation."""
 

@@ -140,7 +140,8 @@ def generator_states() -> tuple[Any, ...]:
 def preserved_generators() -> Iterator[None]:
     """Restore the global generators of `random`, NumPy and torch on exit. Use it for a fetch in the trainer.
 
-    If torch is first imported inside this context, its generator is seeded at random on exit, as the import does.
+    If torch is first imported inside this context, its generator is seeded at random on exit, as an import of torch
+    does.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
@@ -190,7 +191,7 @@ def _torch_generator() -> Any:
     try:
         return torch.default_generator
     except AttributeError:
-        # Another thread is importing torch; import_module waits for it.
+        # Another thread is importing torch. import_module waits until the import is complete.
         return import_module("torch").default_generator
 
 

@@ -19,7 +19,7 @@ from hetero.spec import Index
 __all__ = ["MAX_LISTED", "FailedSamples", "Skip", "Skips"]
 
 MAX_LISTED = 32
-"""Limit on the skipped samples that a batch lists, and the report of a loader. All of them are counted."""
+"""Limit on the skipped samples that a batch lists, and that the report of a loader lists. All are counted."""
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,7 @@ class FailedSamples:
         self.positions.append(position)
 
     def substitute(self, position: int) -> int:
-        """Return the position of the next sample that did not raise. After the last, search from the first.
+        """Return the position of the next sample that did not raise. After the last sample, search from the first.
 
         Raises:
             DatasetError: The error of the first failed sample, if all samples of the batch raised.

@@ -15,7 +15,7 @@ _PARTS = ("load", "augment")
 
 
 def split_problem(dataset: object) -> str:
-    """Return why the samples of a data set are not computed in two parts. Empty if they are."""
+    """Return why the samples of a data set cannot be computed in two parts. Empty if they can."""
     inner = innermost(dataset)
     kind = type(inner)
     torch_data = imported("torch.utils.data")

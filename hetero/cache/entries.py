@@ -1,8 +1,8 @@
 """One sample as bytes in a file: a head, the structure of the value, and the bytes of its leaves.
 
-The head has a digest of everything else, of the sample's index, and of the fingerprint (`hetero.cache.fingerprint`). An
-entry that is truncated, damaged, or that belongs to another sample or data set is therefore not taken for the sample.
-The digest does not protect against a user who may write to the files. The folder's permissions do.
+The head has a digest of the rest of the entry, of the sample's index, and of the fingerprint
+(`hetero.cache.fingerprint`). So an entry is rejected if it is truncated or damaged, or belongs to another sample or
+data set. The digest does not protect against a user who may write to the files. The folder's permissions do.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _LIMITS = Limits()
 
 
 class DamagedEntryError(Exception):
-    """An entry is not what was written for this sample."""
+    """An entry does not hold the bytes that were written for this sample."""
 
 
 class EncodedSample:
     """A loaded sample as an entry.
 
     Args:
-        value: What ``load`` returned.
+        value: The result of ``load``.
         index: Index of the sample, at least 0.
         fingerprint: See `hetero.cache.fingerprint`.
 
     Raises:
-        ConfigError: If the value cannot be kept. The message names the part of it.
+        ConfigError: If the value cannot be kept. The message names the part of the value.
     """
 
     def __init__(self, value: Any, index: int, fingerprint: bytes) -> None:
@@ -59,7 +59,7 @@ class EncodedSample:
         """Bytes of the entry."""
 
     def value(self) -> Any:
-        """Return the value as `read_entry` returns it. It shares no memory with the user's."""
+        """Return the value as `read_entry` returns it. It shares no memory with the user's value."""
         copies = []
         for leaf in self._leaves:
             buffer = np.empty(leaf.nbytes, np.uint8).data
@@ -79,7 +79,7 @@ def read_entry(descriptor: int, offset: int, nbytes: int, *, index: int, fingerp
         fingerprint: The wanted data set.
 
     Raises:
-        DamagedEntryError: If the file does not have such an entry there.
+        DamagedEntryError: If the file does not have this sample's entry at this place.
         OSError: If the file cannot be read.
     """
     try:
@@ -89,7 +89,8 @@ def read_entry(descriptor: int, offset: int, nbytes: int, *, index: int, fingerp
 
 
 def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: bytes) -> Any:
-    # Only what the file has is allocated.
+    """Return the value in an entry as `read_entry` does, but raise any exception for a damaged entry."""
+    # Check the size first, so that no more memory is allocated than the file has bytes.
     if not _HEAD.size <= nbytes <= os.fstat(descriptor).st_size - offset:
         raise DamagedEntryError("the file ends before the entry")
     magic, digest, structure_bytes, payload_bytes = _HEAD.unpack(os.pread(descriptor, _HEAD.size, offset))
@@ -108,7 +109,7 @@ def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: by
         buffer = np.empty(shape.nbytes, np.uint8).data
         size = 0
         while size < shape.nbytes:
-            # May read less than was asked for, and 0 bytes at the end of the file.
+            # preadv may read fewer bytes than the buffer has. At the end of the file, it reads 0 bytes.
             received = os.preadv(descriptor, [buffer[size:]], offset)
             if not received:
                 raise DamagedEntryError("the file ends within the entry")
@@ -129,7 +130,7 @@ def _digest(index: int, fingerprint: bytes, structure: bytes, payload: Sequence[
 
 
 def _hasher(index: int, fingerprint: bytes, structure: bytes) -> xxhash.xxh3_128:
-    # A fast hash, because it guards against damage. The permissions of the folder guard against attacks.
+    # A fast hash is enough, because it protects only against damage. The folder's permissions protect against attacks.
     hasher = xxhash.xxh3_128(fingerprint)
     hasher.update(struct.pack("<qI", index, len(structure)))
     hasher.update(structure)

@@ -1,9 +1,9 @@
 """A digest of everything that the result of a data set's ``load`` depends on.
 
-It covers the registered name and its arguments, the code that ``load`` uses, the globals that this code reads, the
-attributes of the data set, the versions of all installed packages, the kind of CPU, and a few loaded samples. A file
-that changes under the same path is not seen, unless it is one of these samples. `DatasetFactory.fingerprint` then has
-to change, which is part of the digest too.
+The digest covers the registered name and its arguments, the code that ``load`` uses, the globals that this code reads,
+the attributes of the data set, the versions of all installed packages, the kind of CPU, and a few loaded samples. If a
+file changes under the same path, the digest stays the same, unless the file is one of these samples. Then the user has
+to change `DatasetFactory.fingerprint`, which is part of the digest too.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from hetero.spec import DatasetFactory, DatasetSpec
 __all__ = ["Fingerprint"]
 
 _FORMAT = 4
-"""Changes whenever what the digest covers changes."""
+"""Version of the digest. It changes whenever the digest covers other things."""
 
 
 class Fingerprint:
-    """The digest of one data set. What needs no sample is computed at once, before a process forks endpoints.
+    """The digest of one data set. The constructor computes all parts that need no sample, before endpoints are forked.
 
     Args:
         built: The built data set, with a `SplitDataset`.
-        factory: Its factory.
-        spec: Its spec.
+        factory: The factory of the data set.
+        spec: The spec of the data set.
     """
 
     def __init__(self, built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec) -> None:
@@ -47,7 +47,7 @@ class Fingerprint:
         self._stated = factory.fingerprint
         inner = built.split.inner
         kind = type(inner)
-        # `augment` runs after a kept sample is read, so its code may change.
+        # Leave out `augment`. It runs on kept samples after they are read, so its code may change.
         found = reach((factory.function, kind), without=[vars(each).get("augment") for each in kind.__mro__])
         facts = {
             "format": _FORMAT,
@@ -66,7 +66,7 @@ class Fingerprint:
         hasher = blake2b(self._facts, digest_size=20, person=b"hetero.loads")
         stated = self._stated
         if callable(stated):
-            # The function may draw samples, and must draw the same ones in all processes.
+            # Seed first, because the function may draw random numbers, and must draw the same ones in all processes.
             seed_generators(0)
             stated = stated(self._split.dataset)
         hasher.update(json.dumps(None if stated is None else str(stated)).encode())
@@ -80,19 +80,19 @@ class Fingerprint:
 
 def _probe(split: SplitDataset, index: int) -> bytes:
     """Return a digest of one loaded sample."""
-    # The batch that has this sample reports the error.
+    # If the sample raises, do not report it here. The batch that has this sample reports the error.
     with contextlib.suppress(Exception):
         return digest(split.inner.load(index), skip_unreadable=True)
     return b"raised"
 
 
 def _code_digest(found: Reach) -> str:
-    """Return a digest of code. The file and the line where the code is do not change it."""
+    """Return a digest of code. It does not depend on the file and the line where the code is."""
     return blake2b(b"".join(sorted(code_digest(code) for code in found.functions)), digest_size=16).hexdigest()
 
 
 def _globals_digests(found: Reach) -> dict[str, str]:
-    """Return digests of the globals that code reads, except of those that it assigns."""
+    """Return digests of the globals that code reads. Leave out the globals that the code also assigns."""
     digests: dict[str, str] = {}
     for label, place in found.places.items():
         is_augment = place.name == "augment" and isinstance(place.owner, type)

@@ -3,7 +3,8 @@
     BASE/hetero-cache-UID/data-NAME/          samples of one registered data set, within one bound of bytes
                          /data-NAME/KEY/      samples of one fingerprint, and a lock that each user of them holds
 
-A folder in memory is useless after the processes that share it. The last one removes it (`sweep_memory`).
+A folder in memory is of no use after the processes that share it have ended. The last process removes the folder
+(`sweep_memory`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MEMORY = Path("/dev/shm")
 RESERVE = "reserve"
 """Name of a file. A process locks it to reserve bytes for a data set."""
 INDEX = "index"
-"""Name of the file that says where each sample is. It is written in places only."""
+"""Name of the file that contains where each sample is. Only some places in the file are written, so it has gaps."""
 _LOCK = "lock"
 
 
@@ -56,22 +57,22 @@ class SharedFolder:
     def __init__(self, base: Path, name: str, key: str) -> None:
         self.parent = base / _root_name() / f"data-{name}"
         self.path = self.parent / key
-        # hetero does not make the folder, because it may be the place of a disk that is not mounted.
+        # Do not make the folder ``base``, because it may be the mount point of a disk that is not mounted.
         if not base.is_dir():
             raise OSError(f"there is no folder {base}; make it, or mount its disk")
         deadline_s = time.monotonic() + CALL_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            # Another process may remove the folders at any time, until this one has the lock.
+            # Another process may remove the folders until this process has the lock. Then try again.
             with contextlib.suppress(FileNotFoundError):
                 for folder in (self.parent.parent, self.parent, self.path):
                     _make_private(folder)
                 descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
                 try:
                     lock(descriptor, fcntl.LOCK_SH)
-                    # Another process may have removed the file between the open and the lock. The lock is then of no
-                    # use.
+                    # Another process may have removed the file between the open and the lock. Then the lock is on a
+                    # removed file, and has no effect.
                     if _is_at(descriptor, self.path / _LOCK):
-                        # Old folders are found by this time.
+                        # Set the time of the lock file, which shows when the folder was last used.
                         os.utime(descriptor)
                         self._descriptor = descriptor
                         return
@@ -89,7 +90,7 @@ class SharedFolder:
 
 
 def lock(descriptor: int, kind: int) -> None:
-    """Lock a file, and wait up to `CALL_TIMEOUT_S` for others.
+    """Lock a file. Wait up to `CALL_TIMEOUT_S` while other processes hold the lock.
 
     Args:
         descriptor: The file.
@@ -130,7 +131,7 @@ def kept_in_memory() -> int:
 
 
 def remove_unused(parent: Path, *, enough: int) -> int:
-    """Remove folders of a data set that no process uses, those unused for longest first.
+    """Remove folders of a data set that no process uses. Begin with the folder that is unused for the longest time.
 
     Args:
         parent: The data set's folder.
@@ -154,7 +155,7 @@ def folder_bytes(folder: Path) -> int:
         for entry in entries:
             with contextlib.suppress(OSError):
                 facts = entry.stat(follow_symlinks=False)
-                # An index has gaps.
+                # An index has gaps, which take no space. So count the blocks that it uses.
                 total += facts.st_blocks * 512 if entry.name == INDEX else facts.st_size
     return total
 
@@ -164,13 +165,13 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _remove_unused(folder: Path) -> int:
-    """Remove a folder if no process holds its lock. Return the bytes of its files, 0 if it stays."""
+    """Remove a folder if no process holds its lock. Return the bytes of its files, 0 if the folder stays."""
     try:
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return 0
     try:
-        # Each user of the folder holds a shared lock, so this fails while there is one.
+        # Each process that uses the folder holds a shared lock. While there is such a process, this fails.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         freed = folder_bytes(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -194,10 +195,11 @@ def _root_name() -> str:
 
 
 def _make_private(folder: Path) -> None:
+    """Make a folder that only this user can use. Reject an existing folder that others own or can use."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     facts = folder.lstat()
-    # /dev/shm is for all users. One of them may have made a folder of this name before.
+    # All users can write to /dev/shm, so another user may have made a folder of this name before.
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         raise ConfigError(
             f"{folder} must be a folder of user {os.geteuid()} with mode 700, found user {facts.st_uid} with mode "

@@ -1,4 +1,4 @@
-"""Images of Pillow as plain data, because a loaded sample often is one."""
+"""Images of Pillow as plain data, because a loaded sample is often an image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ImageData", "with_images", "without_images"]
 
 _MODES = frozenset({"1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"})
 _MODES |= {"I;16", "I;16L", "I;16B", "I;16N"}
-"""Modes whose pixels are the whole image. Others have a palette."""
+"""Modes in which the pixels are the whole image. Images of other modes have a palette."""
 _PLAIN = frozenset({bool, bytes, float, int, str, type(None)})
 
 
@@ -47,7 +47,7 @@ def without_images(value: Any, depth: int = 0) -> Any:
     if isinstance(value, image_module.Image):
         if value.mode not in _MODES:
             raise ConfigError(f"an image of mode {value.mode!r}; convert it with .convert('RGB')")
-        # tobytes reads the file first if that was not done.
+        # If the image's file was not read yet, tobytes reads it first.
         pixels = np.frombuffer(value.tobytes(), np.uint8)
         return ImageData(value.mode, value.size, pixels, _plain_info(value.info))
     return _mapped(value, without_images, depth)
@@ -69,7 +69,7 @@ def with_images(value: Any, depth: int = 0) -> Any:
 
 
 def _plain_info(info: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the entries with plain values. Texts and fractions of classes of Pillow become plain ones."""
+    """Return the entries with plain values. Texts and fractions of Pillow's own classes become Python's own types."""
     found: dict[Any, Any] = {}
     for key, value in info.items():
         plain = tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
@@ -81,7 +81,7 @@ def _plain_info(info: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _plain(value: Any) -> Any:
-    # Pillow's texts of PNG files are a subclass of str.
+    # In PNG files, Pillow's texts are of a subclass of str. Make them plain str.
     if isinstance(value, str):
         return str.__str__(value)
     if type(value).__name__ == "IFDRational":
@@ -97,7 +97,7 @@ def _mapped(value: Any, function: Callable[[Any, int], Any], depth: int) -> Any:
     if kind is dict or kind is OrderedDict:
         return kind((key, function(item, depth + 1)) for key, item in value.items())
     if kind is list or kind is tuple:
-        # A call for each of a million numbers would take a second.
+        # Return a container of plain values at once. A call for each of a million numbers would take a second.
         if _PLAIN.issuperset(map(type, value)):
             return value
         return kind([function(item, depth + 1) for item in value])
@@ -108,7 +108,7 @@ def _mapped(value: Any, function: Callable[[Any, int], Any], depth: int) -> Any:
         changed = {name: function(item, depth + 1) for name, item in items.items()}
         if all(changed[name] is item for name, item in items.items()):
             return value
-        # The user's __init__ and __post_init__ have run once already.
+        # Set the fields directly, because the user's __init__ and __post_init__ have already run once.
         made = object.__new__(kind)
         for name, item in changed.items():
             object.__setattr__(made, name, item)

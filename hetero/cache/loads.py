@@ -1,4 +1,4 @@
-"""Calls the ``load`` of a data set, or takes its result from the samples that this host has kept."""
+"""Calls the ``load`` of a data set, or takes its result from the samples that this host keeps."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 COUNTS = Counter(num_kept=0, num_loaded=0, num_damaged=0)
-"""What the caches of this process have done, in samples.
+"""Numbers of samples of data sets with a cache in this process.
 
-``num_kept`` were taken from a cache. ``num_loaded`` were loaded by the user's code, although the data set has a cache.
-``num_damaged`` were damaged in a cache, and loaded again.
+``num_kept`` samples were taken from a cache. ``num_loaded`` samples were loaded by the user's code. ``num_damaged``
+samples were damaged in a cache, and loaded again.
 """
 
 
@@ -36,8 +36,8 @@ def keep_loads(built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec) 
 
     Args:
         built: The data set, with a `hetero.batches.split.SplitDataset`.
-        factory: Its factory, with a cache.
-        spec: Its spec.
+        factory: The factory of the data set, with a cache.
+        spec: The spec of the data set.
     """
     assert built.split is not None
     assert factory.cache is not None
@@ -47,7 +47,8 @@ def keep_loads(built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec) 
 class _KeptLoads:
     """The `SplitDataset.cache` of a data set.
 
-    `begin` opens the files. It runs before the samples of a batch are seeded, because it loads samples and seeds.
+    `begin` checks the data set and opens the files. For this it loads samples and seeds the generators. So it runs
+    before the samples of a batch are seeded.
     """
 
     def __init__(self, built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec, settings: Cache) -> None:
@@ -68,10 +69,10 @@ class _KeptLoads:
         """Check the data set, and open the files, unless this is done.
 
         Args:
-            index: Index of a sample, for the check. If it raises, another sample is checked later.
+            index: Index of the sample to check. If this sample raises, another sample is checked later.
 
         Raises:
-            ConfigError: If ``load`` depends on a seed, or ``__getitem__`` makes something else than the two parts.
+            ConfigError: If ``load`` depends on a seed, or ``__getitem__`` gives another sample than the two parts.
         """
         if self._tiers is None:
             with preserved_generators():
@@ -113,7 +114,7 @@ class _KeptLoads:
             self._warn(f"what load({index!r:.60}) returned cannot be kept: {error}".partition("\n")[0])
             return value
         tiers.put(number, sample)
-        # Not `value`. A sample must have the same types and layout whether it was kept or not.
+        # Do not return `value`. A sample must have the same types and layout, whether it came from the cache or not.
         return sample.value()
 
     def _without_draws(self, index: Any) -> tuple[Any, bool]:
@@ -121,7 +122,7 @@ class _KeptLoads:
         before = generator_states()
         value = self._split.inner.load(index)
         after = generator_states()
-        # If the call has imported torch, its draws are not known.
+        # If the call has imported torch, it is not known whether it has drawn from torch's generator.
         if len(before[-1]) != len(after[-1]):
             return value, False
         if before != after:
@@ -137,7 +138,7 @@ class _KeptLoads:
         try:
             self._built.seed(BUILD_KEY)
             first = freeze(split.inner.load(split.inner_index(index)))
-            # Another seed: a load that draws random numbers then returns something else.
+            # Load it again with another seed. If ``load`` draws random numbers, the result differs.
             self._built.seed(BUILD_KEY + 1)
             seeded = compare(first, split.inner.load(split.inner_index(index)))
             different = None if seeded is not None else self._compare_whole(index)
@@ -163,7 +164,7 @@ class _KeptLoads:
         """
         split = self._split
         get_item: Callable[[Any, Any], Any] | None = getattr(type(split.inner), "__getitem__", None)
-        # The __getitem__ of torch's Dataset only raises.
+        # The ``__getitem__`` of torch's own Dataset only raises, so it counts as missing.
         if get_item is None or str(getattr(get_item, "__module__", "")).startswith("torch."):
             return None
         self._built.seed(BUILD_KEY)
@@ -178,13 +179,13 @@ class _KeptLoads:
             logger.warning("data set %r: %s", self._name, text)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The other process opens the files itself.
+        # Another process opens the files itself.
         return {**self.__dict__, "_tiers": None}
 
 
 def _position(index: Any) -> int | None:
     """Return an integer of any type as an int. None for other indices."""
-    # A bool is an int in Python, and no position.
+    # A bool is an int in Python, but not a position.
     if isinstance(index, bool):
         return None
     try:

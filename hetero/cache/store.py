@@ -1,8 +1,9 @@
 """The kept samples of one fingerprint, in the files of one folder.
 
-The file ``index`` has a slot for each sample, which says where its entry lies: segment, offset and size. Each process
-appends entries to one segment (``data-N``), and reads those of all. A slot is written after its entry. No lock
-is needed for either, because an entry carries a digest: whatever a slot points to is the wanted sample or is refused.
+The file ``index`` has a slot for each sample. The slot contains where the sample's entry lies: segment, offset and
+size. Each process appends entries to its own segment (``data-N``), and reads entries of all segments. A slot is written
+after its entry. Neither needs a lock, because each entry has a digest. If a slot points to other bytes than the wanted
+sample, these bytes are rejected.
 
 Files are read with system calls and not mapped, because a process that reads a mapped file dies if the file shrinks.
 """
@@ -28,9 +29,9 @@ ABSENT = object()
 
 _SLOT = struct.Struct("<IIQ")
 _CHUNK_BYTES = 4 * 2**20
-"""Most bytes that a process reserves at once for its next entries."""
+"""Largest number of bytes that a process reserves at once for its next entries."""
 _MAX_OPEN = 64
-"""Segments that a process has open to read."""
+"""Largest number of segments that a process keeps open for reading."""
 
 
 class SampleStore:
@@ -61,7 +62,7 @@ class SampleStore:
         self.why_full = ""
         """Why another sample does not fit. Empty if it fits."""
         self.num_damaged = 0
-        """Entries that were not what was written."""
+        """Number of damaged entries that were read."""
 
     def get(self, index: int) -> Any:
         """Return a kept sample in new memory, or `ABSENT`. ``index`` is in ``[0, num_samples)``."""
@@ -77,7 +78,7 @@ class SampleStore:
         except (DamagedEntryError, FileNotFoundError):
             self.num_damaged += 1
         except (OSError, OverflowError):
-            # The disk fails, or all descriptors are in use.
+            # The disk has failed, or all descriptors are in use. Then the sample is loaded by the user's code.
             return ABSENT
         return ABSENT
 
@@ -88,12 +89,13 @@ class SampleStore:
         try:
             own = self._own
             if own is None or own.pid != os.getpid():
-                # A forked process begins its own segment, because both would append at the same place.
+                # After a fork, the child begins its own segment. Otherwise both processes would append at the same
+                # place.
                 own = self._own = self._begin_segment()
             if own.end + sample.nbytes > own.reserved:
                 self._reserve(own, sample.nbytes)
             _write(own.descriptor, sample.pieces, own.end)
-            # After the entry. A reader of an earlier slot would count a damaged sample.
+            # Write the slot after the entry. If the slot came first, a reader would find a damaged sample.
             os.pwrite(self._index, _SLOT.pack(own.number + 1, sample.nbytes, own.end), _SLOT.size * index)
         except (OSError, OverflowError) as error:
             self.why_full = f"{self._folder.parent}: {error}"
@@ -106,7 +108,7 @@ class SampleStore:
         own = self._own
         if own is not None and own.pid == os.getpid():
             with contextlib.suppress(OSError):
-                # What was reserved and not used.
+                # Give back the bytes that were reserved but not used.
                 os.ftruncate(own.descriptor, own.end)
             os.close(own.descriptor)
         for descriptor in (self._index, *self._segments.values()):
@@ -114,11 +116,12 @@ class SampleStore:
         self._folder.close()
 
     def _segment(self, number: int) -> int:
+        """Return the descriptor of a segment for reading. Close the least recently used one if too many are open."""
         descriptor = self._segments.pop(number, None)
         if descriptor is None:
             path = self._folder.path / f"data-{number}"
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        # As the last one, because it was used last.
+        # Put the descriptor at the end of the dictionary, which is in the order of use.
         self._segments[number] = descriptor
         if len(self._segments) > _MAX_OPEN:
             os.close(self._segments.pop(next(iter(self._segments))))
@@ -128,7 +131,7 @@ class SampleStore:
         """Make the segment of this process."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.scandir(self._folder.path) as entries:
-            # Behind the segments that exist, because the process would otherwise try each of their names.
+            # Begin with the number of segments that exist, because their names are taken.
             number = sum(entry.name.startswith("data-") for entry in entries)
         while True:
             with contextlib.suppress(FileExistsError):
@@ -144,9 +147,9 @@ class SampleStore:
             OSError: If the bound is reached.
         """
         with self._reserving():
-            # As much again as the segment has. A data set with a low bound then reserves little.
+            # Reserve as many bytes as the segment has now. So a data set with a low bound reserves little.
             wanted = max(nbytes, min(_CHUNK_BYTES, own.end))
-            # Near the bound there may still be room for this entry alone.
+            # Near the bound, there may still be room for this one entry.
             if self._why_no_room(wanted):
                 wanted = nbytes
                 if why_not := self._why_no_room(wanted):
@@ -171,14 +174,15 @@ class SampleStore:
 
     @contextlib.contextmanager
     def _reserving(self) -> Iterator[None]:
-        """Let one process at a time reserve."""
+        """Return a context in which only one process at a time can reserve bytes."""
         path = self._folder.parent / RESERVE
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             lock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            # Another thread may have forked a process meanwhile, which has the descriptor too.
+            # Unlock explicitly. Another thread may have forked a process in the meantime, and that process has the
+            # descriptor too, so closing it here would not unlock the file.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -203,7 +207,7 @@ def _write(descriptor: int, pieces: list[Any], offset: int) -> None:
     left = [memoryview(piece).cast("B") if len(piece) else memoryview(b"") for piece in pieces]
     left = [piece for piece in left if len(piece)]
     while left:
-        # More buffers than SC_IOV_MAX in one call are an error.
+        # One call may have at most SC_IOV_MAX buffers.
         written = os.pwritev(descriptor, left[: os.sysconf("SC_IOV_MAX")], offset)
         offset += written
         while left and written >= len(left[0]):

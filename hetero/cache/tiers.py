@@ -45,12 +45,12 @@ class Tiers:
         self._stores: list[SampleStore] = []
         self._has_warned = False
         if settings.memory:
-            # What processes that were killed have left.
+            # Remove the samples that killed processes have left in memory.
             sweep_memory()
             self._open(MEMORY, int(settings.memory), _SPARED_MEMORY)
         if settings.folder is not None:
             self._open(Path(os.path.expandvars(settings.folder)).expanduser(), int(settings.disk), _SPARED_DISK)
-        # Without `self` among its arguments, which would keep it alive.
+        # The arguments do not include `self`, because the finalizer would then keep this object alive.
         self._finalizer = weakref.finalize(self, _close, self._stores, os.getpid())
 
     @property
@@ -98,7 +98,7 @@ class Tiers:
 
 
 _known: weakref.WeakValueDictionary[tuple[int, Cache, str, bytes, int], Tiers] = weakref.WeakValueDictionary()
-"""What is open in this process. A script may build a data set again for each epoch."""
+"""The open stores of this process. They are shared, because a script may build a data set again for each epoch."""
 
 
 def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tiers:
@@ -111,7 +111,7 @@ def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tier
     return tiers
 
 
-# Once in each process, because multiprocessing clears the finalizers that a forked child has inherited.
+# Called once in each process, because multiprocessing clears the finalizers that a forked child has inherited.
 @functools.cache
 def close_at_exit(_pid: int) -> None:
     """Call `close_tiers` when this process and its children end.
@@ -119,8 +119,8 @@ def close_at_exit(_pid: int) -> None:
     Args:
         _pid: Id of this process.
     """
-    # Processes of multiprocessing run no exit handlers of atexit, but they run these. With a priority below 0, it runs
-    # after `multiprocessing` has ended the children. `atexit` may run before that.
+    # Use a finalizer of multiprocessing, because its processes run no handlers of `atexit`. With a priority below 0,
+    # the finalizer runs after `multiprocessing` has ended the children. A handler of `atexit` may run before that.
     multiprocessing.util.Finalize(None, close_tiers, exitpriority=_LATE)
 
 
@@ -134,7 +134,7 @@ def close_tiers() -> None:
 
 
 def _close(stores: list[SampleStore], pid: int) -> None:
-    """Close stores, but not those of the process that this one was forked from."""
+    """Close stores, unless they belong to the process that this process was forked from."""
     if pid == os.getpid():
         while stores:
             stores.pop().close()

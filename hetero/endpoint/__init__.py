@@ -4,9 +4,9 @@
              -> delivery (requests in, batches out) -> compute
 
 endpoint.py   one endpoint process from start to end
-options.py    its settings
+options.py    the settings of an endpoint
 script.py     imports the script as a module
-prebuilt.py   what an endpoint knows of data sets that were built before it was forked
+prebuilt.py   the data sets that are built once, before the endpoints of a host are forked
 service.py    the endpoint's answers to readers
 delivery.py   the connections over which the endpoint delivers batches
 replies.py    the answer to one request, and which thread sends it

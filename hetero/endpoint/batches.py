@@ -34,9 +34,9 @@ class Experience:
         self.latest_bytes = math.inf
         """Bytes of the payload of the latest batch. Infinite before the first."""
         self.latest_s = math.inf
-        """Seconds that the compute thread took for it."""
+        """Seconds that the compute thread took for the latest batch."""
         self.is_plain = True
-        """Whether no sample was found that cannot be sent without collation."""
+        """Whether all samples so far could be sent without collation. If not, no other endpoint is asked for parts."""
         self.num_parts = 0
         """Parts that were computed for other endpoints."""
 
@@ -44,11 +44,12 @@ class Experience:
     def is_sent_at_once(self) -> bool:
         """Whether the compute thread should send the next batch itself.
 
-        It should if the batch is small, or of medium size and ready-made. To send a batch of medium size takes a while.
-        If the compute thread has something to compute, another thread can send meanwhile.
+        It should if the batch is small, or if the batch has medium size and took almost no time to compute. To send a
+        batch of medium size takes a while. If batches take time to compute, another thread should send this batch while
+        the compute thread computes the next one.
         """
-        # Batches of 1 MB that take 0.9 ms to compute came at 0.78 of the former rate while the compute thread sent them
-        # all. With this limit of the time it is 0.90.
+        # When the compute thread sent all batches of medium size, batches of 1 MB that take 0.9 ms to compute came at
+        # 0.78 of the former rate. With the limit `_QUICK_S` it is 0.90.
         return self.latest_bytes <= (AT_ONCE_BYTES if self.latest_s < _QUICK_S else _MEDIUM_BYTES)
 
 
@@ -58,8 +59,8 @@ class RequestedBatch:
 
     Attributes:
         request: The request.
-        data: Its bytes, as they arrived.
-        built: Its data set.
+        data: The bytes of the request, as they arrived.
+        built: The data set that the request names.
         experience: What was learnt from earlier batches of the data set.
         limits: Bounds of the batch.
         name: Name of this endpoint, for the user's errors.
@@ -77,7 +78,7 @@ class RequestedBatch:
     links: Links | None
 
     def gathering(self) -> Gathering | None:
-        """Return how other hosts give the samples that they keep. None: this endpoint computes all samples."""
+        """Return the object that gets samples from the hosts that keep them. None: this endpoint computes all."""
         request = self.request
         if request.owners is None or request.verify or request.on_sample_error == "skip" or self.links is None:
             return None
@@ -93,7 +94,8 @@ class RequestedBatch:
             gathering: The samples that other hosts have given.
 
         Returns:
-            It encoded, or, if its memory is new, unencoded together with its skips and the number of its parts.
+            The encoded batch or part. If a batch is in new memory, it is returned unencoded instead, with its skips and
+            the number of its parts, and `finish` encodes it.
 
         Raises:
             Cancelled: The task was cancelled.
@@ -125,8 +127,8 @@ class RequestedBatch:
             found = self._encode(batch, skips, num_parts, copy=False)
         if not self.request.is_part:
             self.experience.latest_bytes = found.nbytes
-        # If the package is not installed here, the batch is sent uncompressed, and the reader logs a warning. The batch
-        # is the same, and a slower job is better than a job that does not run.
+        # If the package for compression is not installed here, the batch is sent uncompressed, and the reader logs a
+        # warning. The batch is the same, and a slower job is better than a job that does not run.
         if self.request.compression is not None and is_installed(self.request.compression):
             found.compress(self.request.compression)
         return found
@@ -148,13 +150,14 @@ class RequestedBatch:
         # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise it
         # may be in a buffer that the user's code fills again for the next batch.
         is_new = built.makes_new_memory(collate=request.collate)
-        # Buffers that were filled again while another thread encoded them were once sent. The checksum cannot notice
-        # this.
+        # The copy is made here for that reason. Without it, a buffer was filled again while another thread encoded it,
+        # and the wrong bytes were sent. The checksum cannot notice this, because it is computed from the wrong bytes.
         encoded = None if is_new else self._encode(batch, skips, num_parts, copy=True)
         self.experience.latest_s = time.monotonic() - begin_s
         return encoded or (batch, skips, num_parts)
 
     def _note_refused(self) -> None:
+        """Record that a helper could not send samples of this data set uncollated. No later batch asks for parts."""
         self.experience.is_plain = False
 
     def _compute_part(self, task: Task) -> EncodedBatch:
@@ -162,14 +165,16 @@ class RequestedBatch:
             raise ProtocolError(f"batches of data set {self.request.spec.name!r} are not computed in parts here")
         samples = fetch_part(self.built, self.request, host=self.name, cancelled=task.is_cancelled)
         if not all(map(is_plain, samples)):
-            # Collation on the asking endpoint has to get the samples as they were made here.
+            # The asking endpoint collates the samples, so it must get them exactly as they were made here.
             raise self._unsendable(ConfigError("a sample may change if it is sent without collation"))
         encoded = self._encode(samples, None, 1, copy=True)
         self.experience.num_parts += 1
         return encoded
 
     def _encode(self, batch: Any, skips: Skips | None, num_parts: int, *, copy: bool) -> EncodedBatch:
-        """Return a batch or a list of samples as the answer. It is copied on the compute thread, during its own task.
+        """Return the answer that holds a batch or a list of samples.
+
+        If ``copy`` is true, the answer holds a copy, and this runs on the compute thread during the batch's own task.
 
         Raises:
             DatasetError: The batch holds an object that cannot be sent, or is too large.
@@ -178,7 +183,7 @@ class RequestedBatch:
             return EncodedBatch(
                 batch,
                 limits=self.limits,
-                # While it is copied, its own task still counts as running.
+                # If the batch is copied, its own task is still running. That task must not count as load.
                 num_queued=self.load.num_queued - copy,
                 copy=copy,
                 skips=skips,

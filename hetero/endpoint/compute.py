@@ -21,7 +21,8 @@ __all__ = ["Compute", "Task"]
 
 _ASK_INTERVAL_S = 0.005
 _MAX_LATE = 100
-"""Late intervals that are kept apart. A task that was late for longer than these counts more than once."""
+"""Number of late intervals that are kept apart to merge them with new ones. If a task was late since before the oldest
+of these intervals, its time counts more than once."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Task:
     Args:
         work: Called with this task on a compute thread. It calls `is_cancelled` often.
         emulated_s: Seconds that the task occupies its slot, or 0 to free the slot when the work is done.
-        is_abandoned: Returns whether the requester has left. It may make a system call, so it is called at most every
+        is_abandoned: Returns whether the requester has left. This may need a system call. So it is called at most every
             5 ms, and not in the first 5 ms.
         on_finish: Called with this task on the compute thread when the task is done. Raises nothing.
     """
@@ -50,13 +51,14 @@ class Task:
         self.submitted_s = 0.0
         """Monotonic time when the task was queued."""
         self._is_abandoned = is_abandoned
-        # The requester has only just sent the task. Each question is a system call that raises.
+        # The first check comes later, because the requester has only just sent the task. Each check is a system call
+        # that raises an exception.
         self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S
         self.was_cancelled = False
         """Whether the task is known to be cancelled. Unlike `is_cancelled`, this does not call ``is_abandoned``."""
         self._cancelled = threading.Event() if emulated_s > 0 else None
         self._is_finished = False
-        # Held until the task is done. Cheaper than an event.
+        # This lock is held until the task is done. `wait` takes it. A lock is cheaper than an event.
         self._unfinished = threading.Lock()
         self._unfinished.acquire()
         self._value: Any = None
@@ -67,7 +69,7 @@ class Task:
         self.was_cancelled = True
         if self._cancelled is not None:
             self._cancelled.set()
-        # Otherwise it would stay in memory until its turn.
+        # Drop the work, because a cancelled task stays in the queue until its turn, and its data would stay in memory.
         self._work = None
 
     def is_cancelled(self) -> bool:
@@ -83,7 +85,7 @@ class Task:
     def wait(self, timeout_s: float) -> bool:
         """Block until the task is done, at most ``timeout_s`` seconds. Return whether it is done."""
         if not self._is_finished and self._unfinished.acquire(timeout=max(0.0, timeout_s)):
-            # For other threads that wait.
+            # Release the lock again for other threads that wait for the task.
             self._unfinished.release()
         return self._is_finished
 
@@ -104,7 +106,7 @@ class Task:
 
     def finish(self) -> None:
         """Mark the task as done, which wakes the threads in `wait`. Called once."""
-        # Before the release, because a thread that this wakes looks at it.
+        # Set the flag before the release, because a thread that the release wakes reads the flag.
         self._is_finished = True
         self._unfinished.release()
         if self._on_finish is not None:
@@ -132,7 +134,7 @@ class Compute:
         self, num_slots: int = 1, *, is_served_by_caller: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        # Not reentrant, so no finalizer or signal handler may need it.
+        # The lock is not reentrant, so no finalizer or signal handler may need it.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[tuple[int, int, Task]] = []
@@ -142,11 +144,11 @@ class Compute:
         self._real_work = threading.Lock()
         self._fault = faults_at("compute")
         self.num_overruns = 0
-        """Emulated tasks whose work took longer than emulated. Waiting for other tasks counts as task time."""
+        """Tasks whose work took longer than their emulated time. The time spent waiting for other tasks counts too."""
         self._late: deque[tuple[float, float]] = deque()
         self._earlier_late_s = 0.0
         self.busy_s = 0.0
-        """Seconds spent on tasks, over all slots, with the waiting of emulated tasks."""
+        """Seconds spent on tasks, summed over all slots. This includes the time that emulated tasks wait."""
         self._threads = [
             threading.Thread(target=self.serve, name=f"compute-{slot}", daemon=True)
             for slot in range(int(is_served_by_caller), num_slots)
@@ -209,30 +211,35 @@ class Compute:
             with self._lock:
                 self._running.discard(task)
                 self.num_overruns += overran
-            # Inside the measured time, because it sends small batches: sending counts as busy time.
+            # `finish` sends small batches. It runs inside the measured time, because sending counts as busy time.
             task.finish()
             ended_s = self._clock()
             took_s = ended_s - taken_s
-            # The slot could have begun when it and the task were there. A busy machine wakes its thread up later.
+            # An ideal slot begins as soon as the slot is free and the task is queued. On a busy machine the slot's
+            # thread wakes up later, which counts as late.
             due_s = max(free_s, task.submitted_s) + task.emulated_s
             if task.emulated_s > 0 and ended_s > due_s:
                 self._add_late(due_s, ended_s)
             free_s = ended_s
-            # Otherwise its result would stay in memory until this thread takes another task.
+            # Without this, the task's result would stay in memory until this thread takes another task.
             del task
 
     @property
     def late_s(self) -> float:
         """Seconds while at least one slot was occupied for longer than emulated.
 
-        The work was too slow, a thread woke up late, or finishing a task took time. Tasks on the critical path of a job
-        are one after the other, so all their delays together are at most this time.
+        A slot is late if the work was too slow, if a thread woke up late, or if finishing a task took time. The tasks
+        on the critical path of a job run one after the other. So the delays of all these tasks together are at most
+        this time.
         """
         with self._lock:
             return self._earlier_late_s + sum(end_s - begin_s for begin_s, end_s in self._late)
 
     def _add_late(self, begin_s: float, end_s: float) -> None:
-        """Add an interval, and merge it with those that it overlaps. Another slot may have added a later end."""
+        """Add a late interval, and merge it with the intervals that it overlaps.
+
+        An overlapping interval may have a later end, because another slot added it.
+        """
         with self._lock:
             while self._late and self._late[-1][1] >= begin_s:
                 earlier_s, later_s = self._late.pop()
@@ -243,7 +250,7 @@ class Compute:
                 self._earlier_late_s += end_s - begin_s
 
     def _run(self, task: Task) -> bool:
-        """Run one task, and wait until its emulated time has passed. Return whether the work took longer than that."""
+        """Run one task, and wait until its emulated time has passed. Return whether the work took longer."""
         taken_s = self._clock()
         if not task.is_cancelled():
             with self._real_work:

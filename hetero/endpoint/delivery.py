@@ -1,9 +1,9 @@
 """The connections over which an endpoint delivers batches.
 
 A `hetero.wire.transports.greeter.Greeter` accepts connections, and closes those whose first bytes hold no valid session
-token. Each admitted connection has its own thread, which reads the requests. It also sends the answers, except for
-those of `hetero.endpoint.replies.LATER`. A session token is valid during the reader's call of Attend
-(`hetero.endpoint.service`).
+token. Each admitted connection has its own thread, which reads the requests. This thread also sends the answers, except
+the answers that another thread sends later (`hetero.endpoint.replies.LATER`). A session token is valid during the
+reader's call of Attend (`hetero.endpoint.service`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from hetero.wire.transports.interface import Connection, Transport, Unauthentica
 __all__ = ["Delivery"]
 
 _MAX_CONNECTIONS = 1024
-"""Each has a thread, even while it is idle, so it bounds threads (attack A9, bench_unauthenticated: 500 hang).
-Readers keep few idle connections."""
+"""Largest number of admitted connections. Each connection has a thread even while it is idle, so this bounds the
+threads. Readers keep few idle connections. See attack A9. benchmarks/bench_unauthenticated.py opens 500 connections
+that send nothing."""
 
 Answerer: TypeAlias = Callable[[bytes, Reply], Answer | Later]
 """Called with a request. Returns the answer, or `LATER` if it will call `Reply.send`."""
@@ -57,7 +58,7 @@ class Delivery:
     def __init__(self, address: str, answer: Answerer, *, max_requests: int, transport: Transport) -> None:
         self._answer = answer
         self._max_requests = max_requests
-        # Not reentrant, so no finalizer or signal handler may need it.
+        # The lock is not reentrant, so no finalizer or signal handler may need it.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._session_tokens: dict[bytes, set[Connection]] = {}
@@ -73,7 +74,8 @@ class Delivery:
             self._admit,
             name="delivery",
             expected="a session token",
-            # A reader that lost its link while this host was frozen may have left a connection with its old token.
+            # If a reader lost its link while this host was frozen, a connection with its old token may still be
+            # waiting. Such a connection is no attack.
             was_valid=self._dismissed.__contains__,
         )
         self.port = self.greeter.port
@@ -86,7 +88,7 @@ class Delivery:
 
     def admit(self) -> bytes:
         """Make a session token and return it."""
-        # Each reader has a separate token. The job's token never travels over these connections.
+        # Each reader has a session token of its own. The job's token is never sent over these connections.
         session_token = secrets.token_bytes(SESSION_TOKEN_BYTES)
         with self._lock:
             self._session_tokens[session_token] = set()
@@ -102,7 +104,7 @@ class Delivery:
         """Invalidate a session token and close the connections that used it."""
         with self._lock:
             connections = self._session_tokens.pop(session_token, set())
-            # For the greeter: a connection with this token is not counted as unauthenticated.
+            # The greeter does not count a later connection with this token as unauthenticated.
             self._dismissed.append(session_token)
         for connection in connections:
             connection.shut_down()
@@ -110,8 +112,9 @@ class Delivery:
     def stop(self, grace_s: float) -> None:
         """Wait up to ``grace_s`` seconds for answers in progress, then close all connections. Idempotent. Blocks.
 
-        Meanwhile new requests are refused as `Fault.BUSY`, on old and new connections. If the connections were closed
-        at once, readers would treat the endpoint as dead and give up the answers that they wait for.
+        During the grace period, new requests are refused as `Fault.BUSY`, on old and new connections. If the
+        connections were closed at once, readers would treat the endpoint as dead and give up the answers that they wait
+        for.
         """
         with self._lock:
             self._is_draining = True
@@ -130,7 +133,7 @@ class Delivery:
             session_token = next((known for known in self._session_tokens if hmac.compare_digest(known, shown)), None)
             if session_token is None:
                 return False
-            # Only after the check of the token, because this allocates memory.
+            # Admit the peer only after the check of its token, because `admit` allocates memory.
             connection = peer.admit()
             is_full = self._num_connections >= _MAX_CONNECTIONS
             self._num_connections += 1
@@ -141,17 +144,21 @@ class Delivery:
         try:
             thread.start()
         except BaseException:
-            # For example when the host runs out of threads. This costs the peer its connection, and not the thread that
-            # accepts.
+            # The thread cannot start, for example because the host has run out of threads. Close only this connection.
+            # The thread that accepts connections must go on.
             self._retire(connection, session_token)
             raise
         return True
 
     def _serve(self, connection: Connection, session_token: bytes, is_full: bool) -> None:
+        """Answer the requests of a connection and close it. If ``is_full``, only refuse its first request.
+
+        Runs in the connection's thread.
+        """
         try:
             if is_full:
-                # If the connection were closed at once, the reader would take it for a failed one.
-                # A connection with a longer request is closed, and its reader tries again.
+                # Answer before closing, because a reader counts a connection that closes at once as a lost endpoint. If
+                # the request is too long to be read here, the connection is closed, and the reader tries again.
                 deadline_s = time.monotonic() + CALL_TIMEOUT_S
                 asked = connection.receive_message(MAX_PARSED_BYTES, deadline_s=deadline_s) or b""
                 why_not = f"{_MAX_CONNECTIONS} connections are open already"
@@ -179,11 +186,12 @@ class Delivery:
                     request = connection.receive_message(MAX_FETCH_BYTES)
                 except ProtocolError as error:
                     request, refusal = b"", encode_refusal(Fault.MALFORMED, str(error))
-                # Send nothing before the earlier answer is complete. A reader of hetero asks again only after that.
+                # Send nothing before the earlier answer is complete. A reader of hetero sends its next request only
+                # after that. If the reader has left, end.
                 if request is None or (reply is not None and not reply.wait()):
                     return
                 if refusal is not None:
-                    # The rest of the request is unread, so both sides no longer agree on where the next one begins.
+                    # The rest of the request is unread, so the two sides do not agree on where the next request begins.
                     connection.send(refusal)
                     return
                 if self._fetch_fault is not None and not self._survives(self._fetch_fault, connection, request):
@@ -191,8 +199,8 @@ class Delivery:
                 reply = None
                 why_not = self._why_not()
                 if why_not:
-                    # The connection stays. When readers closed it, each turn of an overloaded endpoint cost a new one,
-                    # with a handshake and a thread.
+                    # Keep the connection open. When a refusal ended the connection, each attempt at an overloaded
+                    # endpoint cost a new connection, with a handshake and a thread.
                     connection.send(encode_refusal(Fault.BUSY, why_not, request=request))
                     continue
                 reply = Reply(connection, self._end_request, None if self._send_fault is None else self._spoil)
@@ -204,7 +212,7 @@ class Delivery:
                 reply.give_up()
 
     def _why_not(self) -> str:
-        """Return why a request is refused. If it is not, count it as in progress, and return nothing."""
+        """Return why a request is refused. If it is accepted, count it as in progress, and return an empty text."""
         with self._lock:
             if self._is_draining:
                 return "the endpoint is about to end"

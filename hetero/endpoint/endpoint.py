@@ -1,8 +1,8 @@
 """One endpoint process: a gRPC server and a `Delivery`, each on its own port, and compute threads.
 
-`hetero.pool.fork_server` imports the script and forks this process. If forking is not safe, it starts a
-fresh process, which imports the script itself. On the end signal (`hetero.system.stop_signals`) the process refuses new
-requests, finishes those in progress within the grace period, and ends.
+`hetero.pool.fork_server` imports the script and forks this process. If forking is not safe, the fork server starts a
+fresh process instead, which imports the script itself. On the end signal (`hetero.system.stop_signals`) the endpoint
+refuses new requests, finishes the requests in progress within the grace period, and ends.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ import grpc._utilities  # isort: skip
 __all__ = ["Endpoint", "main", "run_endpoint", "run_to_end"]
 
 _REPORT_INTERVAL_S = 1.0
-# With 68 calls, jobs of many ranks and few endpoints ran out of them.
+# With a limit of 68 calls, jobs of many ranks and few endpoints reached the limit.
 _MAX_CALLS = 1024
-"""Largest number of concurrent gRPC calls. Each needs a thread. A rank's Attend call lasts while the rank reads."""
+"""Largest number of concurrent gRPC calls. Each needs a thread. A rank's call of Attend lasts while the rank reads."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +84,11 @@ class Endpoint:
     ) -> None:
         token = token_from_environment(os.environ)
         tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
-        # Each request in progress holds a batch in memory. All ranks together have about two requests per slot in
-        # flight, and with a cache each other host as many for parts, which this bound allows for 48 hosts. Further
-        # requests are refused as `Fault.BUSY`, because readers would not see that they are queued. The endpoints whose
-        # parts are refused compute these samples themselves.
+        # The number of requests is bounded, because each request in progress holds a batch in memory. All ranks
+        # together have about two requests per slot in flight. With a cache, each other host may send two requests for
+        # parts. 96 allows this for 48 hosts. Further requests are refused as `Fault.BUSY` and not queued, because
+        # readers would not see that they wait in a queue. If a request for a part is refused, the asking endpoint
+        # computes the part.
         max_requests = 96 + 4 * options.num_slots
         self._options = options
         self._token = token
@@ -146,23 +147,23 @@ class Endpoint:
 
     def stop(self, grace_s: float) -> None:
         """Accept no new requests, give those in progress ``grace_s`` seconds, and end. Idempotent."""
-        # Batches first: the end of an Attend call closes its reader's connections, so the gRPC server has to outlive
-        # the grace.
+        # Stop the delivery of batches first. The end of an Attend call closes its reader's connections, so the gRPC
+        # server has to serve until the grace period is over.
         self._service.delivery.stop(grace_s)
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
 
     def statistics(self, *, reads_memory: bool = False) -> dict[str, float]:
-        """Return the counters since the start of this process, and its load, as the pool gets them.
+        """Return the counters of this process and its load, which the pool gets.
 
-        This blocks while the service is stuck, so a result shows that the service is not stuck.
+        This blocks while the service is stuck. So a result shows the pool that the service is not stuck.
 
         Args:
-            reads_memory: Whether the memory is to be read now. Otherwise it is up to 10 s old.
+            reads_memory: Whether to read the memory use now. Otherwise the numbers of bytes may be some seconds old.
         """
         now_s = time.monotonic()
         if reads_memory or now_s >= self._memory_due_s:
-            # The kernel counts the pages of the process for this, which takes milliseconds per gigabyte.
+            # The memory is read seldom, because the kernel counts all pages for it: milliseconds per gigabyte.
             self._memory, self._memory_due_s = process_memory(), now_s + LOG_INTERVAL_S
         return {
             "num_batches": self._service.delivery.num_batches,
@@ -180,7 +181,8 @@ class Endpoint:
             # Memory that no other process shares, at the latest reading. 0 if the system does not say.
             "private_bytes": 0 if self._memory is None else self._memory.private_bytes,
             "shared_bytes": 0 if self._memory is None else self._memory.shared_bytes,
-            # Samples of data sets with a cache: taken from it, loaded by the user's code, and damaged there.
+            # For data sets with a cache: samples from the cache, samples loaded by the user's code, and damaged
+            # entries.
             **COUNTS,
         }
 
@@ -226,7 +228,7 @@ def run_endpoint(
 
         def serve() -> int:
             while end_signal() not in signals.wait(_REPORT_INTERVAL_S):
-                # The pool takes it as a sign of life.
+                # The pool takes each report as a sign of life.
                 report("statistics", endpoint.statistics())
             endpoint.stop(options.grace_s)
             close_tiers()
@@ -237,7 +239,7 @@ def run_endpoint(
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
             if not prebuilt:
                 return serve()
-            # This thread may not come back from the user's code, so the other one ends the process.
+            # The main thread may not come back from the user's code, so the thread `serve` ends the process.
             serving = threading.Thread(target=run_to_end, args=(serve,), name="serve")
             serving.start()
             endpoint.compute()
@@ -251,12 +253,13 @@ def send_event(reports: socket.socket, event: str, **facts: object) -> None:
     deadline_s = time.monotonic() + CALL_TIMEOUT_S
     while time.monotonic() < deadline_s:
         try:
-            # MSG_NOSIGNAL, because a script may have restored SIGPIPE's default action, which ends the process.
+            # MSG_NOSIGNAL is needed, because a script may have restored SIGPIPE's default action, which ends the
+            # process.
             reports.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             return
         except BlockingIOError:
             if event == "statistics":
-                # Newer statistics follow.
+                # Statistics may be dropped, because newer ones follow.
                 return
             select.select([], [reports], [], CALL_TIMEOUT_S)
         except OSError:
@@ -306,7 +309,7 @@ def main() -> None:
     options, parent_pid = EndpointOptions.from_json(sys.stdin.buffer.read())
     die_with_parent(parent_pid)
     configure_process(options.log_level)
-    # Before the first thread starts. Threads that come later take turns with the arenas that exist.
+    # This must come before the first thread starts, because threads that start later share the arenas that exist.
     keep_freed_memory()
     reports = socket.socket(fileno=int(sys.argv[1]))
     try:

@@ -1,12 +1,12 @@
 """Gathers the samples of a batch from the hosts that keep them.
 
-With a cache, each sample is kept by one host: its owner. The reader names one endpoint of each owner in its request.
-The endpoint with the request asks them for their samples at once, on the thread of the connection. When the parts have
-arrived, its compute thread computes the samples that its own host keeps, and collates. So compute threads never wait
-for each other.
+With a cache, each sample is kept by one host: its owner. The reader names one endpoint of each owner, a helper, in its
+request. The endpoint that gets the request asks the helpers for their samples at once, on the thread of the connection.
+When the parts have arrived, its compute thread computes the samples that its own host keeps, and collates the batch. So
+compute threads never wait for each other.
 
-If a part does not come while the endpoint has nothing else to do, the endpoint computes these samples too. It does not
-ask that helper again for a while. So a slow host does not slow the others.
+If a part does not come for 5 s while the endpoint has nothing else to do, the endpoint computes the samples of the part
+too. It does not ask that helper again for a while. So a slow host does not slow the others.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from hetero.wire.limits import Limits
 __all__ = ["Gathering"]
 
 _PATIENCE_S = 5.0
-"""How long to wait for parts with nothing else to do."""
+"""Longest time to wait for parts while the endpoint has nothing else to do."""
 _MAX_WAIT_S = 30.0
-"""How long to wait for parts in any case."""
+"""Longest time to wait for parts in any case."""
 
 
 class Gathering:
-    """The samples of one batch that other hosts keep. Use it as a context manager, and `positions` with `fetch`.
+    """The samples of one batch that other hosts keep. A context manager, which asks for them at its entry.
+
+    Pass `positions` to `hetero.batches.fetch.fetch`.
 
     Args:
         request: The batch, with owners.
@@ -61,12 +63,12 @@ class Gathering:
 
     @property
     def num_parts(self) -> int:
-        """Endpoints that have computed samples of the batch."""
+        """Number of answers that the batch is made of: this endpoint's own, and the parts of other endpoints."""
         return 1 + self._parts.num_taken
 
     def __enter__(self) -> Gathering:
         for number, helper in enumerate(self._helpers, 1):
-            # Samples that no helper is asked for are computed here at once.
+            # A helper that was late is not asked. This endpoint then computes the helper's samples.
             if not self._links.is_avoided(helper):
                 self._parts.ask(helper, np.flatnonzero(self._owners == number).tolist())
         return self
@@ -84,10 +86,10 @@ class Gathering:
             return True
         now_s = self._clock()
         if is_busy:
-            # Patience counts from the moment when this endpoint has nothing else to do.
+            # `_PATIENCE_S` counts from the latest moment when this endpoint had something else to do.
             self._busy_s = now_s
         late = [part.helper for part in self._parts.missing if not part.has_ended]
-        # Another batch has waited for them already.
+        # If all missing helpers are avoided, another batch has already waited for them in vain. Do not wait again.
         if all(map(self._links.is_avoided, late)):
             return True
         is_over = now_s - self._busy_s > _PATIENCE_S or now_s - self._begin_s > _MAX_WAIT_S
@@ -96,7 +98,7 @@ class Gathering:
         return is_over
 
     def positions(self, samples: list[Any]) -> Iterator[int]:
-        """See `hetero.batches.request.ChoosePositions`. A second call computes all samples here.
+        """See `hetero.batches.request.ChoosePositions`. If called a second time, yield the positions of all samples.
 
         Args:
             samples: The samples of the batch.

@@ -71,7 +71,7 @@ class Call:
             return connection
 
     def give_up(self) -> None:
-        """Close the connection of the fetch, which no thread uses now. Idempotent."""
+        """Close the connection of the fetch. No thread may be using it. Idempotent."""
         self.give_back(self, is_usable=False)
 
     def cancel(self) -> None:
@@ -144,7 +144,7 @@ class EndpointLink:
                 raise CallFailedError(Fault.UNREACHABLE, self.why_ended)
             if self._attendance is not None:
                 return
-            # The call itself cannot have a timeout, because it stays open.
+            # A timer cancels the call if no answer comes. A timeout of the call itself would end it later.
             timer, begin_s = threading.Timer(_ATTEND_TIMEOUT_S, lambda: call.cancel()), time.monotonic()
             timer.daemon = True
             try:
@@ -170,7 +170,7 @@ class EndpointLink:
                 call.cancel()
                 raise
             self._attendance, self._port, self._hello = call, reply.port, GREETING + reply.ticket
-            # gRPC runs this at once if the call has ended meanwhile.
+            # If the call has already ended, gRPC runs the callback at once.
             call.add_done_callback(lambda ended: self._drop(f"the endpoint ended: {ended.details() or ended.code()}"))
             self._try_port()
 
@@ -203,7 +203,7 @@ class EndpointLink:
         deadline_s = time.monotonic() + timeout_s
         call = Call(self._give_back)
         call.is_sent = was_sent
-        # Before anything blocks, because another thread may cancel the connecting too.
+        # This comes before anything blocks, because another thread may also cancel the connecting.
         on_call(call)
         is_in_step = False  # whether the next answer on this connection will belong to the next request
         has_begun = False
@@ -213,7 +213,7 @@ class EndpointLink:
             decoder.take_message(message)
             while not decoder.done:
                 if decoder.needs_memory:
-                    # A header alone must not take the memory that it announces.
+                    # Wait for data first, because a header alone must not make this process allocate memory.
                     connection.wait_for_data(deadline_s=deadline_s)
                 decoder.filled(connection.receive_into(decoder.room(), deadline_s=deadline_s))
             if connection.has_leftover:
@@ -221,7 +221,7 @@ class EndpointLink:
             is_in_step = True
             return len(message) + decoder.nbytes
         except (DatasetError, CallFailedError):
-            # A failure or a refusal comes without payload, so the connection can be used again.
+            # The answer is a failure or a refusal. It has no payload, so the connection can be used again.
             is_in_step = True
             raise
         except DeadlineError as error:
@@ -263,7 +263,7 @@ class EndpointLink:
         except OSError:
             pass  # the connection had ended
         finally:
-            if not call.is_sent:  # an endpoint ignores a part of a request
+            if not call.is_sent:  # perhaps a part of the request was sent, which an endpoint ignores
                 self._give_back(call, is_usable=False)
         return None
 
@@ -273,7 +273,7 @@ class EndpointLink:
         self._channel.close()
 
     def _try_port(self) -> None:
-        """Open the first fetch's connection now, to find out whether the endpoint can deliver batches."""
+        """Open the connection of the first fetch now, to find out whether the endpoint can deliver batches."""
         call = Call(self._give_back)
         is_usable = False
         try:
@@ -293,8 +293,8 @@ class EndpointLink:
             try:
                 return connection, self._exchange(call, connection, request, deadline_s)
             except (ConnectionResetError, BrokenPipeError):
-                # If the endpoint died, perhaps because of this request, its port accepts no new connection. If only the
-                # idle connection had ended, no request is to blame, and sending this one again does no harm.
+                # If the endpoint died, perhaps because of this request, its port accepts no new connection below. If
+                # only the idle connection had ended, the request is not to blame and can safely be sent again.
                 self._give_back(call, is_usable=False)
         connection = self._connect(call, deadline_s)
         return connection, self._exchange(call, connection, request, deadline_s)
@@ -333,7 +333,7 @@ class EndpointLink:
                 self._connections.add(connection)
             call.hold(connection)
 
-        # Registered before it is open, because `cancel` and `close` must end the connecting too.
+        # The connection is registered before it is open, because `cancel` and `close` must also end the connecting.
         connection = self._transport.connect(
             self._address, self._port, host=self._host, deadline_s=deadline_s, on_connection=register
         )
@@ -341,7 +341,7 @@ class EndpointLink:
         return connection
 
     def _give_back(self, call: Call, *, is_usable: bool) -> None:
-        """Take the connection from the call. Keep it if it is usable, else close it. Close old idle ones too."""
+        """Take the connection from the call. Keep it if it is usable, else close it. Close old idle connections."""
         connection = call.let_go()
         if connection is None:
             return
@@ -359,7 +359,7 @@ class EndpointLink:
             each.close()
 
     def _drop(self, why: str) -> None:
-        """End the connections. A call that uses one fails at once and gives it back. May run in gRPC's thread."""
+        """Shut down the connections. A call that uses one fails at once and closes it. May run in gRPC's thread."""
         with self._lock:
             if self.why_ended:
                 return
@@ -374,7 +374,7 @@ class EndpointLink:
 
     @contextlib.contextmanager
     def _grpc_errors(self, method: str) -> Iterator[None]:
-        """Translate the exceptions of a gRPC call and of parsing its answer to hetero's. For nothing else."""
+        """Translate the exceptions of a gRPC call, and of parsing its answer, to hetero's exceptions."""
         try:
             yield
         except grpc.RpcError as error:
@@ -397,7 +397,7 @@ class SentFetch(Generic[_Found]):
         link: The link of the connection.
         call: The call, which holds the connection.
         connection, decoder, timeout_s: As in `EndpointLink.fetch`.
-        finish: Returns what `receive` returns, when the answer is complete. Called with its bytes before compression.
+        finish: Called when the answer is complete, with its bytes before compression. `receive` returns its result.
     """
 
     def __init__(
@@ -420,11 +420,11 @@ class SentFetch(Generic[_Found]):
         self._message_bytes: int | None = None
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when more of the answer arrives, or the connection ends."""
+        """Return the descriptor that becomes readable when data arrives or the connection ends."""
         return self._connection.fileno()
 
     def receive(self) -> _Found | None:
-        """Receive what has arrived. Does not block. Do not call this again after it has returned an answer or raised.
+        """Receive the data that has arrived. Does not block. Do not call it after it has returned an answer or raised.
 
         Returns:
             The answer, or None if more has to arrive.
@@ -445,7 +445,7 @@ class SentFetch(Generic[_Found]):
                 raise ProtocolError(_TOO_MUCH)
             return self._finish((self._message_bytes or 0) + self._decoder.nbytes)
         except (DatasetError, CallFailedError) as error:
-            # A late answer may still arrive. The next request on this connection would get it.
+            # After LATE, the answer may still arrive, and the next request on this connection would get it.
             is_in_step = not (isinstance(error, CallFailedError) and error.fault is Fault.LATE)
             raise
         except OSError as error:
@@ -474,7 +474,7 @@ class SentFetch(Generic[_Found]):
         self._call.give_up()
 
     def _has_arrived(self) -> bool:
-        """Receive what has arrived. Return whether the answer is complete."""
+        """Receive the data that has arrived. Return whether the answer is complete."""
         connection, decoder = self._connection, self._decoder
         if self._message_bytes is None:
             message = connection.receive_message_now(self._link.limits.max_answer_bytes)

@@ -17,7 +17,9 @@ __all__ = ["EndpointOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointOptions:
-    """The settings of an endpoint. A pool uses the same object for all its endpoints, without index and incarnation.
+    """The settings of an endpoint.
+
+    All endpoints of a pool have the same settings, except for ``index`` and ``incarnation``.
 
     Raises:
         ConfigError: If a number is out of its bounds.
@@ -34,7 +36,7 @@ class EndpointOptions:
     index: int = -1
     """Number of this endpoint on its host, from 0. The fork server sets it."""
     incarnation: str = ""
-    """Id of this process. If the endpoint is restarted, its new process has another. The pool sets it."""
+    """Id of this process. If the endpoint is restarted, its new process has another id. The pool sets the id."""
     script: str = ""
     """Path of the user's script, or the name of a module."""
     is_module: bool = False
@@ -71,7 +73,7 @@ class EndpointOptions:
 
     @classmethod
     def from_json(cls, text: bytes) -> tuple[EndpointOptions, int]:
-        """Return what `to_json` has written: the options, and the parent's process id."""
+        """Parse the text that `to_json` returned. Return the options and the parent's process id."""
         fields: Mapping[str, Any] = json.loads(text)
         values = {name: value for name, value in fields.items() if name != "parent_pid"}
         return cls(**{**values, "script_args": tuple(fields["script_args"])}), fields["parent_pid"]

@@ -1,6 +1,6 @@
 """Asks other endpoints for parts of a batch: for some of its samples, uncollated.
 
-The samples are the same wherever they are computed, and whatever part of them each endpoint computes.
+The samples are the same, no matter which endpoint computes which of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPARE_BYTES = 2**20
 _SMALL_PART = 128
 """Samples of one part. The answer to a request has at most 1,024 arrays."""
 _MAX_PER_HELPER = 8
-"""Parts of one helper. If a batch needs more, they are larger."""
+"""Largest number of parts that one helper is asked for. If the helper has more samples, its parts are larger."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Links:
     """This endpoint's links to other endpoints, which stay open for later parts. Thread-safe.
 
-    Without a part in progress, at most `MAX_HELPERS` links stay open. The least recently used are closed first.
+    At most `MAX_HELPERS` links without a part in progress stay open. The least recently used links are closed first.
 
     Args:
         connect: Opens a link to an endpoint.
@@ -65,16 +65,16 @@ class Links:
         """
         with self._attended(helper) as link:
             try:
-                # The asking endpoint cancels the call when it needs the part no more.
+                # No timeout is needed, because the asking endpoint cancels the call when it no longer needs the part.
                 link.fetch(message, decoder, timeout_s=math.inf, on_call=on_call)
             except CallFailedError as error:
-                # A link whose endpoint only failed to compute this part stays open for later ones.
+                # If the endpoint only failed to compute this part, the link stays open for later parts.
                 if error.fault.is_loss:
                     self._forget(helper, link)
                 raise
 
     def avoid(self, helper: Helper) -> None:
-        """Note that a part of an endpoint was late. The first time it is logged."""
+        """Record that a part of an endpoint was late, so it is not asked for ten seconds. Log this the first time."""
         with self._lock:
             self._late_until_s[helper] = self._clock() + MAX_BACKOFF_S
             is_new = helper not in self._named
@@ -101,14 +101,14 @@ class Links:
             link = self._links.pop(helper, None)
             if link is None:
                 link = self._connect(helper)
-            # As the last one, because it is used last.
+            # Put the link at the end of the dict, because the dict is in the order of use.
             self._links[helper] = link
             self._num_users[link] += 1
         try:
             try:
                 link.attend()
             except CallFailedError:
-                # The next part gets a new link.
+                # The link has failed, so the next part gets a new link.
                 self._forget(helper, link)
                 raise
             yield link
@@ -116,6 +116,7 @@ class Links:
             self._release(link)
 
     def _release(self, link: EndpointLink) -> None:
+        """Record that a part no longer uses the link. Close the oldest unused links beyond `MAX_HELPERS`."""
         with self._lock:
             self._num_users[link] -= 1
             if not self._num_users[link]:
@@ -162,7 +163,10 @@ class Part:
         self.has_ended = True
 
     def on_call(self, call: Call) -> None:
-        """Note the call. This needs no lock: of this and `cancel`, at least one sees what the other has set."""
+        """Keep the call, so that `cancel` can end it, or end the call if `cancel` came first.
+
+        No lock is needed. Each of the two methods sets its attribute before it reads the other's.
+        """
         self._call = call
         if self._is_cancelled:
             call.cancel()
@@ -175,9 +179,9 @@ class Part:
 
 
 class Parts:
-    """The parts of one batch. Each has a thread that waits for it.
+    """The parts of one batch. For each part a thread waits.
 
-    The methods are for one thread at a time, except `give_up`.
+    All methods except `give_up` are for one thread at a time.
 
     Args:
         request: The batch.
@@ -233,7 +237,7 @@ class Parts:
     def rest(self, samples: list[Any]) -> Iterator[int]:
         """Put the parts that have arrived into the list, and yield the positions of the other samples.
 
-        A part may arrive while its samples are computed here. It saves the rest of them.
+        If a part arrives while its samples are computed here, the samples that are still missing are taken from it.
 
         Args:
             samples: The samples of the batch.
@@ -245,7 +249,7 @@ class Parts:
             missing = self.missing
             if not missing:
                 return
-            # Begin with a part that has failed, because the others may still arrive.
+            # Compute samples of a part that has failed first, because the other parts may still arrive.
             part = next((part for part in missing if part.is_failed), missing[-1])
             yield part.missing.pop()
             if not part.missing:
@@ -263,13 +267,14 @@ class Parts:
         self.num_taken = 0
 
     def _take(self, part: Part, samples: list[Any]) -> None:
+        """Put the samples of a part that has ended into the list. If it failed, mark it, so they are computed here."""
         found, problem = None, part.problem
         if part.decoder is not None:
             try:
                 found = part.decoder.result()
             except Exception as error:  # noqa: BLE001 - this endpoint computes the part then
                 problem = str(error)
-            # Also if the part failed: it must not keep samples in memory.
+            # Drop the decoder, also if the part failed, because it keeps samples in memory.
             part.decoder = None
         if type(found) is not list or len(found) != len(part.positions):
             part.is_failed = True

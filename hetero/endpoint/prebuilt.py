@@ -1,4 +1,4 @@
-"""Data sets that are built once for all endpoints of a host, before these are forked. The endpoint's side."""
+"""Data sets that are built once for all endpoints of a host, before the endpoints are forked. The endpoint's side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Prebuilt:
 
     built: BuiltDataset
     globals: dict[str, str]
-    """Digests of the globals that its code reads, taken before that code ran."""
+    """Digests of the globals that the data set's code reads, taken before that code ran."""
 
 
 def build(spec: DatasetSpec, *, host: str) -> Prebuilt:
@@ -36,10 +36,10 @@ def build(spec: DatasetSpec, *, host: str) -> Prebuilt:
     Raises:
         DatasetError: If the factory raises.
     """
-    # Before the factory runs, because it may fill caches and counters among these globals.
+    # Compute the digests before the factory runs, because it may fill caches and counters among these globals.
     digests = GlobalsReader(get_factory(spec.name)).digests()
     built = prebuild(spec, host=host)
-    # The factory may have imported torch or OpenCV just now.
+    # Limit the threads again, because the factory may have imported torch or OpenCV just now.
     limit_threads()
     return Prebuilt(built, digests)
 
@@ -50,10 +50,10 @@ def is_shareable(spec: DatasetSpec) -> bool:
 
 
 def announce(channel: socket.socket, specs: Sequence[DatasetSpec]) -> None:
-    """Name the data sets that this endpoint may build to the fork server. Block until it has to build its own.
+    """Name the data sets that this endpoint may build to the fork server. Block until this endpoint must build its own.
 
-    This does not return if they can be built once for all endpoints. Then the fork server ends this process. Later
-    calls return at once.
+    If the data sets can be built once for all endpoints, this does not return, because the fork server ends this
+    process. Later calls return at once.
 
     Args:
         channel: Socket to the fork server, which all its endpoints share.
@@ -62,8 +62,8 @@ def announce(channel: socket.socket, specs: Sequence[DatasetSpec]) -> None:
     # If the fork server has closed the other end, or this end was closed by an earlier call, this endpoint builds its
     # own.
     with channel, contextlib.suppress(OSError):
-        # The arguments have at most 64 KiB, and those of eight further data sets 4 KiB each. So the packet is shorter
-        # than the 208 KiB that the kernel allows.
+        # The arguments of the data set have at most 64 KiB. Those of up to eight further data sets have at most 4 KiB
+        # each. So the packet is shorter than the 208 KiB that the kernel allows.
         channel.send(json.dumps({"datasets": [[spec.name, spec.arguments_json] for spec in specs]}).encode())
-        # The fork server never sends anything. This ends when the fork server has closed its end.
+        # The fork server never sends anything. `recv` returns when the fork server has closed its end.
         channel.recv(1)

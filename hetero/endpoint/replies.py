@@ -1,9 +1,9 @@
 """The answer to one request. The connection's thread sends it, or another thread does so later.
 
-A connection's thread that waits for a batch is woken twice: when the batch is ready, and when the next request arrives.
-Therefore the thread that computed a small batch sends it, and a batch of up to 2 MiB that was ready. With ready batches
-of 1 MB this doubled the rate. Meanwhile the connection's thread waits for the next request, and notices if the reader
-leaves.
+If a connection's thread waits for a batch, it is woken twice: when the batch is ready, and when the next request
+arrives. Therefore the compute thread sends a batch itself if the batch is small, or if it has up to 2 MiB and took
+almost no time to compute. For such batches of 1 MB this doubled the rate. Meanwhile the connection's thread waits for
+the next request, and notices if the reader leaves.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ class Reply:
         self._spoil = spoil
         self._lock = threading.Lock()
         self._is_ended = False
-        # An event, but cheaper: locked until the request has ended.
+        # This lock is held until the request has ended. It is cheaper than an event.
         self._ended = threading.Lock()
         self._ended.acquire()
         self._sender: threading.Thread | None = None
         self._cancel: Callable[[], object] | None = None
 
     def has_left(self) -> bool:
-        """Return whether the reader has left. Does not block. Not for a thread that got `LATER`."""
+        """Return whether the reader has left. Does not block. Do not call this after `LATER` was returned."""
         return self._connection.is_ended()
 
     def if_given_up(self, cancel: Callable[[], object]) -> None:
         """Call ``cancel`` if the reader leaves before the answer is ready for `send`."""
         with self._lock:
-            # Otherwise this would keep the batch in memory.
+            # After the end, `cancel` is not kept, because it would keep the batch in memory.
             if not self._is_ended:
                 self._cancel = cancel
 
@@ -119,7 +119,7 @@ class Reply:
             except Exception as error:  # noqa: BLE001 - also if the host runs out of threads
                 logger.debug("a connection failed: %s", error)
                 self._sender, is_batch = None, False
-                # Its thread notices this, and closes it.
+                # The connection's thread notices the shutdown, and closes the connection.
                 self._connection.shut_down()
             self._end(is_batch=is_batch)
 
@@ -150,6 +150,7 @@ class Reply:
         return (answer.message, answer.payload, False) if spoilt is None else (*spoilt, True)
 
     def _send_rest(self, send_rest: Callable[[], None], is_batch: bool) -> None:
+        """Send the part of an answer that the kernel did not take at once, and end the reply. Runs in a new thread."""
         try:
             send_rest()
         except Exception as error:  # noqa: BLE001 - the connection's thread closes it
@@ -160,7 +161,8 @@ class Reply:
         self._end(is_batch=is_batch)
 
     def _end(self, *, is_batch: bool) -> None:
-        # The connection's thread keeps the reply while it waits for the next request. It must not keep the batch too.
+        # The connection's thread keeps the reply while it waits for the next request. So drop `_cancel`, which keeps
+        # the batch in memory.
         self._is_ended, self._cancel = True, None
         self._on_end(is_batch)
         self._ended.release()

@@ -55,7 +55,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
     sys.modules[SCRIPT_MODULE] = module
     set_script_module(SCRIPT_MODULE)
     try:
-        # This saves a tenth of the import's time.
+        # An import without garbage collection takes a tenth less time.
         with no_garbage_collection():
             if is_module:
                 join_package(module, script)
@@ -68,7 +68,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
             explanation=f"raised while {host} imported it: {text}{_advice(error)}",
             last_lines=_user_lines(error, path),
         )
-        # It keeps its own exit code.
+        # A `ConfigError` of the script stays a `ConfigError`, which has its own exit code.
         if isinstance(error, ConfigError):
             raise ConfigError(str(failure)) from error
         raise ChildFailedError(failure) from error
@@ -84,7 +84,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
 
 def _advice(error: BaseException) -> str:
     """Return advice on a separate line, or an empty text if the error itself says what is wrong."""
-    # Every error came with the advice about __main__ once, also a missing package.
+    # These errors themselves say what is wrong, so the advice about ``__main__`` would mislead.
     if isinstance(error, (SyntaxError, ConfigError)):
         return ""
     return f"\n  {_ADVICE_IMPORTS if isinstance(error, ImportError) else _ADVICE}"

@@ -1,8 +1,8 @@
 """Answers the readers of an endpoint: Prepare and Attend over gRPC, batches over separate connections.
 
 Handler threads parse requests. Only `Compute` runs the user's code. A handler thread waits for a large batch and sends
-it, while `Compute` computes the next. It checks every half second whether the caller has left, and then stops waiting.
-The compute thread sends a small batch itself: see `hetero.endpoint.replies`.
+it while `Compute` computes the next batch. Every half second, the handler thread checks whether the caller has left,
+and then stops waiting. The compute thread sends a small batch itself: see `hetero.endpoint.replies`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DATA_POLICIES: Mapping[str, Policy] = {
 MAX_DATASETS = 64
 """Largest number of data sets that one endpoint keeps."""
 
-# Runs before all batches, because the priority of a batch is its step, from 0.
+# Priority of building a data set. It runs before all batches, because the priority of a batch is its step, from 0.
 _FIRST = -1
 _Message = TypeVar("_Message", bound=Message)
 
@@ -85,7 +85,8 @@ class DataServicer:
         on_build: Called on a compute thread, with False when the build of a data set begins and True when it has ended.
         prebuilt: Data sets that were built before this process was forked.
         announce: Called on a compute thread before the first build, with the data sets that other endpoints may share.
-            It returns if this process has to build its own, see `hetero.endpoint.prebuilt.announce`. None: it has to.
+            It returns if this process has to build the data sets itself, see `hetero.endpoint.prebuilt.announce`. None:
+            this process has to.
         connect: Opens a link to an endpoint of a host that keeps samples. None: this endpoint asks no other one.
 
     Raises:
@@ -145,6 +146,7 @@ class DataServicer:
     # Prepare, Attend
 
     def _prepare(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """Handle a Prepare call: build the data set and return its description, or a failure of the user's code."""
         with self._failures.as_statuses(context, self._faults["Prepare"]):
             request = _parse(pb.PrepareRequest, data)
             try:
@@ -168,7 +170,8 @@ class DataServicer:
             served = self._served.get(spec)
             if served is None:
                 if len(self._served) >= MAX_DATASETS:
-                    # A failed build, and not BUSY: readers asked a busy endpoint again until their patience ended.
+                    # Report a failed build, and not `Fault.BUSY`, because a reader would ask a busy endpoint again
+                    # until its timeout.
                     raise dataset_error(
                         f"this endpoint already holds {MAX_DATASETS} data sets, because each choice of arguments makes "
                         "another one; register one data set with all samples, and choose among them with a sampler",
@@ -183,7 +186,9 @@ class DataServicer:
             return served.build
 
     def _build(self, spec: DatasetSpec, named: Sequence[DatasetSpec], served: _Served, _task: Task) -> bytes:
-        # Before the build is reported, because this process may end here, and its successor reports its own builds.
+        """Build and describe a data set. Return the answer to Prepare. Runs on a compute thread."""
+        # Announce the data sets before the build is reported. The fork server may end this process in `_announce`, and
+        # the process that replaces it reports its own builds.
         if self._announce is not None:
             self._announce([each for each in named if is_shareable(each)])
         begin_s = time.monotonic()
@@ -198,7 +203,7 @@ class DataServicer:
             served.built = built
         except BaseException as error:
             with self._lock:
-                # The next Prepare tries again, because a mount may have been late.
+                # Forget the failed build, so that the next Prepare tries again. A mount may have been late.
                 del self._served[spec]
             if isinstance(error, DatasetError):
                 raise
@@ -222,17 +227,18 @@ class DataServicer:
         return served, served.built
 
     def _attend(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Handle an Attend call: give the reader a session token that is valid until the call ends."""
         with self._failures.as_statuses(context, self._faults["Attend"]):
             _parse(pb.AttendRequest, data)
             session_token = self.delivery.admit()
             try:
                 ended = threading.Event()
-                # The caller has left already, and gRPC will not call back.
+                # If this returns False, the caller has left already, and gRPC will not call back.
                 if not context.add_callback(ended.set):
                     return
                 yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()
-                # Until the grace has passed, and not only until the drain begins: the end of this call closes the
-                # reader's connections.
+                # The end of this call closes the reader's connections. So stay until the grace period is over, and not
+                # only until the drain begins.
                 while not ended.wait(POLL_S) and not self.delivery.is_stopped:
                     pass
             finally:
@@ -245,6 +251,7 @@ class DataServicer:
         return self._failures.answered(data, lambda: self._fetch(data, reply))
 
     def _fetch(self, data: bytes, reply: Reply) -> framing.EncodedBatch | Later | None:
+        """Return the requested batch, `LATER` if the compute thread will send it, or None if the reader has left."""
         message = requests.parse_request(data)
         request = requests.from_proto(message, self._limits)
         served, built = self._find(request.spec)
@@ -273,15 +280,15 @@ class DataServicer:
             finally:  # if memory for an answer is lacking, the connection ends
                 reply.send(answer)
 
-        # No thread waits for the batch, so the reply learns how to cancel it.
+        # No thread waits for the batch, so the reply must be able to cancel the task if the reader leaves.
         reply.if_given_up(self._submit(wanted, wanted.compute, on_finish=send).cancel)
         return LATER
 
     def _gather(self, wanted: RequestedBatch, gathering: Gathering, reply: Reply) -> framing.EncodedBatch | None:
         """Answer a request whose samples other hosts keep."""
         with gathering:
-            # On this thread, because compute threads that waited for each other would compute everything twice at the
-            # start of a pass.
+            # Wait on this thread and not on the compute thread. Compute threads of several endpoints would wait for
+            # each other, and at the start of a pass they would compute everything twice.
             while not gathering.wait(is_busy=self._compute.num_queued > 0):
                 if reply.has_left():
                     return None

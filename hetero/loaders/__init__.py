@@ -2,8 +2,8 @@
 
 sampling.py         the loader's own order: which samples make batch k of an epoch on a rank
 parts.py            the part of a data set that a canary run uses
-state.py            its position: epochs, batches delivered, and both as a checkpoint
-prefetching.py      the requests of a pass, and after them those of the next epochs
+state.py            a loader's position: epochs, batches delivered, and both as a checkpoint
+prefetching.py      the requests of a pass, and then the requests of the next epochs
 pipeline.py         options of one loader, and its data set, order, position and requests
 measuring/          times the steps of a loader, and profiles it
 kept_batches.py     the batches that the profiler repeats

@@ -23,7 +23,7 @@ __all__ = [
 
 
 def check_not_importing() -> None:
-    """Reject a request for batches while the script is only imported. Data hosts and loader processes must not train.
+    """Reject a request for batches while the script is only imported, because data hosts must not train.
 
     Raises:
         ConfigError: If the script is only being imported. The message names the line of the script that trains.
@@ -47,7 +47,8 @@ def check_not_child_of_rank() -> None:
     Raises:
         ConfigError: If this is such a process.
     """
-    # A PyTorch loader asks this at its first batch, because torch's workers may import a script that makes loaders.
+    # A PyTorch loader calls this only at its first batch, because torch's workers may import a script that makes
+    # loaders.
     if control.is_child_of_rank():
         raise ConfigError(
             "a process that a rank has started requests batches, but only ranks get batches from data hosts\n"
@@ -75,7 +76,8 @@ def check_prefetch_factor(prefetch_factor: int | None) -> None:
     Raises:
         ConfigError: If it is neither None nor an integer of at least 1.
     """
-    # A job with data hosts ended over prefetch_factor=0 after everything had started, and a local run worked.
+    # Check this in local runs too. With prefetch_factor=0 a local run worked, but a job with data hosts failed after
+    # everything had started.
     if prefetch_factor is not None and (type(prefetch_factor) is not int or prefetch_factor < 1):
         raise ConfigError(f"prefetch_factor is {prefetch_factor!r}, expected an integer of at least 1")
 

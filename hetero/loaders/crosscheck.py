@@ -2,7 +2,7 @@
 
 Data hosts only import the script, so changes that ``main()`` makes are missing there. At the beginning of a pass, the
 globals that the data set's code reads are compared (`hetero.batches.purity.globals`). If this process can build the
-data set, it also computes and compares the batches of the purity check, which are the loader's first ones.
+data set, it also computes and compares the batches of the purity check, which are the loader's first batches.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from hetero.system.process import thread_limits
 __all__ = ["CheckedReader"]
 
 MAX_COMPARE_S = 20.0
-"""Seconds that training may wait for a comparison. Ranks do not build a data set that took an endpoint longer."""
+"""Seconds that training may wait for a comparison. If an endpoint needed longer to build the data set, ranks do not
+build it."""
 LATER_SHARE = 0.005
-"""Share of the time that the comparison of later batches may take. A file or a library's setting may change at any time
-(tests/torch/test_crosscheck.py)."""
+"""Share of the time that the comparison of later batches may take. Later batches are compared because a file or a
+library's setting may change at any time (tests/torch/test_crosscheck.py)."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class CheckedReader(Iterator[Any]):
         compares_globals: Whether to compare the globals that the data set's code reads.
         compares_batches: Whether to compute the batches of the purity check in this process too. This uses the
             process's global generators, so it is unsafe while other threads draw from them.
-        compares_later: Whether to go on with a batch from time to time.
+        compares_later: Whether to compare a later batch from time to time too.
 
     Raises:
         DatasetMismatchError: If a global that the data set's code reads has another value on an endpoint.
@@ -78,7 +79,8 @@ class CheckedReader(Iterator[Any]):
         self._own = _OwnDataset(compares_later=compares_later) if compares_batches else None
         self._epoch: int | None = None  # of the last batch
         self._reader = reader
-        # Endpoints have described the data set already if its length was requested.
+        # If the script has requested the length, endpoints have already described the data set, and the globals can be
+        # compared now.
         self._compare_or_close()
 
     def __next__(self) -> Any:
@@ -92,7 +94,7 @@ class CheckedReader(Iterator[Any]):
             batch = next(self._reader)
         except DatasetError:
             if self._is_first():
-                # The cause may be a global that differs on data hosts, where it may be None.
+                # The cause may be a global that has another value on data hosts, for example None. Then report that.
                 self._compare_or_close()
             raise
         request = self._reader.request
@@ -108,7 +110,7 @@ class CheckedReader(Iterator[Any]):
             if is_first:
                 self._check_globals()
             if is_compared and self._own is not None:
-                # Changes by the data set's own code, such as a counter, do not count.
+                # Changes that the data set's own code makes to globals, such as a counter, do not count as differences.
                 with _globals_reader(request.spec).running():
                     self._own.compare(self._fleet, self._dataset(request.spec), request, batch)
         except BaseException:
@@ -128,7 +130,7 @@ class CheckedReader(Iterator[Any]):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether it may stay open between two passes."""
+        """Whether the reader may stay open between two passes."""
         return True
 
     def close(self) -> None:
@@ -161,7 +163,7 @@ class CheckedReader(Iterator[Any]):
         dataset = self._dataset(spec)
         with self._fleet.lock:
             descriptions = dict(dataset.descriptions)
-        # Nothing to compare, so the code of the data set need not be searched.
+        # If no endpoint reported globals, the code of the data set need not be searched for them.
         if not any(description.globals for description in descriptions.values()):
             return
         reader = _globals_reader(spec)
@@ -178,21 +180,21 @@ class _OwnDataset:
         self._compares_later = compares_later
 
     def is_due(self, spec: DatasetSpec) -> bool:
-        """Return whether a batch is to be compared that is not one of the first."""
+        """Return whether it is time to compare a batch after the loader's first batches."""
         return self._compares_later and time.monotonic() >= _due_s.get(spec, math.inf)
 
     def release(self) -> None:
-        """Free the built data set. It is built anew for a later batch."""
+        """Free the built data set. To compare a later batch, it is built anew."""
         self._built = None
 
     def compare(self, fleet: Fleet, dataset: ServedDataset, request: BatchRequest, batch: Any) -> None:
         """Compute a batch in this process too, and compare it with the delivered one.
 
         Raises:
-            DatasetMismatchError: If it differs from the batch that an endpoint delivered.
+            DatasetMismatchError: If the two batches differ.
         """
         spec = request.spec
-        # With "skip", one host may skip samples that another one has.
+        # With "skip", one host may skip samples that another host has.
         if spec in _skipped or request.on_sample_error != "raise":
             return
         # Compute the batch, unless there is a reason not to.
@@ -203,7 +205,7 @@ class _OwnDataset:
                 own = None if reason else self._fetch(request, begin_s + MAX_COMPARE_S)
                 environment = describe_environment()
             if not reason:
-                # Encoded and decoded, because a batch from an endpoint has the types after that.
+                # Encode and decode the batch, because a batch from an endpoint has the types that this gives.
                 own = unflatten(*flatten(own, fleet.limits))
         except Cancelled:
             reason = f"computing one takes longer than {MAX_COMPARE_S:g} s"
@@ -219,7 +221,8 @@ class _OwnDataset:
             return
         # Compare. If something other than the script may have caused a difference, only log it.
         difference = compare(batch, own)
-        # Rounding ended jobs whose rank let NumPy's libraries use several threads.
+        # Ignore differences by rounding if NumPy's libraries may use several threads here. Without this, such jobs
+        # ended.
         if difference is None or (_computes_with_threads() and _is_rounding(batch, own)):
             return
         where = f"epoch {epoch_text(request.epoch)}, position {request.position}: {difference}"
@@ -254,25 +257,26 @@ class _OwnDataset:
         expected = dataset.reference
         if expected is not None and built.num_samples != expected.num_samples:
             return f"it has {built.num_samples} samples here and {expected.num_samples} there"
-        # Set worker info as on endpoints, but do not call worker_init_fn, because it may change this process.
+        # Set worker info as on endpoints, but do not call worker_init_fn, because that function may change this
+        # process.
         built.num_workers = 1
         self._built = built
         return ""
 
     def _fetch(self, request: BatchRequest, deadline_s: float) -> Any:
         assert self._built is not None
-        # A kept sample would hide that its file is another one here.
+        # Load all samples anew, because a sample from the cache would hide that its file differs here.
         with self._built.loading_anew():
             return fetch(
                 self._built,
-                # verify makes an endpoint compute the batch twice, which is not needed here.
+                # With verify, the batch would be computed twice, which is not needed here.
                 dataclasses.replace(request, verify=False),
                 cancelled=lambda: time.monotonic() > deadline_s,
             )
 
 
 def _find_doubt(dataset: ServedDataset, spec: DatasetSpec, environment: dict[str, str]) -> str:
-    """Return a reason, unrelated to the script, why batches may differ. Empty if no reason is found."""
+    """Return a reason why batches may differ although the script is right. Empty if no reason is found."""
     for endpoint, description in sorted(dict(dataset.descriptions).items()):
         for name in sorted(environment.keys() & description.environment.keys()):
             here, there = environment[name], description.environment[name]
@@ -313,6 +317,6 @@ def _globals_reader(spec: DatasetSpec) -> GlobalsReader:
     factory = get_factory(spec.name)
     known = _readers.get(spec.name)
     if known is None or known[0] is not factory:
-        # One for each factory: to walk through the code of a small script took 13 ms.
+        # Keep one reader for each factory, because searching the code of a small script takes 13 ms.
         known = _readers[spec.name] = factory, GlobalsReader(factory)
     return known[1]

@@ -22,7 +22,7 @@ _NUM_PREFETCHED = 2
 
 
 class KeptBatches:
-    """The first batches of a loader, up to 8. Thread-safe, except for `keep`.
+    """The first batches of a loader, at most 8. Thread-safe, except for `keep`.
 
     Args:
         copy: Returns a batch that shares no memory with the given one.
@@ -51,7 +51,7 @@ class KeptBatches:
         return self._cpu_s
 
     def keep(self, batch: Any) -> None:
-        """Keep a copy of a batch, unless there are enough already."""
+        """Keep a copy of a batch, unless enough batches are kept already."""
         nbytes = self._nbytes_of(batch)
         if len(self._batches) >= MAX_KEPT or (self._batches and self._nbytes + nbytes > self._max_bytes):
             return
@@ -70,6 +70,7 @@ class KeptBatches:
         return self._copy(batch)
 
     def _prefetched(self, copies: Iterator[Any]) -> Iterator[Any]:
+        """Yield the copies. A thread makes them before the script asks for them."""
         ready: queue.Queue[Any] = queue.Queue(_NUM_PREFETCHED)
 
         def copy() -> None:

@@ -23,7 +23,7 @@ __all__ = ["LocalEndpoints", "local_endpoints", "script_path"]
 _HOST = "local"
 _ADDRESS = "127.0.0.1"
 _START_TIMEOUT_S = Timings().start_timeout_s
-"""Seconds until all endpoints must be ready. Each imports the script, and all that it imports, such as TensorFlow."""
+"""Seconds until all endpoints must be ready. Each endpoint imports the script and its libraries, such as TensorFlow."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _started: dict[tuple[int, int], LocalEndpoints] = {}
 class LocalEndpoints:
     """Endpoints that end with this process. The constructor blocks until they are ready.
 
-    Only this process knows their token. They are new processes that import the script, instead of forks of this
+    Only this process knows their token. The endpoints are new processes that import the script, and not forks of this
     process, because TensorFlow's threads do not survive a fork.
 
     Args:
@@ -47,7 +47,7 @@ class LocalEndpoints:
     """
 
     def __init__(self, num_endpoints: int) -> None:
-        # First, because this may raise, and the descriptor of the token below would stay open.
+        # Find the script first. This may raise, and later the descriptor of the token would stay open.
         script = script_path()
         token = Token.generate()
         self._descriptor, token_path = token_memfd(token)
@@ -76,7 +76,7 @@ class LocalEndpoints:
         self._pool.start()
         atexit.register(self.close)
         try:
-            # A script that imports for minutes was once waited for without a line in the log.
+            # Wait in two parts, to log a line if the import of the script takes minutes.
             is_ready = self._pool.wait_ready(LOG_INTERVAL_S)
             if not is_ready:
                 logger.warning("waiting for %d processes that import %s", num_endpoints, script)
@@ -104,7 +104,7 @@ class LocalEndpoints:
         return self._pool.pids
 
     def check(self) -> None:
-        """Raise the failure that prevents further batches, if there is one. Call this while waiting for one.
+        """Raise the failure that prevents further batches, if there is one. Call this while waiting for a batch.
 
         Raises:
             HeteroError: If endpoints ended too often to be started again.
@@ -126,8 +126,8 @@ class LocalEndpoints:
 
 
 def local_endpoints(num_endpoints: int) -> LocalEndpoints:
-    """Return this process's endpoints, started on first use. Data sets that need the same number share them."""
-    # A forked process needs other endpoints, because it is not the parent of these.
+    """Return this process's endpoints, started on first use. Data sets with the same number of endpoints share them."""
+    # A forked process needs endpoints of its own, because it is not the parent of these.
     key = (os.getpid(), num_endpoints)
     with _lock:
         if key not in _started:

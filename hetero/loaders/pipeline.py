@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 _OBJECT_SPEC = DatasetSpec("object")  # takes the place of the spec if the data set is an object
 _MAX_PLANNED = 10_000
-"""Batches that are planned to find the last one, because a sampler may be endless (tests/script_check)."""
+"""Largest number of batches that are planned to find the last one. A limit is needed because a sampler may be endless
+(tests/script_check)."""
 _num_verified: dict[tuple[str, str, str], int] = {}  # purity checks in this process, by kind of loader
 
 
@@ -63,11 +64,11 @@ class LoaderOptions:
     name: str | None = None
     """Name in reports. None for the data set's name."""
     order: str = "hetero"
-    """Permutation of a shuffled epoch: ``hetero``, or ``torch`` for that of torch's samplers."""
+    """Permutation of a shuffled epoch: ``hetero``, or ``torch`` for the permutation of torch's samplers."""
     requests_next_epoch: bool = True
     """Whether the first batches of the next epoch may be requested before the script asks for that epoch."""
     shard: Shard | None = None
-    """Rank and world size that split an epoch. None for those of the framework's process group."""
+    """Rank and world size that split an epoch. None for the values of the framework's process group."""
 
 
 class LoaderPipeline(LoaderTiming):
@@ -93,7 +94,7 @@ class LoaderPipeline(LoaderTiming):
         self.subject = subject
         self.options = options
         self.kind = self.name, self.dataset_name, self.arguments_digest
-        """What loaders have in common that the script makes one after the other, for example one in each epoch."""
+        """Key that is equal for loaders that the script makes one after the other, for example one in each epoch."""
         self.skips = SkipLog(self.name, dataset, max_skips=options.max_skips)
         self.traffic = Traffic(options.compression)
         """Counts the bytes of batches from endpoints."""
@@ -103,7 +104,7 @@ class LoaderPipeline(LoaderTiming):
         self.audited_as: LoaderFacts | None = None
         """Facts that identify this loader in the ledger. Made with the first entry."""
         self.extent = Extent()
-        """Counts the passes, and says how much of the data set they use."""
+        """Counts the passes, and records how much of the data set they use."""
         self._part = part_of()
         self._num_requests = 0
         self._has_reported_empty = False
@@ -131,12 +132,12 @@ class LoaderPipeline(LoaderTiming):
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the requests of a pass are followed by those of the next epoch, unless this is a profile run."""
+        """Whether the requests of the next epoch follow those of a pass, unless this is a profile run."""
         return self.options.requests_next_epoch
 
     @property
     def requests_ahead(self) -> bool:
-        """Whether a job with data hosts requests the first batches of an epoch while the one before it ends."""
+        """Whether a job with data hosts requests the first batches of an epoch while the epoch before it ends."""
         return self.options.requests_next_epoch and self.has_own_order and isinstance(self.subject, DatasetSpec)
 
     def dataset_samples(self) -> int:
@@ -145,7 +146,7 @@ class LoaderPipeline(LoaderTiming):
 
     def num_samples(self) -> int:
         """Return the samples of an epoch over all ranks: the length of the data set, or less in a canary run."""
-        # A script may catch the user's exception around len(loader) as around the loop.
+        # Raise the user's exception type, because a script may catch it around len(loader), as around the loop.
         with raising_user_types():
             self.extent.dataset_samples = whole = self.dataset_samples()
         self.extent.pass_samples = used = whole if self._part is None else self._part.num_samples(whole)
@@ -164,7 +165,7 @@ class LoaderPipeline(LoaderTiming):
 
     @property
     def permute(self) -> Permute | None:
-        """Function that draws the permutation of an epoch. None for hetero's own."""
+        """Function that draws the permutation of an epoch. None for hetero's own function."""
         return None
 
     def order(self) -> BuiltInOrder:
@@ -191,7 +192,7 @@ class LoaderPipeline(LoaderTiming):
     def _report_empty(self) -> None:
         subject = self.subject if isinstance(self.subject, DatasetSpec) else type(self.subject).__name__
         what = f"data set {subject} has no samples"
-        # A job that trained on nothing ended with exit code 0. torch raises here too.
+        # An error, because a job that trained on nothing ended with exit code 0. torch raises here too.
         if self.options.shuffle:
             raise ConfigError(
                 f"{what}\n  Check that its folder exists and is not empty, on this host and on data hosts."
@@ -211,9 +212,9 @@ class LoaderPipeline(LoaderTiming):
         return sys.maxsize if session is None else session.options.max_pass_batches or sys.maxsize
 
     def shortened(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
-        """Return the batches of a pass, not more than `max_pass_batches`: the first ones, and the last one.
+        """Return at most `max_pass_batches` batches of a pass: the first batches, and the last one.
 
-        A data set that must be read in order works for the first ones alone.
+        The last batch is included because a data set that must be read in order works for the first batches.
         """
         return planned if self.max_pass_batches == sys.maxsize else _some_of(planned, self.max_pass_batches)
 
@@ -229,7 +230,7 @@ class LoaderPipeline(LoaderTiming):
         return start.batches >= self.num_global_batches(start)
 
     def is_over(self, start: Start) -> bool:
-        """Return whether an epoch is over. Return True also if the loader cannot know."""
+        """Return whether an epoch is over. Return True also if this is not known."""
         return self.is_through(start)
 
     def warn_of_rest(self, resumed: Start | None) -> None:
@@ -291,16 +292,16 @@ class LoaderPipeline(LoaderTiming):
             collate=self.collate,
             contiguous=self.has_workers,
             step=self._num_requests,
-            # A batch that may be discarded must not use up one of the few checks.
+            # The number of purity checks is limited, and a prefetched batch may be discarded. So do not check it.
             verify=(not is_prefetch or is_checked()) and self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
         )
 
     def _wants_purity_check(self) -> bool:
-        """Return whether the next request is one of this loader's first, which are computed twice.
+        """Return whether the next request is one of this loader's first requests. Their batches are computed twice.
 
-        If the script makes a new loader of the same kind for every epoch, all of them count as one.
+        If the script makes a new loader of the same kind for every epoch, all these loaders count as one.
         """
         session = control.current()
         if session is None or session.rank != 0:
@@ -321,7 +322,7 @@ class LoaderPipeline(LoaderTiming):
 
 def _some_of(planned: Iterator[PlannedBatch], limit: int) -> Iterator[PlannedBatch]:
     yield from itertools.islice(planned, limit - 1)
-    # The last batch of a pass may be smaller than all others.
+    # Add the last batch of the pass, because it may be smaller than all others.
     yield from deque(itertools.islice(planned, _MAX_PLANNED), maxlen=1)
 
 
@@ -331,7 +332,7 @@ def _check_batch_size(batch_size: int) -> None:
     if batch_size > limits.max_indices:
         if is_remote():
             raise ConfigError(too_many_samples(batch_size, limits))
-        # A local run works, but the first job with data hosts would reject the loader.
+        # The local run works, but a job with data hosts would reject the loader.
         logger.warning("%s", too_many_samples(batch_size, limits))
 
 
@@ -360,7 +361,7 @@ def is_checked() -> bool:
 
 
 def answer_lengths() -> None:
-    """Make endpoints answer ``len(spec)``, so this host does not need the data."""
+    """Make endpoints answer ``len(spec)`` from now on, so that this host does not need the data."""
     from hetero.loaders import remote
 
     set_describer(remote.num_samples)

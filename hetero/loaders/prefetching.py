@@ -37,7 +37,7 @@ class Batches(Protocol):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether it may stay open between two passes."""
+        """Whether this object may stay open between two passes."""
 
     def __next__(self) -> Any:
         """Return the next batch. Block until it has arrived."""
@@ -61,7 +61,7 @@ class RequestingPipeline(Protocol):
         """Yield the batches of a lane, see `RequestedEpoch`, from a start on."""
 
     def request(self, planned: PlannedBatch, epoch: int, *, is_prefetch: bool = False) -> BatchRequest:
-        """Return the request for a planned batch. ``is_prefetch``: of an epoch that the script has not asked for."""
+        """Return the request for a planned batch. ``is_prefetch``: whether the script has not asked for its epoch."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class RequestedEpoch:
     start: Start
     shard: Shard
     lane: tuple[int, ...] = ()
-    """Which of the batches are requested, for a tool that takes every n-th. Empty: all."""
+    """Key of the batches that are requested, for a tool that takes every n-th batch. Empty: all batches."""
     num_requested: int = 0
     num_passed: int = 0
     """Batches that were delivered or have raised."""
@@ -80,10 +80,10 @@ class RequestedEpoch:
 
 
 class EpochRequests(Iterator[BatchRequest]):
-    """The requests of a pass, and after them those of the following epochs, without end.
+    """The requests of a pass, and then the requests of the following epochs, without end.
 
-    It refers to the pipeline weakly, because the pipeline keeps the reader of these requests between two passes. A
-    loader that the script drops is then freed at once. The requests end with it.
+    This object has only a weak reference to the pipeline, because the pipeline keeps the reader of these requests
+    between two passes. Therefore a loader that the script drops is freed at once. Then the requests end.
 
     Args:
         pipeline: Plans the epochs.
@@ -138,8 +138,8 @@ class EpochRequests(Iterator[BatchRequest]):
         self.in_flight.append(request)
         self._planned_in_flight.append(planned)
         self._extent.num_requested += 1
-        # A canary whose passes had 2 to 6 batches, and 8 in flight, forecast 81 s for a job of 240 s. Such
-        # a canary is refused.
+        # `hetero canary` refuses runs whose passes are too short for the number of batches in flight. With passes of 2
+        # to 6 batches, and 8 in flight, a canary forecast 81 s for a job of 240 s.
         self._extent.max_in_flight = max(self._extent.max_in_flight, len(self.in_flight))
         if self._goes_on:
             self._plan_next()
@@ -160,7 +160,8 @@ class EpochRequests(Iterator[BatchRequest]):
     def _begin_next(self, pipeline: RequestingPipeline) -> bool:
         """Begin to request the epoch after the last one. Return whether it has batches."""
         last = self.epochs[-1].start
-        # A script that chose this epoch, and did not take another pass in it, will choose the next one.
+        # If the script chose this epoch, and this was its first pass in the epoch, the script will probably choose the
+        # next epoch.
         following = Start(last.epoch + 1, again=0) if last.again == 0 else last.following()
         start = replace(following, num_samples=pipeline.num_samples())
         self._begin(pipeline, start, pipeline.plan_lane(start, self._lane))
@@ -175,7 +176,7 @@ class EpochRequests(Iterator[BatchRequest]):
         self._planned = planned
 
     def _plan_next(self) -> None:
-        """Plan the next batch already, to know whether the epoch has one."""
+        """Plan the next batch now, to know whether the epoch has another batch."""
         self._next = next(self._planned, None)
         self.epochs[-1].is_complete = self._next is None
 
@@ -183,7 +184,7 @@ class EpochRequests(Iterator[BatchRequest]):
 class Prefetched:
     """The batches of the next epoch that one loader keeps between two passes. Thread-safe.
 
-    What is kept at the end of the process is discarded before the modules that own its processes and threads end.
+    At the end of the process, kept batches are discarded before the modules that own their processes and threads end.
     """
 
     def __init__(self) -> None:
@@ -198,7 +199,7 @@ class Prefetched:
         self._check_process()
         if is_through and requests.epochs and batches.is_open and batches.may_be_kept:
             with self._lock:
-                # Two iterators of one loader may end their passes. Only the batches of one are kept.
+                # Two iterators of one loader may end their passes. Keep only the batches of the first one.
                 if self._kept is None:
                     self._kept = batches, requests
                     _discard_at_exit(self)
@@ -206,7 +207,7 @@ class Prefetched:
         batches.close()
 
     def take(self, start: Start, shard: Shard, lane: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
-        """Return what was kept if a pass with this start on this rank can use it. Discard it if not."""
+        """Return the kept batches if a pass with this start on this rank can use them. Discard them if not."""
         kept = self._pop()
         if kept is None:
             return None
@@ -219,7 +220,7 @@ class Prefetched:
         return None
 
     def discard(self) -> None:
-        """Close what was kept."""
+        """Close the kept batches."""
         kept = self._pop()
         if kept is not None:
             kept[0].close()
@@ -231,12 +232,12 @@ class Prefetched:
             return kept
 
     def _check_process(self) -> None:
-        """Begin anew in a forked process, and leave alone what its parent has kept."""
+        """In a forked process, begin anew, and do not touch the batches that the parent process has kept."""
         if self._pid == os.getpid():
             return
         if self._kept is not None:
             _inherited.append(self._kept)  # freeing it would end the parent's workers
-        # Another thread may have held the lock when the process forked. The child's copy would stay locked.
+        # Another thread may have held the lock when the process forked. The child's copy of the lock would stay locked.
         self._pid, self._lock, self._kept = os.getpid(), threading.Lock(), None
 
 
@@ -245,10 +246,10 @@ _at_exit: weakref.WeakSet[Prefetched] = weakref.WeakSet()
 
 
 def _discard_at_exit(prefetched: Prefetched) -> None:
-    """Discard at the end of the process what is kept then.
+    """Discard the kept batches at the end of the process.
 
-    Exit handlers run in the reverse order of their registration. This one is registered after torch's, which would
-    otherwise leave workers behind.
+    Exit handlers run in the reverse order of their registration. This handler must run before torch's, because
+    otherwise workers would be left behind. So it is registered after torch's.
     """
     if not _at_exit:
         atexit.unregister(_discard_all)

@@ -50,7 +50,7 @@ def fleet_for(session: RankSession) -> Fleet:
 
 
 def expect(spec: DatasetSpec) -> None:
-    """Note that a data set will be wanted, perhaps. Nothing is connected or sent. See `Fleet.expect`."""
+    """Record that a data set will perhaps be wanted. Nothing is connected or sent. See `Fleet.expect`."""
     with _lock:
         if _fleet is not None and _fleet[0] == os.getpid():
             _fleet[2].expect(spec)
@@ -99,8 +99,8 @@ def open_reader(
         fleet: The endpoints.
         requests: The batches to fetch. The iterator is consumed in the calling thread.
         prefetch_factor: Batches in flight per active endpoint. None for the reader's default.
-        compares_batches: Whether this process may compute batches too, to compare them. This uses its global
-            generators, so it is unsafe while other threads draw from them.
+        compares_batches: Whether this process may compute batches too, to compare them. This uses the process's global
+            generators, so it is unsafe while other threads draw from these generators.
         on_wait: See `Reader`.
         on_received: Called when a batch is delivered, with its number of bytes before compression, and with the number
             that compression saved.

@@ -28,7 +28,7 @@ class Permute(Protocol):
         """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
 
 
-# Other code that seeds from (seed, epoch) gets other numbers.
+# Mixed into the seed, so that other code that seeds from (seed, epoch) draws different numbers.
 _ORDER_TAG = int.from_bytes(b"hetero", "big")
 
 
@@ -95,7 +95,7 @@ class BuiltInOrder:
         count = self.num_global_batches(shard.world_size)
         if count and not self.drop_last and not self.padding:
             tail = self.num_samples - (count - 1) * self.batch_size * shard.world_size
-            # The last global batch may lack samples for the higher ranks.
+            # Without padding, the last global batch may lack samples for the higher ranks.
             count -= tail <= shard.rank
         return count
 
@@ -132,9 +132,10 @@ class BuiltInOrder:
     def whole_batches(self, epoch: int, world_size: int, *, start: int = 0) -> Iterator[PlannedBatch]:
         """Yield consecutive pieces of the order, as torch's ``BatchSampler`` does. Rank r owns pieces r, r + R, ...
 
-        This is for accelerate, which shards batches instead of samples. Taken in turn, the batches of its ranks are
-        then in the order of the epoch. The global batches are those of `batches`, except that with padding and several
-        ranks the last one is filled up to its full size, as accelerate does with torch's loader.
+        This is for accelerate, which shards batches instead of samples. If the batches of its ranks are taken in turn,
+        they are in the order of the epoch. The global batches are the same as those of `batches`, with one exception.
+        With padding and several ranks, the last one is filled up to its full size, as accelerate does with torch's
+        loader.
 
         Args:
             epoch: Epoch, >= 0.
@@ -168,7 +169,7 @@ class BuiltInOrder:
     def _planned(
         self, places: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None, position: int, rank: int
     ) -> PlannedBatch:
-        """Return the batch of the samples at ``places`` in the epoch's order. For padding, places past the end wrap."""
+        """Return the batch of the samples at ``places`` in the epoch's order. Places past the end wrap, for padding."""
         occurrences = None
         if places[-1] >= self.num_samples:
             # With fewer samples than ranks, the order wraps more than once.
@@ -190,7 +191,7 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray
         seed: Signed 64-bit seed.
         epoch: Epoch, >= 0.
     """
-    # SeedSequence takes no negative numbers.
+    # SeedSequence takes no negative numbers, so use the seed modulo 2**64.
     entropy = (_ORDER_TAG, seed % 2**64, epoch)
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
     return generator.permutation(num_samples).astype(np.int64, copy=False)

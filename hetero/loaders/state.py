@@ -26,7 +26,7 @@ class LoaderState:
     epoch: int
     """The epoch that is being delivered."""
     again: int | None = None
-    """Which pass of this epoch, see `Start`."""
+    """Number of this pass among the passes of its epoch, see `Start`."""
     batches: int
     """Number of global batches of this epoch that were delivered."""
     order: str = field(metadata=limits(choices=_ORDERS))
@@ -49,7 +49,8 @@ class LoaderState:
     sampler_length: int | None = None
     """Length of the user's sampler in the epoch that is being delivered. None without a length or with a state."""
     world_size: int | None = None
-    """Number of ranks when the state was taken. The length of a user's sampler may depend on it. None without one."""
+    """Number of ranks when the state was taken, because the length of a user's sampler may depend on it. None without
+    a user's sampler."""
     sampler_class: str | None = None
     """Classes of the user's sampler and of the samplers that it wraps."""
     dataset: str | None = None
@@ -57,8 +58,9 @@ class LoaderState:
     arguments: str | None = None
     """Digest of the data set's arguments."""
     completed: bool = True
-    """Whether the pass had ended when the state was taken. False also in the loop's last step. Nothing is then left of
-    the epoch, and the next pass is empty. A script that counts epochs trains the same number despite the restart."""
+    """Whether the pass had ended when the state was taken. In the loop's last step this is False, although nothing is
+    left of the epoch. The next pass is then empty, so a script that counts passes trains as many epochs as without the
+    restart."""
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, smaller than 1 KiB apart from the state of a user's sampler."""
@@ -66,7 +68,7 @@ class LoaderState:
 
     @classmethod
     def from_dict(cls, value: object) -> LoaderState:
-        """Return the state that `to_dict` was called on.
+        """Return the state from which `to_dict` made these values.
 
         Raises:
             ConfigError: If `to_dict` did not return the value.
@@ -103,7 +105,7 @@ class LoaderState:
                 raise ConfigError(f"loader state has {name} {saved}, this loader has {found}\n  {what_to_do}")
 
     def doubts(self, here: LoaderState) -> list[str]:
-        """Return in words what differs, but cannot be told from a change that the user wants.
+        """Return texts about differences that may be mistakes, or changes that the user wants.
 
         Args:
             here: As for `check_fits`.
@@ -119,7 +121,8 @@ class LoaderState:
 
 
 def _check_epoch(epoch: object) -> None:
-    # Epoch 2**32 had the order and the draws of the second pass of epoch 0.
+    # Numbers of passes have 32 bits for the epoch (`hetero.epochs`). Epoch 2**32 had the order and the draws of the
+    # second pass of epoch 0.
     if type(epoch) is not int or not 0 <= epoch < MAX_EPOCHS:
         raise ConfigError(f"epoch is {epoch!r}, expected an integer of at least 0 and less than 2**32")
 
@@ -151,8 +154,8 @@ class Start:
     world_size: int | None = None
     """Number of ranks when the state was taken. Set only for a loaded state."""
     again: int | None = None
-    """How many passes have begun since `Progress.set_epoch` chose this epoch. None if no epoch was chosen, and passes
-    count the epochs."""
+    """How many passes had begun since `Progress.set_epoch` chose this epoch. None if no epoch was chosen. Then each
+    pass is the next epoch."""
 
     @property
     def number(self) -> int:
@@ -163,8 +166,8 @@ class Start:
     def is_finished(self) -> bool:
         """Whether a loaded state is at the end of a pass over a user's sampler, whatever the sampler's length is now.
 
-        False if the sampler has a state, which must be loaded first. States of the first versions, which have no
-        ``world_size``, do not tell whether the pass had ended.
+        False if the sampler has a state, because the state must be loaded first. False also for a state of the first
+        versions of hetero, which has no ``world_size``, because it does not contain whether the pass had ended.
         """
         return self.completed and self.batches > 0 and self.sampler is None and self.world_size is not None
 
@@ -191,9 +194,10 @@ class Progress:
     - The first pass is epoch 0. Each later pass is the next epoch, whether the pass before was completed or left early.
       A pass begins with its first batch. An iterator whose first batch was never requested does not count.
     - `set_epoch` chooses the epoch of the next pass, which starts at its beginning. Later passes are further passes of
-      this epoch, with another order and other draws, until `set_epoch` chooses again. A script that takes two passes in
-      each epoch would otherwise get the second one of an epoch again as the first one of the next. With ``counts_on``
-      they are the following epochs instead, because Keras's ``fit`` takes many epochs after one call.
+      this epoch, with another order and other draws, until `set_epoch` chooses again. If they were the following
+      epochs, a script with two passes in each epoch would get the same batches in the second pass of an epoch and in
+      the first pass of the next. With ``counts_on``, later passes are the following epochs, because Keras's ``fit``
+      takes many epochs after one call.
     - `resume` makes the next pass continue where the state was taken. If nothing is left of that epoch, the pass is the
       next epoch. The pass is empty instead if the state was taken in the loop's last step, before the pass ended, or if
       `set_epoch` names the finished epoch.
@@ -227,7 +231,8 @@ class Progress:
             ConfigError: If ``epoch`` is not an integer of at least 0 and less than 2**32.
         """
         _check_epoch(epoch)
-        # The loader itself warns of the next epoch, because it knows whether anything is left of this one.
+        # If ``epoch`` is the next epoch, the loader itself warns, because it knows whether anything is left of this
+        # one.
         if self._resume is not None and epoch not in (self._resume.epoch, self._resume.epoch + 1):
             logger.warning("set_epoch(%d) discards the loaded state, which is at epoch %d", epoch, self._resume.epoch)
         self._tool_offset = 0
@@ -236,8 +241,8 @@ class Progress:
     def set_epoch_by_tool(self, epoch: int) -> None:
         """Set the epoch of the next pass for a tool that counts epochs itself.
 
-        accelerate and Fabric count from 0 in every process. If their first number after `resume` is 0, it means the
-        epoch of the state. Later numbers count from there.
+        accelerate and Fabric count from 0 in every process. If their first number after `resume` is 0, this 0 means the
+        epoch of the state. Later numbers then count from that epoch.
         """
         if self._resume is not None and self._named is None and epoch == 0:
             self._tool_offset = self._resume.epoch
@@ -279,7 +284,7 @@ class Progress:
         return self._epoch is not None and not (self._completed or self._has_left or self.is_between_passes)
 
     def leave(self) -> None:
-        """Record that another pass is about to begin, whether the latest one has ended or not."""
+        """Record that another pass is about to begin. The latest pass may have ended or not."""
         self._has_left = True
 
     @property
@@ -350,7 +355,7 @@ class Progress:
         """Return where a state taken now must resume: in the latest pass, or at a start that a later call chose.
 
         Args:
-            num_trained: How many batches of the latest pass the script has trained on. None: all that were delivered.
+            num_trained: Batches of the latest pass that the script has trained on. None: all delivered batches.
 
         Raises:
             ConfigError: If the pass has not delivered so many batches.
@@ -361,7 +366,7 @@ class Progress:
             return self.next_start()
         num_delivered = self._batches - self._first
         found = num_delivered if num_trained is None else num_trained
-        # A count from NumPy is an integer too. np.int64(1) was rejected once.
+        # Accept integers of NumPy too, such as np.int64(1).
         num_trained = operator.index(found) if hasattr(found, "__index__") and not isinstance(found, bool) else -1
         if not 0 <= num_trained <= num_delivered:
             raise ConfigError(
@@ -388,7 +393,7 @@ class Progress:
         resumed = self._resumed
         if resumed is None or self._completed or self._batches > resumed.batches + 1:
             return
-        # No warning if the next epoch begins: that one batch may have been the rest of this one.
+        # Do not warn if the next epoch begins, because the one batch may have been the rest of the state's epoch.
         if start.epoch != resumed.epoch or start.batches:
             return
         logger.warning(

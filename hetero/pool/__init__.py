@@ -3,11 +3,11 @@
 In a launcher:
 
 pool.py         a host's endpoints
-figures.py      what other threads read from a pool
+figures.py      the state of a pool that other threads read
 slot.py         one endpoint across restarts: its processes, whether they make progress, when they restart
 spawn.py        starts a fork server, communicates with it, and reads what its processes print
 tf_pool.py      a host's servers of tf.data service
-tf_server.py    one of these servers, in a separate process
+tf_server.py    one server of tf.data service, in a separate process
 
 In a process that the launcher starts:
 

@@ -47,7 +47,7 @@ class Builder:
     Args:
         pid: Process id.
         channel: Socket to the process.
-        specs: The data sets that it builds.
+        specs: The data sets that the process builds.
     """
 
     def __init__(self, pid: int, channel: socket.socket, specs: Sequence[DatasetSpec]) -> None:
@@ -58,10 +58,10 @@ class Builder:
         self.refused: tuple[DatasetSpec, ...] = ()
         """Data sets that each endpoint has to build itself. Empty while the process builds, and if it has succeeded."""
         self.why = ""
-        """The reason."""
+        """Why these data sets are refused."""
 
     def follow(self) -> None:
-        """Read what the process has reported, and whether it has ended. Does not block."""
+        """Read the reports of the process, and find out whether it has ended. Does not block."""
         packet = receive_packet(self.channel)
         if packet is None:
             return
@@ -78,16 +78,16 @@ class Builder:
 
     def hand_over(self, starts: Sequence[Start]) -> None:
         """Make the process the fork server, which starts these endpoints first."""
-        # If the process has ended, the fork server sees that next.
+        # If the process has ended, sending fails, and the fork server notices the end next.
         with contextlib.suppress(OSError):
             for index, incarnation, output in starts:
                 message = json.dumps({"index": index, "incarnation": incarnation}).encode()
                 socket.send_fds(self.channel, [message], [output])
-        # The closed socket tells the builder that these were all endpoints.
+        # The closed socket shows the builder that there are no further endpoints.
         self.channel.close()
 
     def end(self) -> int:
-        """Kill the process, and with it the processes that it has forked. Return its exit status."""
+        """Kill the process, and so the processes that it has forked. Return its exit status."""
         os.kill(self.pid, signal.SIGKILL)
         self.channel.close()
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -102,9 +102,10 @@ def build_all(specs: Sequence[DatasetSpec], channel: socket.socket, *, host: str
         host: Name of this host, for the user's errors.
 
     Returns:
-        The data sets. None if a process that has one of them must not be forked.
+        The data sets. None if a process that holds one of them must not be forked.
     """
-    # A process that a factory starts must not keep this socket open, because its end says that this process has ended.
+    # A process that a factory starts must not keep this socket open, because the end of the socket shows the fork
+    # server that this process has ended.
     os.register_at_fork(after_in_child=channel.close)
     prebuilt: dict[DatasetSpec, Prebuilt] = {}
     for number, spec in enumerate(specs):
@@ -114,7 +115,7 @@ def build_all(specs: Sequence[DatasetSpec], channel: socket.socket, *, host: str
             channel.send(json.dumps({"event": "refused", "number": number, "why": why}).encode())
             return None
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
-    # Before the fork server hears of it, because the host is without endpoints between that and the forks.
+    # Prepare before the fork server gets the report. Between the report and the forks, the host has no endpoints.
     prepare_to_fork()
     channel.send(json.dumps({"event": "built"}).encode())
     return prebuilt
@@ -130,7 +131,7 @@ def receive_starts(channel: socket.socket) -> list[Start]:
             if packet is None:
                 continue
             facts, descriptors = packet
-            # Without a descriptor it is the end: the fork server has closed its socket.
+            # A packet without a descriptor means that the fork server has closed its socket. There are no more.
             if not descriptors:
                 return starts
             starts.append((facts["index"], facts["incarnation"], descriptors[0]))
@@ -139,14 +140,15 @@ def receive_starts(channel: socket.socket) -> list[Start]:
 def _build_to_fork(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], host: str) -> str:
     """Build a data set. Return why processes that have it must not be forked, empty if they may be."""
     limit_threads()
-    # Before the factory runs, because only what it has made counts.
+    # Take the state before the factory runs, because only files, memory and threads of the factory count.
     files, maps, num_threads = open_files(), _shared_maps(), _num_threads()
     try:
         prebuilt[spec] = build(spec, host=host)
     except BaseException as error:  # noqa: BLE001 - each endpoint tries by itself, and reports the error
         text = first_line(error) if isinstance(error, HeteroError) else repr(error)
         return f"building it failed: {text[:200]}"
-    # A map that can only be read is harmless, because it lacks a position. Memory that processes can write to is not.
+    # A memory map that can only be read is harmless, because it has no position that processes would share. Shared
+    # memory that processes can write to is not harmless.
     if made := _shared_maps() - maps:
         return f"building it made memory that processes share ({listing(sorted(made))})"
     if why := why_not_fork(files, "building it"):

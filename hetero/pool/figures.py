@@ -1,4 +1,4 @@
-"""What other threads read from a pool."""
+"""The state of a pool that other threads read."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class PoolFigures:
             return tuple(slot.pid for slot in self._slots if slot.pid)
 
     def memory(self) -> tuple[int, int] | None:
-        """Return the private bytes of all endpoints together, and the most shared bytes of one. None if none has said.
+        """Return the private bytes of all endpoints together, and the largest number of shared bytes of one endpoint.
 
-        Endpoints report them every 10 s, and when they end.
+        Endpoints report these numbers every 10 s, and when they end. None if no endpoint has reported them.
         """
         with self._changed:
             found = [slot.memory for slot in self._slots if slot.memory is not None]

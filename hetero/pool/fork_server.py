@@ -4,8 +4,8 @@ Forked endpoints share the memory of the script and its libraries, and start in 
 makes no gRPC channel, CUDA context or TensorFlow runtime. If the script's import started threads, imported TensorFlow
 or initialised CUDA, endpoints start as fresh processes instead.
 
-`hetero.pool.pool` runs it as ``python -m hetero.pool.fork_server FD``. FD is the descriptor of
-a packet socket. The first packet is the configuration, the others are commands. The fork server and the endpoints send
+`hetero.pool.pool` runs the fork server as ``python -m hetero.pool.fork_server FD``. FD is the descriptor of a packet
+socket. The first packet is the configuration. All other packets are commands. The fork server and the endpoints send
 events back.
 """
 
@@ -95,7 +95,7 @@ class _ForkServer:
         pool: The socket to the pool.
         base: The settings of endpoints.
         signals: Waits for the end signal and for the end of children.
-        reason: Why it must not fork endpoints. Empty if it may.
+        reason: Why this process must not fork endpoints. Empty if it may.
         prebuilt: The data sets that this process has built, if it is the builder.
     """
 
@@ -115,10 +115,10 @@ class _ForkServer:
         self._prebuilt = prebuilt or {}
         self._children: list[EndpointProcess] = []
         self._builder: Builder | None = None
-        # A single endpoint cannot share.
+        # With a single endpoint there is nothing to share.
         may_share = not reason and not self._prebuilt and base.num_endpoints > 1
         self._announcements = make_channel() if may_share else None
-        """The two ends of the socket of announcements: this process's, and that of its endpoints. None if closed."""
+        """The two ends of the socket of announcements: for this process, and for its endpoints. None if closed."""
 
     def start(self, index: int, incarnation: str, output: int) -> None:
         """Start an endpoint.
@@ -126,14 +126,14 @@ class _ForkServer:
         Args:
             index: Number of the endpoint on this host.
             incarnation: Id of the process in the directory.
-            output: Descriptor of its output, which this closes.
+            output: Descriptor of the endpoint's output. This method closes it.
         """
         options = dataclasses.replace(self._base, index=index, incarnation=incarnation)
         try:
             start = self._start_fresh if self._reason else self._fork
             self._children.append(start(options, output))
         except OSError as error:
-            # The pool handles it like a process that has ended: it tries again after a back-off.
+            # Report this like a process that has ended. Then the pool tries again after a back-off.
             self._tell_exit(index, incarnation, int(ExitCode.RESOURCES))
             logger.error("cannot start endpoint %s: %s", options.name, error)
         finally:
@@ -165,7 +165,7 @@ class _ForkServer:
             elif name == "stop":
                 return self._stop(facts["grace_s"])
             else:
-                # The pool is gone.
+                # The pool is gone, so kill the endpoints.
                 return self._stop(0.0)
 
     def _descriptors(self) -> tuple[int, ...]:
@@ -177,8 +177,9 @@ class _ForkServer:
     # Endpoints
 
     def _fork(self, options: EndpointOptions, output: int) -> EndpointProcess:
+        """Fork an endpoint. In the child, run the endpoint to its end."""
         server_pid = os.getpid()
-        # Its successor prints to the same pipe.
+        # If a builder may replace this endpoint, keep the output open, because the new process prints to the same pipe.
         kept = None if self._announcements is None else os.dup(output)
         with children_ignore_platform():
             pid = os.fork()
@@ -203,7 +204,7 @@ class _ForkServer:
         raise AssertionError("unreachable")
 
     def _close_inherited(self) -> socket.socket | None:
-        """Close what this forked process must not keep open. Return the endpoints' end of the socket of announcements.
+        """Close the descriptors that this forked process must not keep. Return its end of the socket of announcements.
 
         None: each endpoint builds its own data sets.
         """
@@ -218,6 +219,7 @@ class _ForkServer:
         return theirs
 
     def _start_fresh(self, options: EndpointOptions, output: int) -> EndpointProcess:
+        """Start an endpoint as a new process, because this process must not be forked."""
         with children_ignore_platform():
             process = subprocess.Popen(
                 [sys.executable, "-m", "hetero.endpoint.endpoint", str(self._pool.fileno())],
@@ -232,7 +234,7 @@ class _ForkServer:
         return EndpointProcess(options.index, options.incarnation, process.pid, process=process)
 
     def _end(self, incarnation: str) -> None:
-        """Ask one endpoint to end. Its requests in progress have their own grace."""
+        """Ask one endpoint to end. The endpoint itself gives its requests in progress a grace period."""
         for child in self._children:
             if child.incarnation == incarnation:
                 child.was_asked_to_end = True
@@ -256,7 +258,7 @@ class _ForkServer:
         if self._announcements is None:
             return
         packet = receive_packet(self._announcements[0])
-        # Endpoints that announce while the data sets are built wait for them too.
+        # Start only one builder. Endpoints that announce data sets while it builds wait for it too.
         if packet is not None and self._builder is None:
             self._build([DatasetSpec(name, arguments) for name, arguments in packet[0]["datasets"]])
         builder = self._builder
@@ -269,7 +271,7 @@ class _ForkServer:
             self._build([spec for spec in builder.specs if spec not in builder.refused])
 
     def _build(self, specs: Sequence[DatasetSpec]) -> None:
-        """Fork a builder for these data sets. Without any, leave it to each endpoint to build its own."""
+        """Fork a builder for these data sets. If there are none, let each endpoint build its own."""
         try:
             self._builder = self._fork_builder(specs) if specs else None
         except OSError as error:
@@ -280,6 +282,7 @@ class _ForkServer:
             self._leave_to_endpoints()
 
     def _fork_builder(self, specs: Sequence[DatasetSpec]) -> Builder:
+        """Fork the builder. In the child, build the data sets and take over from this process."""
         server_pid = os.getpid()
         ours, theirs = make_channel()
         with children_ignore_platform():
@@ -301,7 +304,7 @@ class _ForkServer:
     def _leave_to_endpoints(self) -> None:
         """Let each endpoint build its own data sets, from now on."""
         for end in self._announcements or ():
-            # The endpoints that wait at the other end go on when it is closed.
+            # When this end is closed, the endpoints that wait at the other end go on.
             end.close()
         self._announcements = None
         for child in self._children:
@@ -318,11 +321,12 @@ class _ForkServer:
     def _hand_over(self, builder: Builder) -> int:
         """Let the builder take over, and wait until it ends. Return the exit status."""
         for child in self._children:
-            # Killed without loss, because they are without a data set. All are signalled before one is waited for.
+            # Nothing is lost, because these endpoints have no data set. Signal all of them before waiting for one.
             child.signal(signal.SIGKILL)
         starts = []
         for child in self._children:
-            # Before the builder starts a successor, because two processes must never have the same incarnation.
+            # Wait for the endpoint before the builder starts its successor, because two processes must never have the
+            # same incarnation at the same time.
             status = child.wait()
             assert child.output is not None
             if child.was_asked_to_end:
@@ -343,7 +347,7 @@ class _ForkServer:
     # The end
 
     def _stop(self, grace_s: float) -> int:
-        """Ask every endpoint to end, and kill it after ``grace_s`` seconds. If that is 0, kill it at once."""
+        """Ask every endpoint to end, and kill it after ``grace_s`` seconds. If ``grace_s`` is 0, kill it at once."""
         if self._builder is not None:
             self._builder.end()
         for child in self._children:

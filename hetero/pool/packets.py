@@ -15,7 +15,7 @@ MAX_PACKET_BYTES = 256 * 1024
 
 def make_channel() -> tuple[socket.socket, socket.socket]:
     """Return the two ends of a socket for packets between two processes of a host."""
-    # Packets keep the bounds of messages, so no lengths are sent.
+    # A packet socket keeps messages apart, so no lengths need to be sent.
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 

@@ -1,8 +1,8 @@
 """Starts, watches, restarts and stops a host's endpoints. Runs in the launcher.
 
-The launcher imports neither torch nor the user's script. The fork server (`hetero.pool.fork_server`), a
-child process, imports them. One thread does the pool's work. It starts the fork server, which ends with this thread
-(parent-death signal), reads events and the output of all processes, and restarts crashed processes.
+The launcher imports neither torch nor the user's script. A child process, the fork server (`hetero.pool.fork_server`),
+imports them. One thread does the pool's work. It starts the fork server, reads events and the output of all processes,
+and restarts crashed processes. The fork server ends with this thread (parent-death signal).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hetero.wire.channels import join_address
 __all__ = ["EndpointPool", "PoolOptions"]
 
 _RETURN_STABLE_TIMES = 60
-"""A restart is given back after this many times ``stable_s`` without a crash, an hour by default."""
+"""A restart is given back after this number times ``stable_s`` seconds without a crash. By default this is an hour."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class EndpointPool(PoolFigures):
         self.num_restarts = 0
         self._budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
         self.num_stuck = 0
-        # The first part of each incarnation. So readers see that a host was replaced, also if they did not look while
-        # it was away.
+        # The first part of each incarnation. From it, readers see that a host was replaced, even if they missed the
+        # time when the host was away.
         self._launch = secrets.token_hex(8)
         self._has_served = False
         self._stop_grace_s: float | None = None
@@ -92,12 +92,12 @@ class EndpointPool(PoolFigures):
     def start(self) -> None:
         """Start the processes. Does not wait for them: see `wait_ready`.
 
-        Without endpoints at the start, the fork server starts with the first one that is wanted.
+        If no endpoints are wanted at the start, the fork server starts when the first one is wanted.
         """
         if self._thread is not None:
             raise RuntimeError("the pool was started already")
-        # This process may be the trainer. Its readers would be later than the thread below. Threads that start before
-        # this keep giving memory back: 92 us per sample of video.
+        # Call this before the thread below starts. It has no effect on threads that run already: they give freed memory
+        # back to the system, which took 92 us per sample of video. A trainer process makes its readers only later.
         keep_freed_memory()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
@@ -189,7 +189,7 @@ class EndpointPool(PoolFigures):
         finally:
             self._drop_starter()
             self._outputs.close()
-            # The endpoints have ended.
+            # The endpoints have ended, so remove the samples that they kept in memory.
             sweep_memory()
             with self._changed:
                 self._selector.close()
@@ -200,8 +200,8 @@ class EndpointPool(PoolFigures):
 
     def _turn(self, timeout_s: float) -> None:
         """Wait for events and handle them."""
-        # Take the time before reading. If this process is suspended after it has read, the beats that were sent since
-        # are still unread, and must not count as missing.
+        # Take the time before reading. If this process is suspended after reading, later beats are still unread, and
+        # must not count as missing.
         begin_s = time.monotonic()
         for key, _ in self._selector.select(timeout_s):
             if key.data == "wake":
@@ -219,6 +219,7 @@ class EndpointPool(PoolFigures):
             self._on_starter_exit(status)
 
     def _start_what_is_due(self) -> None:
+        """Start the fork server, or the endpoints whose time to start has come."""
         now_s = time.monotonic()
         if self._starter is None:
             # Start the fork server again if a restart has been given back.
@@ -242,6 +243,7 @@ class EndpointPool(PoolFigures):
                         self._starter.start_endpoint(slot.index, slot.incarnation, write_end)
 
     def _end_what_is_not_wanted(self) -> None:
+        """Remove endpoints that are not wanted from the directory. End them when they have answered their requests."""
         now_s = time.monotonic()
         for slot in self._slots[self._num_wanted :]:
             if slot.is_started and slot.leaving_s is None:
@@ -266,7 +268,7 @@ class EndpointPool(PoolFigures):
             if event["event"] != "gone":
                 self._on_event(starter, event)
             elif self._is_registered(starter):
-                # Its descriptor would stay readable, and `poll` reports the exit.
+                # Stop watching the descriptor, which would stay readable. `poll` reports the exit.
                 self._selector.unregister(starter)
 
     def _is_registered(self, starter: ProcessStarter) -> bool:
@@ -282,11 +284,12 @@ class EndpointPool(PoolFigures):
             self._fail(failure_from_event(event))
             return
         slot = self._slots[event["index"]]
-        # An event of a process that has been replaced meanwhile.
+        # Ignore an event of a process that has already been replaced.
         if event["incarnation"] != slot.incarnation:
             return
         if kind == "ready":
-            # A builder's endpoint takes the place of a process with the same incarnation.
+            # If a builder has taken over, its endpoint replaces a process with the same incarnation. So keep the
+            # statistics of that process.
             slot.fold_statistics()
             self._on_ready(slot, event["pid"], event["port"])
         elif kind == "statistics":
@@ -324,13 +327,13 @@ class EndpointPool(PoolFigures):
             slot: The endpoint.
             status: Exit status of its process.
         """
-        # Before the slot can start again. The last lines of a process that ended in the same turn were once read after
-        # its pipe was closed.
+        # Read the last lines of the process before its slot can start again. Otherwise the pipe may be closed before
+        # they are read.
         self._outputs.drain(slot.name)
         is_leaving = slot.leaving_s is not None
         self._retire(slot)
         if is_leaving:
-            # For when it is wanted again.
+            # The endpoint may start at once when it is wanted again.
             slot.start_at_s = 0.0
             return
         self._publish()
@@ -342,7 +345,7 @@ class EndpointPool(PoolFigures):
             with self._changed:
                 self.num_stuck += 1
         wanted = self._slots[: self._num_wanted]
-        # An endpoint that still starts counts too. The pool once gave up while one was starting.
+        # An endpoint that is starting counts too, because the pool must not give up before it serves.
         is_last = not any(other.is_started or other.start_at_s is not None for other in wanted)
         slot.start_at_s = self._time_to_restart(
             slot.name, status, explanation, slot.last_lines, num_crashes=slot.num_crashes + 1, is_last=is_last
@@ -353,7 +356,7 @@ class EndpointPool(PoolFigures):
     def _on_starter_exit(self, status: int) -> None:
         """Plan a restart of the fork server, which has ended with all endpoints of this host, or give up."""
         if self._starter is not None:
-            # The events that it sent before it ended.
+            # Read the events that the fork server sent before it ended.
             self._take_events(self._starter)
             if self._is_stable(self._starter.loaded_s):
                 self._num_starter_crashes = 0
@@ -379,9 +382,9 @@ class EndpointPool(PoolFigures):
     def _time_to_restart(
         self, name: str, status: int, explanation: str, lines: deque[str], *, num_crashes: int, is_last: bool
     ) -> float | None:
-        """Return when to start a process again that has ended. None if no restart is left.
+        """Return when to start a process that has ended again. None if no restart is left.
 
-        If the process was the last one and no restart will be given back, the pool gives up.
+        If the process was the last one, and the host may not wait for a restart to be given back, the pool gives up.
         """
         now_s = time.monotonic()
         if self._may_restart():
@@ -404,7 +407,7 @@ class EndpointPool(PoolFigures):
 
     def _may_wait(self) -> bool:
         """Return whether this host may wait without endpoints until a restart is given back."""
-        # A host that never served is given up at once, because its fault is one that the job should not hide.
+        # A host that never served gives up at once, because the job must show such a fault.
         return self._has_served and not self._options.gives_up and self._budget.next_s < math.inf
 
     def _is_stable(self, since_s: float | None) -> bool:
@@ -412,13 +415,15 @@ class EndpointPool(PoolFigures):
         return since_s is not None and time.monotonic() - since_s >= self._options.stable_s
 
     def _retire(self, slot: Slot) -> None:
-        # Otherwise an endpoint that crashed a few times within weeks came back after 10 s instead of at once.
+        # After a stable time, forget earlier crashes. Otherwise, an endpoint that crashes a few times within weeks
+        # would come back after 10 s instead of at once.
         if self._is_stable(slot.ready_s):
             slot.num_crashes = 0
         with self._changed:
             slot.retire()
 
     def _publish(self) -> None:
+        """Report the endpoints that serve now, if they have changed."""
         records = tuple(slot.record for slot in self._slots if slot.record is not None)
         if self._stop_grace_s is not None:
             records = ()
@@ -439,7 +444,7 @@ class EndpointPool(PoolFigures):
 
     def _fail(self, error: HeteroError) -> None:
         if self.failure is None:
-            # At the start, the failure ends the job, and its launcher logs the whole error.
+            # At the start, the failure ends the job, and the launcher logs the whole error. So log only one line here.
             is_at_start = not self._has_served and self._options.num_at_start != 0
             shown = first_line(error) if is_at_start else error
             logger.error("hetero gives up the endpoints of %s: %s", self._host, shown)
@@ -453,10 +458,10 @@ class EndpointPool(PoolFigures):
             self._changed.notify_all()
 
     def _shut_down(self, grace_s: float) -> None:
-        # Removes the endpoints from the directory, because readers must send no more requests.
+        # Remove the endpoints from the directory first, because readers must send no more requests.
         self._publish()
-        # A fork server that still imports the script is without endpoints. It would read the request to stop only after
-        # the import, and would hold up the end of a short job. `_run` kills it.
+        # If the fork server is still importing the script, it has no endpoints, and it would read the request to stop
+        # only after the import. This would delay the end of a short job. So `_run` kills it.
         if self._starter is None or self._starter.loaded_s is None:
             return
         self._starter.stop(grace_s)
@@ -475,5 +480,6 @@ class EndpointPool(PoolFigures):
             self._selector.unregister(self._starter)
         self._starter.end()
         self._starter = None
-        # The kernel kills the endpoints after the fork server. The host must not go on before they are gone.
+        # The kernel kills the endpoints after the fork server. Wait for this, because the host must not go on before
+        # the endpoints are gone.
         wait_gone([slot.pid for slot in self._slots if slot.pid], timeout_s=2.0)

@@ -27,7 +27,7 @@ class EndpointProcess:
         incarnation: Id of the process in the directory.
         pid: Process id.
         process: The process if it is fresh. Only this object may reap it.
-        output: Descriptor of its output, for the process that takes its place. None if no process can.
+        output: Descriptor of its output, for a process that replaces it. None if no process can replace it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class EndpointProcess:
         self._process = process
         self.output = output
         self.was_asked_to_end = False
-        """Whether the pool wants the endpoint no more."""
+        """Whether the pool no longer wants the endpoint, and has asked it to end."""
 
     def poll(self) -> int | None:
         """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
@@ -58,7 +58,7 @@ class EndpointProcess:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, which has not been reaped."""
+        """Send a signal to the process. The process must not have been reaped."""
         os.kill(self.pid, number)
 
     def close(self) -> None:
@@ -78,15 +78,15 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
     """Run a process that was just forked to its end.
 
     Args:
-        run: What the process does. Returns its exit status.
-        parent_pid: The process that forked it, and ends it when it ends itself.
-        signals: The parent's waiter, which this process leaves alone.
+        run: Does the work of the process. Returns its exit status.
+        parent_pid: The process that forked this process. When the parent ends, this process ends too.
+        signals: The parent's waiter for signals. This process does not use it.
     """
 
     def start() -> int:
         die_with_parent(parent_pid)
-        # Each process needs a separate position in the files that the script or a factory has opened. With a shared
-        # one, 2,099 of 40,000 samples were wrong in a test.
+        # Open the files of the script or a factory again, because each process needs its own position in them. With
+        # shared positions, 2,099 of 40,000 samples were wrong in a test.
         reopen_files()
         signals.abandon()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -98,10 +98,11 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
 def why_not_fork(before: Mapping[int, str], action: str = "importing the script") -> str:
     """Return why this process must not fork endpoints, empty if it may fork.
 
-    Forked processes would share the position in an open file. SQLite would lose its locks.
+    Processes must not be forked with open files or connections. Forked processes would share the position in an open
+    file, and SQLite would lose its locks.
 
     Args:
-        before: What `open_files` returned before the action.
+        before: The result of `open_files` before the action.
         action: What this process has just done, for the text.
     """
     if threading.active_count() > 1:
@@ -114,7 +115,7 @@ def why_not_fork(before: Mapping[int, str], action: str = "importing the script"
         return f"{action} initialised CUDA"
     if not opened_since(before):
         return ""
-    # It may close unused files.
+    # Garbage collection may close files that are no longer used.
     gc.collect()
     if opened := opened_since(before):
         return f"{action} opened {listing(sorted(names_for_message(opened.values())))}, which processes must not share"

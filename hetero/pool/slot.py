@@ -21,13 +21,13 @@ from hetero.control.members.directory import EndpointRecord
 __all__ = ["LAST_LINES", "Action", "Liveness", "RestartBudget", "Slot", "is_suspended"]
 
 LEAVE_S = 3.0
-"""Seconds until the ranks of all hosts know that an endpoint leaves: a heartbeat and a report."""
+"""Seconds until the ranks of all hosts know that an endpoint leaves. This takes a heartbeat and a report."""
 MAX_LEAVE_S = 300.0
 """Longest time that a leaving endpoint has for the requests that it has accepted."""
 DUMP_S = 1.0
 """Seconds from the request for a stack dump to the kill."""
 LAST_LINES = 20
-"""Lines of the output of a process that are kept for the error if it fails."""
+"""Number of last lines of a process's output that are kept. If the process fails, the error contains them."""
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Slot:
         self.liveness.beat(now_s)
 
     def leave(self, now_s: float) -> None:
-        """Record that the endpoint is not wanted now. Its record goes, because readers must send no new requests."""
+        """Record that the endpoint is not wanted now. Remove its record, because readers must send no new requests."""
         self.leaving_s = now_s
         self.record = None
 
@@ -114,7 +114,7 @@ class Slot:
         return self.leaving_s is not None and self._idle_s is not None and self._idle_s > self.leaving_s
 
     def may_end(self, now_s: float) -> bool:
-        """Return whether the process should be asked to end: once, when it has been idle since readers left it."""
+        """Return whether to ask the process to end. True once, when it is idle and no reader uses it any more."""
         if self.leaving_s is None or self.was_asked_to_end:
             return False
         is_idle = self._idle_s is not None and self._idle_s >= self.leaving_s + LEAVE_S
@@ -131,7 +131,7 @@ class Slot:
         self.fold_statistics()
 
     def fold_statistics(self) -> None:
-        """Add the process's statistics to those of the earlier processes."""
+        """Add the process's statistics to the statistics of the earlier processes."""
         for name, value in self.statistics.items():
             self.past_statistics[name] = self.past_statistics.get(name, 0) + value
         self.statistics = {}
@@ -183,8 +183,8 @@ class Liveness:
     """Whether one endpoint process makes progress. Distinguishes a stuck process from a busy or a suspended one.
 
     The process sends a beat every second. For a beat it needs the interpreter lock and the service's lock. If one of
-    its threads holds either for ever, it sends no beats, even if its connections still work. A suspended process
-    (SIGSTOP) is not killed, because it may be continued, and its readers use other endpoints meanwhile.
+    its threads holds one of these locks for ever, the process sends no beats, even if its connections still work. A
+    suspended process (SIGSTOP) is not killed, because it may be continued. Until then, its readers use other endpoints.
 
     States and transitions:
 
@@ -228,8 +228,9 @@ class Liveness:
 
     def next_action(self, now_s: float, *, suspended: bool) -> Action:
         """Return what to do now. Call this a few times a second, and do what it returns."""
-        # The whole host may have been frozen, as in the migration of a virtual machine. The endpoint is not to blame.
-        # A launcher that went on first saw beats that were 31 s old, and killed healthy endpoints.
+        # If this method was not called for a long time, the whole host may have been frozen, as in the migration of a
+        # virtual machine. Then the endpoint is not to blame. Without this check, a launcher that went on first saw
+        # beats that were 31 s old, and killed healthy endpoints.
         was_away = now_s - self._asked_s > self._bound_s / 2
         self._asked_s = now_s
         if self._beat_s is None:
@@ -238,7 +239,7 @@ class Liveness:
             return Action.KILL if now_s - self._dumped_s >= DUMP_S else Action.NOTHING
         if suspended:
             return self._suspended(now_s)
-        # The process was just continued, and gets the whole bound again.
+        # If the process or the host was just continued, the process gets the whole bound again.
         if self._is_suspended or was_away:
             self.beat(now_s)
         if self.age_s(now_s) <= (self._build_bound_s if self._num_builds else self._bound_s):
@@ -265,14 +266,14 @@ def is_suspended(pid: int) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    # From the last bracket, because the name of the process before it may contain any character.
+    # Split at the last bracket, because the name of the process, which is in brackets, may contain any character.
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 class RestartBudget:
     """The number of restarts that a host may still make.
 
-    Restarts are given back with time. Otherwise one crash a day would end a host after weeks.
+    Restarts are given back with time. Without this, one crash a day would end a host after some days or weeks.
 
     Args:
         limit: Restarts in a row, >= 0.
@@ -291,7 +292,8 @@ class RestartBudget:
         Args:
             now_s: Monotonic seconds.
         """
-        # Restarts once counted for the life of the host: an endpoint that ran out of memory once a day ended its host.
+        # Give restarts back first. When restarts counted for the whole life of the host, an endpoint that ran out of
+        # memory once a day ended its host.
         num_returned = int((now_s - self._latest_s) / self._return_s)
         self._num_used = max(0, self._num_used - num_returned)
         if self._num_used >= self._limit:

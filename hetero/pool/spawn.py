@@ -52,11 +52,11 @@ class PoolOptions:
     in_own_session: bool = True
     """Whether the endpoints run in a separate session, where signals to the caller's process group do not reach them.
 
-    A launcher needs this, because supervisors signal whole groups, and the launcher ends endpoints after the ranks. It
-    is False for the endpoints of a rank, which must be killed with the rank's group.
+    A launcher needs a separate session, because supervisors signal whole groups, and the launcher ends endpoints after
+    the ranks. For the endpoints of a rank this is False, because they must be killed with the rank's group.
     """
     endpoint_restarts: int = 10
-    """Restarts of crashed processes before the host gives up, >= 0. One is given back after 60 times ``stable_s``."""
+    """Restarts of crashed processes before the host gives up, >= 0. After 60 times ``stable_s``, one is given back."""
     gives_up: bool = True
     """Whether the host gives up for good when no endpoint and no restart is left.
 
@@ -65,7 +65,7 @@ class PoolOptions:
     stuck_s: float = 15.0
     """Seconds without a sign of life until an endpoint is killed and started again, >= 1."""
     prepare_timeout_s: float = 600.0
-    """The same while the endpoint builds a data set."""
+    """Seconds without a sign of life until an endpoint is killed, while it builds a data set."""
     stable_s: float = 60.0
     """Seconds without a crash until a process counts as stable, > 0. Its next crash counts as the first one again."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class ForkServer:
         """Yield the events that have arrived. The last is ``gone``."""
         while (packet := receive_packet(self._socket)) is not None:
             event, _ = packet
-            # Before the caller has the event, which it may change.
+            # Look at the event before the caller gets it, because the caller may change it.
             is_last = event["event"] == "gone"
             yield event
             if is_last:
@@ -166,7 +166,7 @@ class ForkServer:
         try:
             socket.send_fds(self._socket, [packet], list(descriptors))
         except OSError as error:
-            # `poll` reports its exit.
+            # Only log this, because `poll` reports the exit of the fork server.
             logger.debug("the fork server has ended: %s", error)
 
 
@@ -203,7 +203,7 @@ class Outputs:
         try:
             yield write_end
         finally:
-            # The process has its own copy.
+            # The process has its own copy of this end.
             os.close(write_end)
 
     def read(self, source: LineSource, *, max_reads: int = 1) -> None:
@@ -230,12 +230,14 @@ class Outputs:
 def start_module(
     module: str, output: int, environment: Mapping[str, str], *, in_own_session: bool = True
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Run a module in a child process. Return a packet socket to it, whose other end is its argument, and the process.
+    """Run a module in a child process. Return a packet socket to the process, and the process.
+
+    The module's argument is the descriptor of the other end of the socket.
 
     Args:
         module: The module.
-        output: Descriptor for what it prints.
-        environment: Its environment.
+        output: Descriptor for the output of the process.
+        environment: Environment of the process.
         in_own_session: See `PoolOptions.in_own_session`.
     """
     ours, theirs = make_channel()
@@ -247,7 +249,7 @@ def start_module(
             stderr=output,
             pass_fds=(theirs.fileno(),),
             env=environment,
-            # Supervisors signal whole groups. Endpoints that ended before the ranks kept ranks from ending after the
+            # Supervisors signal whole groups. When this ended endpoints before the ranks, ranks could not end after the
             # same step.
             start_new_session=in_own_session,
         )

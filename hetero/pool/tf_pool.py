@@ -1,6 +1,6 @@
 """Starts, watches and restarts a host's servers of tf.data.service (dispatcher, workers), and stops them in order.
 
-Runs in the launcher and does not import TensorFlow. Each server is a separate process
+This module runs in the launcher and does not import TensorFlow. Each server is a separate process
 (`hetero.pool.tf_server`). The rest of the launcher treats the servers as endpoints.
 """
 
@@ -53,7 +53,8 @@ class ServiceOptions(PoolOptions):
     workers: Mapping[str, int] = field(default_factory=dict)
     """Planned number of workers by host name, for the dispatcher. Static sharding is refused without it."""
     address_of: Callable[[str], str | None] = lambda _: None
-    """Returns a host's address, None if not known yet. The dispatcher waits for all addresses. Called by any thread."""
+    """Returns a host's address, None if it is not known yet. The dispatcher starts once all addresses are known. Called
+    by any thread."""
     work_dir: str | None = None
     """Folder for the dispatcher's journal. A restarted dispatcher reads it and continues. None for no journal."""
 
@@ -62,7 +63,7 @@ class ServicePool(EndpointPool):
     """Keeps this host's dispatcher and workers alive. Thread-safe context manager.
 
     If the dispatcher runs on this host, it is the first server. If not, `follow` is called with its address. Workers
-    start once that address is known. A restarted server gets its old port, so its clients find it again.
+    start once the dispatcher's address is known. A restarted server gets its old port, so its clients find it again.
 
     Args:
         options: The pool's settings.
@@ -134,7 +135,7 @@ class ServicePool(EndpointPool):
     def _publish(self) -> None:
         for slot in self._slots:
             if slot.record is not None and slot.record.kind == TF_DISPATCHER and self._service.work_dir is not None:
-                # A restarted dispatcher continues from the journal, so it counts as the same incarnation.
+                # With a journal, a restarted dispatcher continues, so it counts as the same incarnation.
                 slot.record = dataclasses.replace(slot.record, incarnation=f"{self._launch}-journal")
         super()._publish()
 
@@ -218,7 +219,7 @@ class _Servers:
             "worker_timeout_s": self._options.stuck_s,
             "parent_pid": os.getpid(),
         }
-        # The process has ended, and its socket will report that.
+        # If the process has already ended, ignore the error, because its socket will report the end.
         with contextlib.suppress(OSError):
             ours.send(json.dumps(configuration).encode())
 
@@ -281,7 +282,7 @@ class _Servers:
         for server in self._running.values():
             if _kind(self._options, server.index) != kind:
                 continue
-            # It may need seconds to import TensorFlow, and has no work to finish.
+            # A server that is not ready has no work to finish, and may need seconds to import TensorFlow.
             if not server.is_ready:
                 server.process.kill()
             with contextlib.suppress(OSError):
@@ -310,9 +311,9 @@ class _Servers:
         if self._journal is None:
             try:
                 Path(self._options.work_dir).mkdir(parents=True, exist_ok=True)
-                # The folder is private, because the workers run what is in it. Its name contains this machine's name,
-                # because `private_folder` removes unlocked folders of the same name, and machines that share a file
-                # system may not see each other's locks.
+                # The folder is private, because the workers run the graphs that are in it. Its name contains this
+                # machine's name for another reason: `private_folder` removes unlocked folders of the same name, and
+                # machines that share a file system may not see each other's locks.
                 folder = private_folder(f"tf-dispatcher-{socket.gethostname()}-", parent=self._options.work_dir)
                 self._journal = self._stack.enter_context(folder)
             except (ConfigError, OSError) as error:

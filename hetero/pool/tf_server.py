@@ -1,8 +1,9 @@
 """One server of tf.data.service in a separate process: a dispatcher or a worker.
 
-`hetero.pool.tf_pool` runs it as ``python -m hetero.pool.tf_server FD``. FD is the descriptor of a
-packet socket. The first packet is the configuration. The server then sends an event with its port or its error, and
-after that a liveness event every second. It ends if the pool closes the socket or ends (parent-death signal).
+`hetero.pool.tf_pool` runs this module as ``python -m hetero.pool.tf_server FD``. FD is the descriptor of a packet
+socket. The first packet is the configuration. The server then sends an event with its port or its error, and after that
+a liveness event every second. If the pool closes the socket, or if the pool ends (parent-death signal), the server
+ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LIVENESS_PERIOD_S = 1.0
 _HEARTBEAT_MS = 2000
 """Milliseconds between a worker's heartbeats to the dispatcher.
 
-With TensorFlow's own 30 s, a restarted dispatcher would be without workers for that long.
+With TensorFlow's own 30 s, a restarted dispatcher would have no workers for 30 s.
 """
 
 
@@ -37,7 +38,7 @@ def main() -> None:
     pool = socket.socket(fileno=int(sys.argv[1]))
     configuration = json.loads(pool.recv(MAX_PACKET_BYTES))
     die_with_parent(configuration["parent_pid"])
-    # Ctrl-C reaches the launcher, which stops everything in order.
+    # Ignore Ctrl-C. It also reaches the launcher, which stops everything in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1)
     names = {name: configuration[name] for name in ("index", "incarnation")}
@@ -61,8 +62,9 @@ def _start(configuration: dict[str, Any]) -> Any:
     Raises:
         ConfigError: TensorFlow is not installed.
     """
-    # TensorFlow imports Keras, which imports Matplotlib and scikit-learn where they are. A server needs none of them.
-    # TensorFlow leaves out the Keras that is not there: this takes 2.8 s of CPU instead of 5.0 where tf_keras is not.
+    # A server does not need Keras, but TensorFlow imports it, and Keras imports Matplotlib and scikit-learn if they are
+    # installed. With this variable, TensorFlow imports tf_keras instead, and no Keras at all if tf_keras is not
+    # installed. Then the import takes 2.8 s of CPU instead of 5.0.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     try:
         import tensorflow as tf
@@ -88,7 +90,7 @@ def _start(configuration: dict[str, Any]) -> Any:
                 ],
             )
         )
-    # The API's WorkerConfig lacks tags.
+    # Use the protobuf message, because the WorkerConfig of the public API has no field for tags.
     from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig
 
     return service.WorkerServer(
@@ -115,7 +117,7 @@ def _must_end(pool: socket.socket) -> bool:
 
 
 def _send(pool: socket.socket, **event: object) -> None:
-    # The pool is gone, and `_must_end` will report it.
+    # If the pool is gone, ignore the error, because `_must_end` will report this.
     with contextlib.suppress(OSError):
         pool.send(json.dumps(event).encode())
 

@@ -22,7 +22,7 @@ from hetero.wire.faults import MAX_ATTEMPTS, CallFailedError, Fault
 __all__ = ["Attempt", "PendingBatch", "PoisonDetector"]
 
 _MAX_NAMED_INDICES = 64
-"""Largest number of indices in a message about a batch that killed endpoints, or may have."""
+"""Largest number of indices in a message about a batch that killed endpoints or may have killed them."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class PoisonDetector:
     """
 
     endpoints: list[EndpointConnection] = field(default_factory=list)
-    """Endpoints that were lost while they had the request, which may have killed them."""
+    """Endpoints that were lost while they had the request. The request may have killed them."""
     is_suspect: bool = False
     """Whether the request may have killed its endpoint. Then its endpoint gets no other request of this process."""
     num_calls: int = 0
@@ -46,19 +46,21 @@ class PoisonDetector:
     def add(self, connection: EndpointConnection, fault: Fault, now_s: float, *, was_first: bool) -> None:
         """Record that the request's endpoint could not be reached or was lost.
 
-        Suspect the request only if it was sent and its answer had not begun, which proves that it was computed.
-        The request that the endpoint was probably computing (``was_first``) becomes a suspect at its first loss, any
-        other at its second. Therefore a request that kills endpoints is a suspect before it kills the third one. And
-        the loss of a host does not make suspects of all requests that were queued there.
+        Suspect the request only if it was sent and its answer had not begun. An answer that has begun proves that the
+        batch was computed, so the request did not kill the endpoint. The request that the endpoint was probably
+        computing (``was_first``) becomes a suspect at its first loss. Any other request becomes a suspect at its second
+        loss. Therefore a request that kills endpoints is a suspect before it kills the third one. And the loss of a
+        host does not make suspects of all requests that were queued there.
         """
         if not self.num_calls:
             self.first_s = now_s
         self.num_calls += 1
-        # An answer that has begun shows that the batch was computed (CUT_OFF). Three kills of endpoints during answers
-        # of 32 MB once ended a job whose samples were not to blame.
+        # Fault.CUT_OFF: the answer had begun, so the batch was computed. When such losses counted, three kills of
+        # endpoints during answers of 32 MB ended a job whose samples were not to blame.
         if fault is not Fault.UNREACHABLE:
             return
-        # It served again after the first loss. It has died at most once, so it counts only once.
+        # If the same endpoint is lost again, it served again after the first loss. It is listed only once, because it
+        # has died at most once.
         is_repeated = connection in self.endpoints
         if not is_repeated:
             self.endpoints.append(connection)
@@ -67,8 +69,8 @@ class PoisonDetector:
     def is_possible(self, spec: DatasetSpec) -> bool:
         """Return whether it is still possible that the request killed three endpoints.
 
-        Endpoints that have not died are forgotten first: those that serve again, and those that left the directory
-        together with their host.
+        First, remove the endpoints that have not died from `endpoints`. An endpoint has not died if it serves again,
+        or if it left the directory together with its host.
 
         Args:
             spec: The request's data set.
@@ -86,8 +88,9 @@ class PoisonDetector:
     def too_long_s(self, now_s: float, *, data_timeout_s: float) -> float | None:
         """Return for how many seconds calls for this request have been lost if that is too long, else None.
 
-        The limit of three deaths does not end all losses. An endpoint may come back whenever it is called, but never
-        deliver a batch. It may never become known whether an endpoint died. And hosts can be lost one by one.
+        This limit is needed, because calls can be lost for ever without three known deaths. An endpoint may come back
+        after each loss, but never deliver a batch. It may never become known whether an endpoint died. And hosts can be
+        lost one by one.
         """
         lost_s = now_s - self.first_s
         return lost_s if self.num_calls >= MAX_ATTEMPTS and lost_s > data_timeout_s else None
@@ -102,13 +105,16 @@ class PendingBatch:
     request: BatchRequest
     dataset: ServedDataset
     was_requested: bool = False
-    """Whether there was an attempt. The consumer makes only the first one itself."""
+    """Whether there was an attempt. The consumer itself makes only the first attempt of a batch."""
     poison: PoisonDetector = field(default_factory=PoisonDetector)
     attempts: list[Attempt] = field(default_factory=list)
     """The attempts in progress, at most two."""
     doubted: dict[EndpointConnection, frozenset[str]] = field(default_factory=dict)
-    """Optional endpoints that skipped samples of the batch, with the indices of these samples. An endpoint that the job
-    was planned with shows whether the samples or the endpoints are to blame."""
+    """Optional endpoints that skipped samples of the batch, with the indices of these samples.
+
+    An endpoint that the job was planned with then computes the batch too. Its result shows whether the samples or the
+    optional endpoints are to blame.
+    """
     num_failures: Counter[str] = field(default_factory=Counter)
     """Attempts that were late, broken (by an internal error of the endpoint) or damaged."""
 
@@ -124,8 +130,8 @@ class PendingBatch:
         if error.fault is Fault.BROKEN:
             message = f"{connection.name} failed: {error.details}"
             return DataPlaneError(message) if self._is_too_often("broken") else None
-        # A refusal is bound to the bytes of its request, so the request arrived as it was sent. Another endpoint would
-        # refuse it too.
+        # The endpoint's refusal contains a checksum of the request, so the request arrived as it was sent. Another
+        # endpoint would refuse the request too.
         if error.fault is Fault.MALFORMED:
             return ProtocolError(f"{connection.name} rejects the request: {error.details}")
         return None
@@ -139,6 +145,7 @@ class PendingBatch:
         return damaged
 
     def _is_too_often(self, kind: str) -> bool:
+        """Count a failure of this kind. Return whether the batch must not be requested again."""
         self.num_failures[kind] += 1
         return self.num_failures[kind] >= MAX_ATTEMPTS
 
@@ -221,9 +228,9 @@ class Attempt:
     def since_s(self) -> float:
         """Monotonic time when the endpoint probably began to compute the batch.
 
-        This is the time of the request, or of the endpoint's last answer if that was later, because an endpoint
-        computes one batch after the other. If it has several emulated slots, which compute at the same time, this is
-        always the time of the request.
+        An endpoint computes one batch after the other. So this is the time of the request, or the time of the
+        endpoint's last answer if that is later. If the endpoint has several emulated slots, it computes several batches
+        at the same time. Then this is always the time of the request.
         """
         if self.connection.record.num_slots > 1:
             return self.issued_s
@@ -232,8 +239,8 @@ class Attempt:
     def is_lowest_of(self, batches: Iterable[PendingBatch]) -> bool:
         """Return whether no earlier request of ``batches`` is on this attempt's endpoint, or was lost with it.
 
-        If so, the endpoint was probably computing this request, because it computes lower steps first. An earlier
-        request may instead have been waiting for samples from other hosts.
+        If so, the endpoint was probably computing this request, because endpoints compute lower steps first. This is
+        not certain: while an earlier request waits for samples from other hosts, the endpoint computes later ones.
         """
         connection = self.connection
         earlier = [batch for batch in batches if batch.sequence < self.batch.sequence]
@@ -244,7 +251,7 @@ class Attempt:
 
     def cancel(self) -> None:
         """Cancel the call if it has begun. Called without the fleet's lock."""
-        # Read once, because the thread that makes the call sets it without the lock.
+        # Read the attribute once, because the thread that makes the call sets it without the lock.
         call = self.call
         if call is not None:
             call.cancel()

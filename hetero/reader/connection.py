@@ -37,8 +37,8 @@ _random = random.SystemRandom()
 class ConnectionState(enum.Enum):
     """What is known about an endpoint.
 
-    CONNECTING -> READY when it answered. READY or CONNECTING -> DOWN when a call failed. DOWN -> CONNECTING when the
-    back-off is over. Any state -> FOREIGN, which is final for this incarnation.
+    CONNECTING -> READY when the endpoint answered. READY or CONNECTING -> DOWN when a call failed. DOWN -> CONNECTING
+    when the back-off is over. Any state -> FOREIGN, which is final for this incarnation of the endpoint.
     """
 
     CONNECTING = "connecting"
@@ -136,8 +136,8 @@ class EndpointConnection:
     def mark_ready(self) -> None:
         """Record that the endpoint is prepared. Earlier failures still count until a batch arrives: see `delivered`."""
         self.state = ConnectionState.READY
-        # An endpoint that prepares but never delivers was once tried for ever, because each preparation forgot its
-        # failures.
+        # Failures are kept here. When each preparation forgot them, an endpoint that prepares but never delivers was
+        # tried for ever.
         if not self._num_failures:
             self.last_message = "answered"
 
@@ -168,9 +168,9 @@ class EndpointConnection:
         self.descriptions.clear()
         self.reserved_by = None
         self._num_failures += 1
-        # Full jitter, because ranks that lost the same host must not all call it at the same time.
+        # Any time from 0 to the back-off, because ranks that lost the same host must not all call it at the same time.
         self.retry_at_s = now_s + _random.uniform(0.0, backoff_s(self._num_failures))
-        # Closed later, because the caller holds the fleet's lock, and closing may wait for calls.
+        # The link is closed later, because the caller holds the fleet's lock, and closing may wait for calls.
         self._retire_link()
         return was_ready
 
@@ -180,15 +180,16 @@ class EndpointConnection:
             self.state = ConnectionState.CONNECTING
 
     def mark_busy(self, why: str, now_s: float) -> None:
-        """Record that the endpoint rejected a request because it has too many. It gets no request for 0.2 s."""
+        """Record that the endpoint rejected a request because it has too many. Send it no request for 0.2 s."""
         self.last_message = why
         self.busy_until_s = now_s + FIRST_BACKOFF_S
 
     def avoid(self, kept_s: float, now_s: float) -> None:
-        """Record that the endpoint served a request badly: it kept the request for ``kept_s`` seconds without a result.
+        """Avoid the endpoint for a time, because it kept a request for ``kept_s`` seconds without a result.
 
-        It failed, was late, or sent a damaged answer, or a hedge (a second request for the same batch) was answered
-        sooner. It is avoided for the same time, which doubles with each repetition, up to 10 s.
+        The endpoint failed, was late, or sent a damaged answer. Or another endpoint answered a hedge (a second request
+        for the same batch) sooner. The first time, the endpoint is avoided for ``kept_s`` seconds. The time doubles
+        with each repetition, up to 10 s.
         """
         self._avoided_until_s = now_s + min(MAX_BACKOFF_S, kept_s * 2.0 ** min(self._num_avoided, 16))
         self._num_avoided += 1
@@ -196,8 +197,9 @@ class EndpointConnection:
     def is_avoided(self, now_s: float) -> bool:
         """Return whether the endpoint gets a request only if no other endpoint can take it.
 
-        Otherwise a stuck endpoint would get the next request, because the request that it did not answer is cancelled
-        and no longer counts as its load. After its time it gets one request at a time until it sends a batch.
+        Without this rule a stuck endpoint would get the next request, because the request that it did not answer is
+        cancelled and no longer counts as its load. When the time is over, the endpoint gets one request at a time until
+        it sends a batch.
         """
         return self._num_avoided > 0 and (now_s < self._avoided_until_s or self.num_outstanding > 0)
 
@@ -232,7 +234,7 @@ class EndpointConnection:
     def disconnect(self) -> None:
         """Close the link for good. Calls in progress and later calls fail. Idempotent. Blocks as `close_stale` does."""
         with self._link_lock:
-            # Otherwise a preparation that begins now could open a link that stays open.
+            # Without the flag, a preparation that begins now could open a link that stays open.
             self._is_closed = True
         self._retire_link()
         self.close_stale()
@@ -266,16 +268,16 @@ class EndpointConnection:
             expected=[requests.spec_to_proto(each) for each in expected],
         )
         link = self._open_link()
-        # Attending opens the first connection for batches. So an endpoint whose port for batches is dead fails here,
-        # and not with its first batch.
+        # `attend` opens the first connection for batches. So an endpoint whose port for batches is dead fails here, and
+        # not with its first batch.
         link.attend()
         reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
         if reply.HasField("failure"):
             raise _failed(reply.failure)
         return Description(
             num_samples=reply.num_samples if reply.HasField("num_samples") else None,
-            # Another host sent these texts. They go into errors and the log, so their length is limited and control
-            # characters are escaped (attack A14).
+            # Another host sent these texts, and they go into errors and the log. So their length is limited, and
+            # control characters are escaped (attack A14).
             fingerprint=reply.fingerprint[:256],
             environment=dict(reply.environment),
             globals=dict(reply.globals),
@@ -309,7 +311,7 @@ class EndpointConnection:
             AuthenticationError: As in `prepare`.
         """
         message, decoder = self._encode(request, allocate)
-        # An endpoint that has not received a request cannot have died of it.
+        # UNSENT: an endpoint that has not received a request cannot have died of it.
         link = self._present_link(Fault.UNREACHABLE if was_sent else Fault.UNSENT)
         nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call, was_sent=was_sent)
         return self._fetched(request, decoder, nbytes)
@@ -347,10 +349,12 @@ class EndpointConnection:
         except ConfigError:
             if not request.helpers:
                 raise
-            # Only the names of the helpers made it too long. Without them one endpoint computes all samples.
+            # Only the names of the helpers made the request too long. Without helpers one endpoint computes all
+            # samples.
             message = requests.serialize(dataclasses.replace(request, helpers=(), owners=None), self._limits)
         options = {} if allocate is None else {"allocate": allocate}
-        # At least one sample has worked, because a batch without one raises. An answer that claims more is refused.
+        # At least one sample has worked, because a batch without a good sample raises. So an answer that reports more
+        # skipped samples than this is refused.
         max_skipped = max(0, request.work.num_samples - 1) if request.on_sample_error == "skip" else 0
         decoder = BatchDecoder(
             self._limits, compression=request.compression, request=message, max_skipped=max_skipped, **options
@@ -358,9 +362,10 @@ class EndpointConnection:
         return message, decoder
 
     def _fetched(self, request: BatchRequest, decoder: BatchDecoder, nbytes: int) -> Fetched:
+        """Return the decoded batch and the facts about its transfer."""
         skips = decoder.skips
         if skips is not None:
-            # Epoch and host do not travel. This process knows them and need not believe the endpoint.
+            # The answer contains no epoch and no host, because this process knows both and need not trust the endpoint.
             skips = dataclasses.replace(skips, epoch=request.epoch, host=self.record.endpoint_id)
         return Fetched(
             batch=decoder.result(),
@@ -383,7 +388,8 @@ class EndpointConnection:
     def _present_link(self, otherwise: Fault) -> EndpointLink:
         """Return the link that `prepare` opened, or raise ``otherwise``. Only `prepare` opens links and attends."""
         link = self._link
-        # A link that was opened here had no attendance. Its first fetch failed, and counted as the loss of an endpoint.
+        # When a link was opened here, `attend` was not called for it. The first fetch of the link then failed and
+        # counted as the loss of an endpoint.
         if link is None:
             raise CallFailedError(otherwise, "there is no connection to it")
         return link
@@ -401,5 +407,5 @@ def _failed(failure: pb.Failure) -> Exception:
     try:
         return DatasetError(requests.failure_from_proto(failure))
     except ProtocolError as error:
-        # Only this endpoint is at fault. A `ProtocolError` would end all reading.
+        # Only this endpoint is at fault. A `ProtocolError` would end all reading, so it is replaced.
         return CallFailedError(Fault.BROKEN, str(error))

@@ -1,8 +1,9 @@
 """Checks that all endpoints hold the same data set. Pure: no threads, no network.
 
-The reference is the description (length and fingerprint) of the first endpoint in natural order that can answer, so all
-ranks have the same one. The job fails if an endpoint that was present when the reference was chosen differs. If one
-that joined later differs, it is not used, and a warning is logged, because the job can continue without it.
+The reference is the description (length and fingerprint) of the first endpoint in natural order that can answer. So all
+ranks have the same reference. If an endpoint that was present when the reference was chosen differs, the job fails. If
+an endpoint that joined later differs, a warning is logged and the endpoint is not used, because the job can continue
+without it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ServedDataset:
         self.failure: HeteroError | None = None
         """The error to raise if no batch of this data set can be trusted, else None."""
         self.batch_bytes = 64 * 2**20
-        """Bytes of the largest recent batch. A large guess before the first batch."""
+        """Bytes of the largest recent batch. Before the first batch, 64 MiB: a guess that is rather too large."""
         self._sizes: deque[int] = deque(maxlen=Pace.NUM_OBSERVATIONS)
         self.receiver = ReceiverChoice()
         self.was_served = False
@@ -79,19 +80,20 @@ class ServedDataset:
         self.batch_bytes = max(self._sizes)
 
     def is_settled(self, connections: Sequence[EndpointConnection]) -> bool:
-        """Return whether all endpoints that were there when the reference was chosen are compared or cannot be used."""
+        """Return whether each endpoint that was present at the choice of the reference is compared or unusable."""
         return self.reference is not None and all(
             connection.identity not in self._initial
             or self.spec in connection.prepared | connection.unusable
             or connection.state is ConnectionState.FOREIGN
-            # An endpoint that is down is waited for, because it may be about to come back with the data set: see
-            # `hetero.pool.fork_server`.
+            # An endpoint that is down is not settled. It may be about to come back with the data set, see
+            # `hetero.pool.fork_server`, so the caller waits for it.
             for connection in connections
         )
 
     def build_failed(self, connection: EndpointConnection, error: DatasetError) -> None:
         """Record that the user's code raised while an endpoint prepared or described the data set."""
-        # Only for this data set. A factory that raises once made the endpoint unusable for all data sets.
+        # Exclude the endpoint for this data set only. In an earlier version, a factory that raised made the endpoint
+        # unusable for all data sets.
         self._exclude(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
 
     def leave_to_others(self, connection: EndpointConnection, others: Iterable[EndpointConnection], why: str) -> bool:
@@ -111,7 +113,7 @@ class ServedDataset:
         has_other = any(other is not connection and other.serves(self.spec) for other in others)
         if not (connection.record.is_optional and has_other):
             return False
-        if self.spec not in connection.unusable:  # several of its batches may fail at the same time
+        if self.spec not in connection.unusable:  # several batches of the endpoint may fail at the same time
             logger.warning(
                 "endpoint %s is no longer used, and another one repeats the batch: %s",
                 connection.record.endpoint_id,
@@ -126,27 +128,30 @@ class ServedDataset:
         return any(each.serves(self.spec) and not each.record.is_optional for each in connections)
 
     def rejected(self, connection: EndpointConnection, details: str) -> None:
-        """Record that an endpoint does not understand a request, because its version differs from this process's."""
-        # This is a disagreement (HET-11). As a damaged batch (HET-35) it would count as worth a restart of the job.
+        """Record that an endpoint does not understand a request, because it runs another version of hetero."""
+        # The error is a mismatch (HET-11), which no restart can mend. With the error of a damaged batch (HET-35), the
+        # job would be restarted.
         why = f"speaks another protocol: {details}"
         advice = "install the same version of hetero on all hosts"
         self._exclude(connection, ProtocolMismatchError(f"{connection.name} {why}\n    {advice}"), why)
 
     def _choose_reference(self, connections: Sequence[EndpointConnection]) -> None:
-        # An endpoint without which the job was planned may lack the data, so it gives no reference.
+        """Set the reference to the first description in natural order, unless an earlier endpoint may still answer."""
+        # The job was planned without its optional endpoints. They may lack the data, so they give no reference.
         for connection in [each for each in connections if not each.record.is_optional] or connections:
             description = connection.descriptions.get(self.spec)
             if description is not None:
                 self.reference, self._reference_name = description, connection.record.endpoint_id
                 log_warnings(description.warnings)
-                # By id and incarnation, because an endpoint that is started again later counts as one that joined
-                # later.
+                # Endpoints are remembered by id and incarnation, because an endpoint that is started again later counts
+                # as one that joined later.
                 self._initial = {other.identity for other in connections}
                 return
             if self.spec in connection.preparing:
                 return  # this endpoint comes first and may still answer
 
     def _compare(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
+        """Use the endpoint for the data set if its description agrees with the reference. Else exclude the endpoint."""
         if (found.num_samples, found.fingerprint) == (expected.num_samples, expected.fingerprint):
             connection.prepared.add(self.spec)
             self.was_served = True
@@ -160,15 +165,17 @@ class ServedDataset:
         self._exclude(connection, DatasetMismatchError(problem), problem)
 
     def _exclude(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
+        """Stop using the endpoint for the data set. Fail the data set if the job was planned with the endpoint."""
         connection.mark_unusable(self.spec, why)
         is_late = self.reference is not None and connection.identity not in self._initial
         if is_late or connection.record.is_optional:
-            # The job has run without it, so it can go on without it.
+            # The job has run without this endpoint, so it can go on without it.
             logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)
         elif self.failure is None:
             self.failure = error
 
     def _compare_environment(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
+        """Log one warning per data set if the versions of libraries or settings differ between two endpoints."""
         if self._has_warned:
             return
         names = sorted(found.environment.keys() & expected.environment.keys())

@@ -1,12 +1,12 @@
 """The threads of one reader that fetch its batches, and what they do with each outcome.
 
 Each fetcher takes the first missing batch of the window, lets the router choose an endpoint, fetches the batch, and
-puts the outcome into the window. If the consumer waits for an overdue batch, it orders a second attempt, which another
-fetcher makes. The first answer is used, and the other attempt is cancelled. The fleet's lock guards everything. No
-thread holds it during a call.
+puts the outcome into the window. If the consumer waits for an overdue batch, the consumer orders a second attempt,
+which another fetcher makes. The first answer is used, and the other attempt is cancelled. The fleet's lock guards
+everything. No thread holds this lock during a call.
 
-For batches that are not large, the consumer may need no fetcher: see `hetero.reader.inline_fetches`. A fetcher
-takes over if a connection has to be opened, or if one fails.
+The consumer may fetch batches that are not large without a fetcher: see `hetero.reader.inline_fetches`. If a connection
+has to be opened, or if a connection fails, a fetcher takes over.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Fetchers:
         Returns:
             The attempt of a missing batch whose request the consumer has to `send` itself, or None.
         """
-        # Once per request, however often it is sent. A busy endpoint refuses a request several times a second. When
-        # each attempt earned, hedges were most where endpoints had too much to do already.
+        # A request earns once, however often it is sent. A busy endpoint refuses a request several times a second. When
+        # each attempt earned, the busiest endpoints got the most hedges.
         self._hedging.budget.earn()
         self.window.add(request, dataset)
         attempt = self._start_own()
@@ -140,7 +140,7 @@ class Fetchers:
         batch = self.window.missing[0]
         if (
             not batch.dataset.receiver.is_consumer
-            # A larger batch is better received by a fetcher, because several fetchers can receive at the same time.
+            # Fetchers receive larger batches, because several fetchers can receive at the same time.
             or batch.dataset.batch_bytes > AT_ONCE_BYTES
             or batch.was_requested
             or not self.window.has_room(batch)
@@ -160,7 +160,7 @@ class Fetchers:
         if (
             # With one sample that raises, a part would be of no use.
             request.on_sample_error == "raise"
-            # It may kill endpoints, and one at a time is enough.
+            # A request that may kill endpoints must reach one endpoint only, so it asks no helpers.
             and not batch.poison.num_calls
             and not batch.doubted
             and not request.verify
@@ -201,7 +201,7 @@ class Fetchers:
         return outcome
 
     def come_back(self) -> None:
-        """Note that the consumer wants the next batch, so the one before counts no more."""
+        """Record that the consumer wants the next batch, so the batch before it no longer counts in the window."""
         self.window.come_back()
         self._wake_one()
 
@@ -212,7 +212,7 @@ class Fetchers:
             self._arrived.wait(timeout_s)
             return
         self._own.prepare_to_receive()
-        # As `Condition.wait` does: the caller holds the lock, and must not keep it during the wait.
+        # The caller holds the lock. Release it during the wait, as `Condition.wait` does.
         self._fleet.lock.release()
         try:
             self._own.receive(timeout_s)
@@ -222,11 +222,12 @@ class Fetchers:
     def hedge_if_overdue(self) -> float:
         """Request the next batch a second time if it is overdue and a second attempt may help.
 
-        Only the next batch to deliver is hedged, because the trainer waits for no other. Batches that wait behind it on
-        the same endpoint are overdue as well when they are next. A hedge may exceed the window's byte limit by one
-        batch until one of the attempts ends, because a window full of batches that wait for this one is full. If
-        the window exceeds its limit already, for example by one very large batch, the batch is not hedged. A request
-        with a purity check is not hedged either, because the check is lost if its attempt is cancelled.
+        Only the next batch to deliver is hedged, because the trainer waits for no other batch. Batches that wait behind
+        it on the same endpoint will be overdue as well when they are next. While the next batch is overdue, the window
+        is full of batches that wait for it. Therefore a hedge may exceed the window's byte limit by one batch until one
+        of the two attempts ends. If the window already exceeds its limit, for example by one very large batch, the
+        batch is not hedged. A request with a purity check is not hedged either, because the check is lost if its
+        attempt is cancelled.
 
         Returns:
             Seconds until the batch is overdue, infinite if no attempt has to be watched.
@@ -236,7 +237,8 @@ class Fetchers:
         if attempt is None or attempt.is_given_up:
             return math.inf
         batch, now_s = attempt.batch, self._fleet.clock()
-        # A suspect may kill endpoints, and one at a time is enough. A check is lost if its attempt is cancelled.
+        # A suspect request may kill endpoints, so only one endpoint gets it. A purity check is lost if its attempt is
+        # cancelled.
         if len(batch.attempts) > 1 or batch.poison.is_suspect or batch.request.verify:
             return math.inf
         remaining_s = attempt.since_s + self._hedging.deadline_s(batch.request) - now_s
@@ -259,13 +261,13 @@ class Fetchers:
         )
         self._for_fetchers.append(self.window.start(batch, other, now_s, is_hedge=True))
         self._ensure_thread()
-        # All fetchers, because a single notified one may have been woken for a missing batch.
+        # Wake all fetchers, because a single one may take a missing batch instead.
         self._work.notify_all()
         return math.inf
 
     def _on_outcome(self, is_news: bool) -> None:
         if is_news or self._needs_endpoint:
-            # It takes the outcome, adds requests, or hedges.
+            # The consumer takes the outcome, adds requests, or hedges.
             self._wake_consumer()
 
     def _on_missing(self) -> None:
@@ -303,17 +305,18 @@ class Fetchers:
         with self._fleet.lock:
             # From here on no outcome reaches the window, and calls that begin cancel themselves.
             self._outcomes.is_closed = True
-            # No fetcher will take these, so no fetcher will end them.
+            # No fetcher will take these attempts, so they are ended here.
             while self._for_fetchers:
                 self._outcomes.end(self._for_fetchers.popleft())
             attempts = tuple(window.attempts)
             self._router.unreserve(window.unanswered())
             window.clear()
-            # This also wakes the consumer. While it waits, it holds the lock that is taken below.
+            # This also wakes the consumer. While the consumer waits, it holds `InlineFetches.lock`, which is taken
+            # below.
             self.on_fleet_change()
         for attempt in attempts:
             attempt.cancel()
-        # In this order only, see the contract.
+        # Take the locks in this order only, see rule 3 of the contract.
         with self._own.lock, self._fleet.lock:
             self._own.close()
             for attempt in attempts:
@@ -341,15 +344,15 @@ class Fetchers:
                 return
         thread = threading.Thread(target=self._run, name=f"hetero-fetcher-{num_threads}", daemon=True)
         thread.start()
-        # Only now, because a thread that failed to start cannot be joined. Without threads left, closing the reader
-        # raised a second error.
+        # Add the thread only after it has started, because a thread that failed to start cannot be joined. When the
+        # process could start no more threads, closing the reader raised a second error.
         self._threads.append(thread)
 
     def _wake_one(self) -> None:
         """Wake one fetcher if a batch is missing. Usually no batch is missing, because each has its own fetcher.
 
-        A fetcher looks for work before it waits, and wakes another fetcher if it finds some. Therefore it is enough to
-        wake one, and a fetcher that makes room itself need not wake any.
+        A fetcher looks for work before it waits, and wakes another fetcher if it finds work. Therefore it is enough to
+        wake one fetcher. A fetcher that frees room itself need not wake another.
         """
         if self.window.missing:
             self._work.notify()
@@ -359,7 +362,7 @@ class Fetchers:
             while (attempt := self._next_attempt()) is not None:
                 self._outcomes.settle(attempt, self._fetch(attempt))
         except BaseException as error:
-            # A thread that ends must end the reading too. Otherwise the consumer would wait for it for ever.
+            # A fetcher that ends must end the reading too. Otherwise the consumer would wait for its batch for ever.
             logger.error("internal error", exc_info=error)
             with self._fleet.lock:
                 self._fleet.fail(HeteroError(f"internal error while fetching batches: {error!r}"))
@@ -372,8 +375,8 @@ class Fetchers:
                 if attempt is not None:
                     self._wake_one()
                     return attempt
-                # Nothing wakes a fetcher when a busy endpoint may be asked again. Without this bound it was asked after
-                # 0.5 s instead of 0.2 s.
+                # Nothing wakes a fetcher when a busy endpoint may be asked again. Without the bound `next_free_s`, the
+                # endpoint was asked after 0.5 s instead of 0.2 s.
                 self._work.wait(min(POLL_S, self._router.next_free_s()) if self.window.missing else POLL_S)
         return None
 
@@ -396,8 +399,8 @@ class Fetchers:
             )
             if connection is not None:
                 return self._start(batch, connection)
-            # If such a batch gets no endpoint, others may still get one. They need not be alone, and may take optional
-            # endpoints.
+            # If a suspect batch, or one that needs a planned endpoint, gets no endpoint, other batches may still get
+            # one. Other batches need not be alone, and may take optional endpoints.
             if not is_suspect and not needs_planned:
                 passed.add(batch.dataset)
         return None
@@ -405,8 +408,8 @@ class Fetchers:
     def _is_held_back(self, batch: PendingBatch) -> bool:
         """Return whether the batch must not be requested now, because it may have killed too many endpoints.
 
-        The batch waits until it is known which of the lost endpoints died. It fails if too many died, or if this does
-        not become known in time.
+        The batch waits until it is known which of the lost endpoints died. If too many died, the batch fails. If this
+        does not become known in time, the batch fails too.
         """
         if not batch.poison.is_possible(batch.request.spec):
             return False
@@ -419,7 +422,7 @@ class Fetchers:
 
     def _fetch(self, attempt: Attempt) -> Fetched | Exception:
         """Fetch the batch from the attempt's endpoint. Return it, or the exception. Without the lock."""
-        # The other attempt settled the batch before this call began.
+        # If the attempt is given up, the other attempt settled the batch before this call began.
         if attempt.is_given_up:
             return CallFailedError(Fault.CANCELLED, "")
         try:
@@ -434,8 +437,8 @@ class Fetchers:
             return error
 
     def _on_call(self, attempt: Attempt, call: Any) -> None:
-        # This needs no lock. It sets the call and then reads the flags. A thread that cancels sets a flag and then
-        # reads the call. Therefore at least one of them cancels the call.
+        # No lock is needed. This thread sets the call and then reads the flags. A thread that cancels sets a flag and
+        # then reads the call. Therefore at least one of the two threads cancels the call.
         attempt.call = call
         if self.is_closed or attempt.is_given_up:
             call.cancel()

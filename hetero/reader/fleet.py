@@ -1,8 +1,8 @@
 """All endpoints as one reader process sees them. Follows, prepares and compares them.
 
-One lock guards everything here and in the readers. No thread holds it during a call, while the user's thread waits, or
-while the user's code runs. One thread follows the directory and the back-offs. Each preparation runs in a short-lived
-thread, so one slow build does not delay the others.
+One lock guards everything here and in the readers. No thread holds this lock during a call, while the user's thread
+waits, or while the user's code runs. One thread, the watcher, follows the directory and the back-offs. Each preparation
+runs in a short-lived thread of its own, so one slow build does not delay the others.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FleetStatistics:
     retries: int = 0
     """Requests sent again, for any reason."""
     failovers: int = 0
-    """Requests sent again, to the same or another endpoint, because their endpoint could not be reached or was lost."""
+    """Requests sent again because their endpoint was lost or could not be reached. The endpoint may be the same one."""
     checksum_errors: int = 0
     """Batches that arrived damaged."""
     endpoint_losses: int = 0
@@ -81,10 +81,10 @@ class FleetListener(Protocol):
         """React to an endpoint that came, left, or is free. Called with the lock held."""
 
     def receive_for_absent(self) -> None:
-        """Receive batches that the consumer requested itself, but has not received for a second.
+        """Receive batches that the consumer itself requested, if the consumer has received nothing for a second.
 
-        Called without the lock, about every second. Otherwise requests that are answered would count as the load of
-        their endpoint while the script does something else.
+        Called without the lock, about every second. Without this, answered requests would count as the load of their
+        endpoint while the script does something else.
         """
 
     def close(self) -> None:
@@ -101,8 +101,8 @@ class Fleet:
         rank: Rank of this process, in ``[0, world_size)``.
         world_size: Number of processes that read.
         prepare_timeout_s: Seconds for an endpoint to build a data set, and for the first endpoint to appear.
-        data_timeout_s: Seconds that one call for a batch may take, and that a reader waits while no endpoint serves,
-            once one has served.
+        data_timeout_s: Seconds that one call for a batch may take. After an endpoint has served for the first time,
+            also the seconds that a reader waits while no endpoint serves.
         limits: Bounds of the memory that answers may make this process allocate.
         tls: This host's TLS, None for a job in plaintext.
         clock: Returns monotonic seconds.
@@ -135,7 +135,7 @@ class Fleet:
         self._changed = threading.Condition(self.lock)
         self._news = True
         self._is_closed = False
-        # For a process without a `RankSession` and without an `EndpointPool`.
+        # `RankSession` and `EndpointPool` call this too. Here it is for a process that has neither.
         keep_freed_memory()
         connect = functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits, tls=tls)
         self._table = ConnectionTable(connect)
@@ -159,7 +159,7 @@ class Fleet:
     def close(self) -> None:
         """Close readers and connections. Idempotent. Blocks until calls have ended."""
         if self._pid != os.getpid():
-            # This is a forked process, and the threads and channels are the parent's.
+            # In a forked process there is nothing to close, because the threads and channels belong to the parent.
             return
         with self.lock:
             if self._is_closed:
@@ -169,7 +169,8 @@ class Fleet:
             self._changed.notify_all()
         atexit.unregister(self.close)
         self._unsubscribe()
-        # Readers first: they cancel their calls. `disconnect` waits until the calls of its link have ended.
+        # Close the readers first, because a reader cancels its calls. `disconnect` waits until the calls of its link
+        # have ended.
         for listener in listeners:
             listener.close()
         for connection in self._table.all():
@@ -212,7 +213,7 @@ class Fleet:
                 self._changed.wait(0.5)
 
     def expect(self, spec: DatasetSpec) -> None:
-        """Note that a data set will be wanted, perhaps. Hosts may then build it before they fork their endpoints."""
+        """Record that a data set will perhaps be wanted. Hosts may then build it before they fork their endpoints."""
         with self.lock:
             if len(self._expected) < MAX_EXPECTED and len(spec.arguments_json) <= MAX_EXPECTED_BYTES:
                 self._expected[spec] = None
@@ -233,7 +234,7 @@ class Fleet:
     # For readers, with the lock held
 
     def prepare(self, spec: DatasetSpec) -> ServedDataset:
-        """Start to prepare ``spec`` on the endpoints, unless that has begun. Return its `ServedDataset`.
+        """Start to prepare ``spec`` on the endpoints, unless the preparation has begun. Return its `ServedDataset`.
 
         The caller must hold the lock.
         """
@@ -297,7 +298,7 @@ class Fleet:
 
         The warning advises to install the package on every host, because hosts are often set up alike.
         """
-        # No error: without compression the job is slower, but its batches are the same.
+        # This is no error, because without compression the job is slower, but its batches are the same.
         self.stats.uncompressed += 1
         host = connection.record.host
         if compression is not None and host not in self._uncompressed_hosts:
@@ -359,13 +360,15 @@ class Fleet:
                 self.fail(HeteroError(f"internal error while following the data hosts: {error!r}"))
 
     def _follow(self) -> None:
+        """Follow the directory and prepare endpoints until the fleet is closed. Runs in the watcher's thread."""
         while True:
+            # Close the readers that the script dropped.
             while self._abandoned:
                 self._abandoned.popleft().close()
             with self.lock:
                 if self._is_closed:
                     return
-                # News that comes while the lock is free below sets this again. Then this thread does not wait.
+                # News that comes while the lock is free below sets the flag again. Then this thread does not wait.
                 self._news = False
                 # Make the connections match the directory, and find out what has to be prepared.
                 self._table.follow(*self._directory.contents())
@@ -376,7 +379,7 @@ class Fleet:
                     self.router.used, self._datasets, first=next(iter(self._table), None), now_s=now_s
                 )
                 for connection, spec in due:
-                    # Still with the lock, or the next turn would prepare it a second time.
+                    # Marked while the lock is held. Otherwise the next round could prepare the data set a second time.
                     connection.preparing.add(spec)
                 remaining = list(self._table)
             # Without the lock, close old connections and start the preparations.
@@ -421,7 +424,7 @@ class Fleet:
             if not self._is_closed:
                 if not connection.is_retired:
                     self._conclude(connection, dataset, outcome, generation)
-                # Others may have waited for this one to give the reference.
+                # Other endpoints may have waited for this endpoint's description, which becomes the reference.
                 dataset.update(list(self._table))
             self._notify()
 
@@ -430,7 +433,8 @@ class Fleet:
     ) -> None:
         """Record the outcome of a preparation. If its link has been given up, ignore facts about that link."""
         if isinstance(outcome, Description):
-            # A preparation that outlived the loss of its link once made the endpoint ready, which ended the back-off.
+            # If the generations differ, the link was lost during the preparation. Without this check, such a
+            # preparation made the endpoint ready and so ended its back-off.
             if connection.generation == generation and connection.state is not ConnectionState.FOREIGN:
                 connection.mark_ready()
                 connection.descriptions[dataset.spec] = outcome
@@ -447,6 +451,7 @@ class Fleet:
             self.fail(HeteroError(f"cannot prepare {connection.name}: {outcome!r}"))
 
     def _prepare_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
+        """Update the endpoint's state after a failed call of `EndpointConnection.prepare`."""
         if error.fault is Fault.FOREIGN:
             self.call_failed(connection, error, generation)
         elif error.fault is Fault.BUSY and connection.generation == generation:

@@ -1,7 +1,8 @@
 """Decides when a request is sent a second time. Pure: times are passed in. Guarded by the fleet's lock.
 
-A hedge is a second attempt of a request that takes too long. It is sent after a deadline that is learnt from recent
-requests of the same data set (`Pace`), if the `Budget` allows it. Only the batch that a consumer waits for is hedged.
+A hedge is a second attempt of a request that takes too long. The deadline is learnt from recent requests of the same
+data set (`Pace`). After the deadline, the hedge is sent if the `Budget` allows it. Only the batch that a consumer waits
+for is hedged.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Budget:
     MAX_SAVED = 32
 
     def __init__(self) -> None:
-        # In twentieths of a hedge, because integers do not drift.
+        # The credit counts twentieths of a hedge, because sums of integers are exact.
         self._credit = self.REQUESTS_PER_HEDGE
 
     def earn(self) -> None:
@@ -95,6 +96,6 @@ class Hedging:
             self._paces.setdefault(request.spec, Pace()).observe(time_s)
 
     def deadline_s(self, request: BatchRequest) -> float:
-        """Return the seconds until a request without purity check is overdue, infinite if not known."""
+        """Return the seconds until a request without purity check is overdue. Infinite if too few were observed."""
         pace = self._paces.get(request.spec)
         return math.inf if pace is None else pace.deadline_s

@@ -2,10 +2,10 @@
 
 To wake a fetcher for each request, and the consumer for each batch, takes longer than to transfer a small batch.
 Therefore the consumer may send the requests itself, and receive the answers while it waits for a batch, see
-`hetero.reader.receiver_choice`. Until then, they stay in the buffers of the sockets, on both hosts.
+`hetero.reader.receiver_choice`. Until the consumer waits, the answers stay in the buffers of the sockets on both hosts.
 
-If the consumer does not come back, another thread receives the answers after one to two seconds. Otherwise requests
-that are answered would count as the load of their endpoint.
+If the consumer does not come back, another thread receives the answers after one to two seconds. Without this, answered
+requests would count as the load of their endpoint.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hetero.system.waits import POLL_S
 __all__ = ["ABSENT_S", "InlineFetches"]
 
 ABSENT_S = 1.0
-"""A consumer that has not received for so long is absent. Another thread looks once in this time."""
+"""Seconds. A consumer that has received nothing for so long is absent. Another thread checks this once in this time."""
 
 
 class InlineFetches:
-    """Batches of one reader whose requests are sent.
+    """Batches of one reader whose requests the consumer has sent and whose answers have not arrived completely.
 
     A thread that has the fleet's lock must not take `lock`.
 
     Args:
         clock: Returns monotonic seconds.
         settle: See `hetero.reader.outcomes.Outcomes.settle`. Called with `lock` held.
-        hand_over: Called instead if the connection ended. Another thread should fetch the batch.
+        hand_over: Called instead of ``settle`` if the connection ended. Makes another thread fetch the batch.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class InlineFetches:
         self._settle = settle
         self._hand_over = hand_over
         self._sent: dict[int, tuple[Attempt, SentFetch[Fetched]]] = {}  # by descriptor
-        # Not select.poll, whose cost grows with the descriptors. A rank with 32 data hosts has 512 of them: epoll
-        # reduced its CPU time by a tenth.
+        # epoll and not select.poll, whose cost grows with the number of descriptors. A rank with 32 data hosts has 512
+        # descriptors, and epoll reduced its CPU time by a tenth.
         self._poll: select.epoll | None = None
         self._wake_descriptor = -1  # an eventfd
         self._is_closed = False
@@ -63,7 +63,7 @@ class InlineFetches:
 
     def add(self, attempt: Attempt, sent: SentFetch[Fetched]) -> None:
         """Add a fetch. The caller holds `lock`."""
-        # A signal handler has closed the reader.
+        # If the reader is closed here, a signal handler has closed it since the request was sent.
         if self._is_closed:
             sent.give_up()
             return
@@ -82,10 +82,11 @@ class InlineFetches:
     def receive(self, timeout_s: float) -> None:
         """Block until an answer or a part of it has arrived, or until `wake`. Receive it. Called by the consumer."""
         with self.lock:
-            # An answer may have arrived while the consumer was away, at an unknown time. The absence does not count.
+            # An answer that is readable at once arrived while the consumer was away, at an unknown time. The time away
+            # must not count as time of the endpoint. So the time of the last `receive` counts as the arrival.
             arrived_s = None
-            # The duration of one epoll call does not tell whether an answer was there before: with 100 descriptors, 37
-            # of 60 calls were misjudged.
+            # First look without waiting. The duration of one epoll call does not show whether an answer was there
+            # before: with 100 descriptors, 37 of 60 calls were misjudged.
             readable = self._readable(0.0)
             if readable:
                 arrived_s = self._last_receive_s
@@ -93,7 +94,7 @@ class InlineFetches:
                 readable = self._readable(timeout_s)
             self._is_waiting = False
             if self._wake_descriptor in readable:
-                with contextlib.suppress(OSError):  # a signal handler has closed it
+                with contextlib.suppress(OSError):  # a signal handler may have closed the descriptor
                     os.eventfd_read(self._wake_descriptor)
             self._receive(readable, arrived_s)
             self._receive(self._late(), None)
@@ -129,7 +130,8 @@ class InlineFetches:
             fetch.give_up()
         poll, self._poll = self._poll, None
         if poll is not None:
-            # If this is a signal handler, and `_readable` waits below, the wait fails at once.
+            # A signal handler may call `close` while `_readable` waits in the same thread. Then that wait fails at
+            # once.
             poll.close()
         wake_descriptor, self._wake_descriptor = self._wake_descriptor, -1
         if wake_descriptor >= 0:
@@ -148,7 +150,7 @@ class InlineFetches:
             return []  # a signal handler has closed the reader
 
     def _late(self) -> list[int]:
-        """Return the descriptors of fetches whose time is over. Looks for them at most twice a second."""
+        """Return the descriptors of fetches whose time is over. Search for such fetches at most twice a second."""
         now_s = self._clock()
         if now_s < self._next_check_s:
             return []
@@ -156,14 +158,18 @@ class InlineFetches:
         return [descriptor for descriptor, (_, sent) in list(self._sent.items()) if sent.is_late]
 
     def _receive(self, descriptors: Iterable[int], arrived_s: float | None) -> None:
-        """Receive what has arrived. Settle the attempts that have an outcome.
+        """Receive the data that has arrived. Settle the attempts that have an outcome.
+
+        If a connection has ended, hand its attempt over to a fetcher. If an answer is incomplete, keep waiting for it.
 
         Args:
-            descriptors: Where to look.
-            arrived_s: Monotonic time that counts as that of the arrival, if it was after the request. None for now.
+            descriptors: Descriptors of the connections to receive from. Those without a fetch are ignored.
+            arrived_s: Monotonic time that counts as the arrival of complete answers, or the time of the request if that
+                is later. None for now.
         """
         for descriptor in descriptors:
-            if descriptor not in self._sent:  # `wake`, or a signal handler has closed the reader
+            # It is the descriptor of `wake`, or a signal handler has closed the reader.
+            if descriptor not in self._sent:
                 continue
             attempt, sent = self._sent[descriptor]
             outcome: Fetched | Exception | None
@@ -174,9 +180,9 @@ class InlineFetches:
             if outcome is None:
                 self._watch(descriptor)
                 continue
-            # It may be gone already, because a signal handler may close the reader during `receive`.
+            # The entry may be gone already, because a signal handler may close the reader during `receive`.
             self._sent.pop(descriptor, None)
-            # Perhaps only the idle connection had ended. A fetcher asks once more over a new one.
+            # Perhaps the connection ended only because it was idle. A fetcher asks once more over a new connection.
             if isinstance(outcome, ConnectionResetError | BrokenPipeError):
                 self._hand_over(attempt)
                 continue
@@ -186,12 +192,13 @@ class InlineFetches:
     def _watch(self, descriptor: int) -> None:
         """Let `_readable` return the descriptor once, when something arrives.
 
-        Only once, because the kernel forgets a descriptor only when no process has it open, so also no forked one.
+        The kernel forgets a closed connection only when no process has it open, and a forked process may still have it
+        open. With EPOLLONESHOT, such a connection is not reported again and again.
         """
         if self._poll is None:  # a signal handler has closed the reader
             return
         try:
-            # Its connection was used before.
+            # The connection was used before, so the kernel knows the descriptor.
             self._poll.modify(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
         except FileNotFoundError:
             self._poll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)

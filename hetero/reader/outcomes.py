@@ -51,17 +51,22 @@ class Outcomes:
     def settle(self, attempt: Attempt, outcome: Fetched | Exception, *, answered_s: float | None = None) -> None:
         """Deliver the outcome of an attempt, leave the batch to its other attempt, or let the batch be requested again.
 
-        Called without the lock. The batch had arrived at ``answered_s``, by default now.
+        If an outcome is delivered, the other attempt is cancelled. Called without the lock.
+
+        Args:
+            attempt: The attempt that ended.
+            outcome: The batch, or the exception.
+            answered_s: Monotonic time when the batch arrived, None for now.
         """
         batch = attempt.batch
         with self._fleet.lock:
-            # First, also for outcomes that no longer matter: the endpoint is free again.
+            # End the attempt first, also if its outcome no longer matters, because the endpoint is free again.
             self.end(attempt)
             if self.is_closed:
                 return
             if isinstance(outcome, Fetched):
                 self._answered(attempt, outcome, answered_s)
-            # It was cancelled or slightly slower, so its endpoint is not to blame.
+            # The attempt was cancelled or slightly slower than the other one, so its endpoint is not to blame.
             if attempt.is_given_up:
                 return
             if isinstance(outcome, Fetched):
@@ -72,7 +77,8 @@ class Outcomes:
             elif not self._is_final(attempt, outcome):
                 return
             others = tuple(batch.attempts)
-            # Marked before it is cancelled below. Otherwise its end would be taken for a loss of its endpoint.
+            # Mark the other attempt before it is cancelled below. Otherwise its end would count as a loss of its
+            # endpoint.
             for other in others:
                 other.is_given_up = True
         for other in others:
@@ -109,9 +115,10 @@ class Outcomes:
     def _answered(self, attempt: Attempt, fetched: Fetched, answered_s: float | None) -> None:
         """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
         request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
-        # An answer may have lain in the socket while the script was away. That time says nothing of the endpoint.
+        # An answer may have lain in the socket while the script was away. That time must not count as the endpoint's.
         answered_s = now_s if answered_s is None else min(answered_s, now_s)
-        # Not since the request: that time grows with the window, and when the trainer turns from slow to fast.
+        # The time counts from `since_s` and not from the request. The time from the request grows with the window, and
+        # when the trainer turns from slow to fast.
         took_s = max(0.0, answered_s - attempt.since_s)
         self._hedging.observe(request, took_s)
         stats.gathered += fetched.num_parts > 1
@@ -125,7 +132,8 @@ class Outcomes:
     def _won(self, attempt: Attempt, fetched: Fetched) -> None:
         """Deliver a batch. If it is from a hedge, avoid the endpoint of the first attempt.
 
-        If other hosts had parts, they may be to blame. Then it is avoided only if it has answered nothing meanwhile.
+        If other hosts computed parts of the first attempt, these hosts may be to blame. Then its endpoint is avoided
+        only if it has sent no answer since the request.
         """
         self._fleet.stats.batches += 1
         if attempt.is_hedge:
@@ -144,7 +152,8 @@ class Outcomes:
         """
         batch, stats = attempt.batch, self._fleet.stats
         final = self._failed(attempt, error)
-        # The other attempt cannot help if the user's code raises or the token is wrong.
+        # If another attempt is in progress, wait for it. It cannot help if the user's code raises or the token is
+        # wrong.
         if batch.attempts and not isinstance(final, DatasetError | AuthenticationError):
             return False
         if final is not None:
@@ -182,8 +191,8 @@ class Outcomes:
         if isinstance(error, DatasetError):
             why = str(error).splitlines()[0]
             return None if batch.dataset.leave_to_others(connection, self._router.used, why) else error
-        # All other errors are final at once. A type that this process lacks (`UnknownTypeError`) was once requested
-        # three times and counted as damage, although it arrives the same each time.
+        # All other errors are final at once, because a repetition gives the same error. A batch with a type that this
+        # process lacks (`UnknownTypeError`) was once requested three times and counted as damaged.
         if not isinstance(error, HeteroError):
             logger.error("internal error while fetching from %s", connection.name, exc_info=error)
         return error

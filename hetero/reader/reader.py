@@ -27,7 +27,8 @@ from hetero.system.waits import LOG_INTERVAL_S, POLL_S
 
 __all__ = ["Reader", "default_window_bytes"]
 
-# As torch's own loader has. With three or four, throughput at 10 MB was 1.08 x, but the window costs memory.
+# The default of torch's own loader. With three or four, throughput at batches of 10 MB was 1.08 times as high, but a
+# larger window costs memory.
 _PREFETCH_FACTOR = 2
 _MAX_WINDOW_BYTES = 2**30
 
@@ -37,9 +38,9 @@ logger = logging.getLogger(__name__)
 class Reader(Iterator[Any]):
     """Iterator over batches, strictly in the order of their requests. For one consuming thread.
 
-    The reader takes requests from their iterator in the consuming thread, at construction and in ``next``, and never
-    more than fit into the window. Therefore a sampler draws from the trainer's random generators at the same points as
-    with torch's own loader.
+    The reader takes requests from their iterator in the consuming thread, at construction and in ``next``. It takes no
+    more requests than fit into the window. Therefore a sampler draws from the trainer's random generators at the same
+    points as with torch's own loader.
 
     If the consumer waits for a batch that takes too long, the reader asks another endpoint for the same batch: see
     `hetero.reader.hedging`.
@@ -51,11 +52,11 @@ class Reader(Iterator[Any]):
         fleet: The endpoints.
         requests: The batches to fetch. May be endless.
         prefetch_factor: Batches in flight per endpoint slot, of all ranks together. Default 2. This rank plans its
-            share of them, at least 2, and a plan of 2 may be exceeded by a third batch. While one batch delays those
-            after it, the window grows to at most 8 times its size. All batches beyond the plan together have at most
-            24 MiB: see `hetero.reader.window.WindowGrowth`.
-        window_bytes: Bound of the bytes in the window and in those of the fleet's other readers together,
-            `default_window_bytes` by default. One batch is always allowed.
+            share of these batches, at least 2. With a plan of 2, a third batch may be in flight. While one batch delays
+            the batches after it, the window grows to at most 8 times its size. All batches beyond the plan together
+            have at most 24 MiB: see `hetero.reader.window.WindowGrowth`.
+        window_bytes: Bound of the bytes in the windows of all readers of the fleet together, `default_window_bytes` by
+            default. One batch is always allowed.
         allocate: Allocates memory for leaves (pinned memory, for example). Called with a size in bytes, in any thread.
         on_skips: Called with the substituted samples of a batch, in the consuming thread, just before `next` returns
             that batch. Called once per batch, however often the batch was requested. If it raises, `next` raises that
@@ -135,12 +136,14 @@ class Reader(Iterator[Any]):
                     self._on_skips(outcome.skips)
                 if self._on_received is not None:
                     self._on_received(outcome.nbytes, outcome.saved_bytes)
-                # The place of this batch is free, and its successor is computed while the script uses this one.
+                # The place of this batch in the window is free. So another batch can be computed while the script uses
+                # this one.
                 self._fill()
                 if receiver is not None:
                     receiver.leave(self._fleet.clock())
                 return outcome.batch
-            # Nothing can come after an error of the sampler, whatever its type.
+            # After a `DatasetError` the reader goes on with the next batch. After an error of the sampler, whatever its
+            # type, no batch can come.
             if not isinstance(outcome, DatasetError) or outcome is self._sampler_failure:
                 self.close()
         except BaseException:
@@ -149,12 +152,13 @@ class Reader(Iterator[Any]):
         try:
             raise outcome
         finally:
-            # Its traceback refers to this frame, which would keep all frames of the caller alive.
+            # The exception's traceback refers to this frame. If this frame kept the exception, both would keep all
+            # frames of the caller alive.
             del outcome
 
     @property
     def request(self) -> BatchRequest | None:
-        """Request whose batch `next` last returned or raised for. None before, and if the requests' iterator raised."""
+        """Request of the last batch or exception of `next`. None before, and if the iterator of requests raised."""
         return self._window.request
 
     @property
@@ -190,7 +194,7 @@ class Reader(Iterator[Any]):
                 self._is_exhausted = True
                 return
             except Exception as error:  # noqa: BLE001 - raised by the sampler, and raised again when its turn comes
-                # Ctrl-C is no `Exception`. It is raised at once, and not when its turn comes.
+                # Ctrl-C is not an `Exception`, so it passes through here and is raised at once.
                 self._is_exhausted = True
                 self._sampler_failure = error
                 with self._fleet.lock:
@@ -246,7 +250,7 @@ class Reader(Iterator[Any]):
     def _patience_s(self, dataset: ServedDataset) -> float:
         """Return how many seconds the reader waits without an endpoint.
 
-        It waits longer at the start, and while an endpoint builds the data set.
+        The reader waits longer until the data set was served for the first time, and while an endpoint builds it.
         """
         if not dataset.was_served or self._fleet.is_preparing(dataset.spec):
             return max(self._fleet.data_timeout_s, self._fleet.prepare_timeout_s)

@@ -1,4 +1,4 @@
-"""The endpoints that a rank uses, and which one gets the next request. No threads, no network.
+"""The endpoints that a rank uses, and which endpoint gets the next request. No threads, no network.
 
 `ConnectionTable` follows the directory. `Router` chooses endpoints for requests. The fleet's lock guards both.
 """
@@ -38,7 +38,7 @@ class ConnectionTable:
     def __init__(self, connect: Callable[[EndpointRecord], EndpointConnection]) -> None:
         self._connect = connect
         self._connections: dict[str, EndpointConnection] = {}
-        self._retired: list[EndpointConnection] = []  # they left, but calls may still be in progress
+        self._retired: list[EndpointConnection] = []  # endpoints that left, but calls may still be in progress
         self._last_messages: dict[str, str] = {}
         self.num_slots = 0
         """Batches that all endpoints, except foreign ones, can compute at the same time."""
@@ -51,8 +51,8 @@ class ConnectionTable:
 
         Args:
             records: The endpoints.
-            hosts: The hosts that are present. An endpoint that left with its host has not died, because the host was
-                lost or left in order. The host may be back by now, with a new launch.
+            hosts: The hosts that are present. If an endpoint left together with its host, it does not count as dead,
+                because the host was lost or left in order. The host may be back by now, with a new launch.
         """
         before, self._connections = self._connections, {}
         launches: dict[str, str] = {}
@@ -64,9 +64,10 @@ class ConnectionTable:
             else:
                 self._connections[record.endpoint_id] = self._connect(record)
         for gone in before.values():
-            # Only the launch shows that a host was replaced between two looks. Its endpoints were once counted as dead.
+            # If a host was replaced between two calls of `follow`, only its launch shows it. Without this check, the
+            # endpoints of the old host counted as dead.
             is_replaced = launches.get(gone.record.host, gone.record.launch) != gone.record.launch
-            # Decided now and not when a batch asks, because the host may be back by then.
+            # Whether the endpoint died is decided now and not when a batch asks, because the host may be back by then.
             gone.retire(has_died=gone.record.host in hosts and not is_replaced)
             self._last_messages[gone.record.endpoint_id] = f"left ({gone.last_message})"
             self._retired.append(gone)
@@ -149,8 +150,8 @@ class Router:
         Args:
             spec: The request's data set.
             alone_for: The request, if it must be the only one of this process on its endpoint. The chosen endpoint is
-                then reserved and gets no other new requests. While it has outstanding requests, this returns None, and
-                the caller asks again.
+                then reserved and gets no other new requests. While the reserved endpoint has outstanding requests, this
+                method returns None, and the caller asks again.
             is_optional_allowed: Whether endpoints may be chosen that the job added while it ran.
         """
         now_s = self._clock()
@@ -173,7 +174,7 @@ class Router:
         )
         if chosen is not None and alone_for is not None:
             if any(other.reserved_by is alone_for for other in self._table if other is not chosen):
-                # The endpoint that was reserved for it was not chosen.
+                # Another endpoint was reserved for the request before, but was not chosen now. Free it.
                 self.unreserve((alone_for,))
             chosen.reserved_by = alone_for
             if chosen.num_outstanding:
@@ -183,16 +184,18 @@ class Router:
     def choose_owners(
         self, request: BatchRequest, lead: EndpointConnection
     ) -> tuple[tuple[EndpointConnection, ...], npt.NDArray[np.uint8] | None]:
-        """Return one endpoint of each host that keeps samples of a batch, and the number of the endpoint per sample.
+        """Return one endpoint of each host that keeps samples of a batch, and the number of each sample's endpoint.
 
         The numbers are those of `BatchRequest.owners`. If a host has no endpoint that can take its samples now,
-        ``lead`` computes them. No endpoints are returned if the data set has no cache, or if only one host has
-        endpoints.
-        Endpoints that the job added while it ran keep what they compute, because their number changes. Ranks of a large
-        job use only some of the hosts. Then a sample has one owner among the hosts of each rank, often the same one.
+        ``lead`` computes these samples. No endpoints are returned if the data set has no cache, or if only one host has
+        endpoints. Endpoints that the job added while it ran own no samples for others, because the number of such
+        endpoints changes. They keep the samples that they compute themselves.
 
-        If hosts have equally many endpoints, each endpoint asks the same endpoint of another host each time.
-        This keeps the connections few.
+        Ranks of a large job use only some of the hosts. Then a sample has one owner among the hosts of each rank. For
+        most ranks this is the same host.
+
+        If hosts have equally many endpoints, each endpoint always asks the same endpoint of another host. So there are
+        few connections.
 
         Args:
             request: The request.
@@ -202,7 +205,7 @@ class Router:
         description = lead.descriptions.get(spec)
         if description is None or not description.keeps_samples or lead.record.is_optional:
             return (), None
-        # Only positions are kept.
+        # Only samples of a map-style data set with integer indices are kept in the cache.
         if not isinstance(work, IndexedWork) or not isinstance(work.indices, np.ndarray):
             return (), None
         # All ranks count all endpoints of a host, and therefore find the same owners.
@@ -220,10 +223,10 @@ class Router:
         available: dict[str, list[EndpointConnection]] = {}
         for connection in self._available(spec, self._clock(), besides=lead):
             found = connection.descriptions[spec]
-            # Its samples go into the same batch, and their bytes may depend on the versions of libraries.
+            # The helper's samples go into the same batch, and their bytes may depend on the versions of libraries.
             if found.keeps_samples and found.environment == description.environment:
                 available.setdefault(connection.record.host, []).append(connection)
-        # Endpoints of a host with fewer endpoints ask all those of the other one by turns.
+        # If the other host has more endpoints than this one, an endpoint asks several of them, step by step in turn.
         turn = _index_on_host(lead) + request.step * num_endpoints[lead.record.host]
         owners = owners_of(work.indices, num_endpoints)
         helpers: list[EndpointConnection] = []
@@ -262,7 +265,7 @@ class Router:
     def _available(
         self, spec: DatasetSpec, now_s: float, *, besides: EndpointConnection
     ) -> Iterator[EndpointConnection]:
-        """Yield the endpoints that may help with a request of ``besides``: ready, not reserved, and no stragglers."""
+        """Yield the endpoints except ``besides`` that may help with its request: ready, not reserved, no stragglers."""
         for connection in self.used:
             if (
                 connection is not besides
@@ -279,8 +282,8 @@ class Router:
         is_idle, is_awaited = not connection.num_outstanding, connection.reserved_by is not None
         if alone_for is not None and connection.reserved_by is alone_for:
             connection.reserved_by = None
-        # Only if a request waits for this endpoint. With wake-ups for each idle endpoint and each batch, the trainer
-        # took a tenth more CPU time for batches of 10 KB.
+        # Wake the fetchers only if a request waits for this endpoint. With a wake-up for each idle endpoint and each
+        # batch, the trainer took a tenth more CPU time for batches of 10 KB.
         if alone_for is not None or (is_idle and (is_awaited or connection.is_retired)):
             self._on_free()
 
@@ -313,9 +316,10 @@ class Router:
 def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int) -> list[EndpointConnection]:
     """Return the endpoints that a rank uses: all endpoints of a small job, some of a large job.
 
-    144 endpoints and 8 ranks need not make 1,152 connections. A rank uses twice its share of the endpoints, at least 8,
-    to have a choice even after a host is lost. It takes successive endpoints of a list whose neighbours are on
-    different hosts. Each rank starts at another index. Endpoints that are down do not count, so others replace them.
+    Without a limit, 144 endpoints and 8 ranks would make 1,152 connections. A rank uses twice its share of the
+    endpoints, and at least 8. So it has a choice even after a host is lost. The endpoints are successive in a list
+    whose neighbours are on different hosts. Each rank starts at another index of the list. Endpoints that are down do
+    not count, so others replace them.
 
     Args:
         connections: All endpoints, in natural order.
@@ -350,16 +354,18 @@ def unprepared(
     Args:
         connections: The endpoints in use.
         specs: The data sets that are wanted.
-        first: The first endpoint in natural order, in use or not. All ranks compare with its description.
+        first: The first endpoint of the job in natural order. It is prepared even if this rank does not use it, because
+            all ranks compare with its description.
         now_s: Monotonic seconds.
 
     Returns:
-        Pairs of endpoint and data set, and the end of the first back-off, infinite if no endpoint is in back-off.
+        Pairs of endpoint and data set, and the monotonic time when the first back-off ends. The time is infinite if no
+        endpoint is in back-off.
     """
     due = []
     next_due_s = math.inf
     for connection in connections if first is None or first in connections else [first, *connections]:
-        # If an endpoint has described a data set, it only waits to be compared with the reference.
+        # If an endpoint has described a data set, it needs no preparation. It waits to be compared with the reference.
         known = connection.prepared | connection.preparing | connection.unusable | connection.descriptions.keys()
         missing = [spec for spec in specs if spec not in known]
         if not missing or connection.state is ConnectionState.FOREIGN:
@@ -372,6 +378,7 @@ def unprepared(
 
 
 def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float, int]:
+    """Return the sort key by which the least busy endpoint comes first: see `Router.choose`."""
     num_slots = connection.record.num_slots
     # Ignore an old load, which would keep an endpoint idle for ever.
     load = connection.load if connection.load_at_s > now_s - _LOAD_AGE_S else 0
@@ -391,19 +398,20 @@ def owners_of(indices: npt.NDArray[np.int64], hosts: Mapping[str, int]) -> npt.N
 
     Args:
         indices: Positions in the data set.
-        hosts: Number of endpoints by the name of the host, at least one host. Its share of the samples is its share of
-            the endpoints.
+        hosts: Number of endpoints by the name of the host, for at least one host. A host's share of the samples is its
+            share of the endpoints.
     """
     keys = np.ascontiguousarray(indices).view(np.uint64)
-    # An exponential variable with rate n is the least of n with rate 1: as if each endpoint took part.
-    # The half keeps the logarithm of 0 out.
+    # Minus a score is an exponential random variable with rate n, for a host with n endpoints. The least of n such
+    # variables with rate 1 has the same distribution. So this is as if each endpoint took part with its own score.
+    # 0.5 is added because a hash may be 0, which has no logarithm.
     scores = [np.log((_mixed(keys ^ _key(host)) + 0.5) * 2.0**-64) / number for host, number in hosts.items()]
     numbers: npt.NDArray[np.intp] = np.argmax(scores, axis=0)
     return numbers
 
 
 def _key(host: str) -> np.uint64:
-    # Not `hash`, which differs between processes. All ranks have to find the same owners.
+    # blake2b and not `hash`, because `hash` differs between processes, and all ranks must find the same owners.
     return np.uint64(int.from_bytes(blake2b(host.encode(), digest_size=8).digest(), "little"))
 
 

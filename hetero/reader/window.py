@@ -22,27 +22,28 @@ class WindowGrowth:
     """Adds places to a window while its next batch is late. A place is room for one batch.
 
     A batch that takes 20 times as long as others delays the delivery of all batches after it. The window fills with
-    batches that wait for delivery, and the endpoints idle. Therefore, when at least half of the window waits, it gets
-    an additional place for each waiting batch. Then the number in flight is the same as before. It grows to at most
-    eight times its size. It loses one place with every sixteenth delivery. If it lost all at once, the endpoints would
-    idle while the consumer takes the waiting batches. A window seldom grows if its batches take about equally long, or
-    if the consumer is slower than the endpoints. All batches beyond the plan (two per endpoint by default, see
-    `Window`) have at most 24 MiB.
+    batches that wait for delivery, and the endpoints idle. Therefore, if at least half of the window's batches wait,
+    the window gets an additional place for each waiting batch. Then the number of batches in flight is the same as
+    before. The window grows to at most eight times its size. It loses one additional place with every sixteenth
+    delivery. If it lost all additional places at once, the endpoints would idle while the consumer takes the waiting
+    batches. A window seldom grows if its batches take about equally long, or if the consumer is slower than the
+    endpoints. All batches beyond the plan (two per endpoint by default, see `Window`) have at most 24 MiB together.
 
     A simulation made 5 % of batches 20 times slower. It used three seeds, 2, 4, 8 and 16 endpoints, and consumers from
     infinitely fast to 1.25 times slower than the endpoints. Throughput was 0.91 to 1.05 of the throughput of a window
-    of fixed size that delivers batches in order of arrival. It can exceed 1 because this window becomes larger. Without
-    additional places it was 0.29 to 0.75.
+    of fixed size that delivers batches in order of arrival. The ratio can exceed 1 because this window becomes larger.
+    Without additional places, the ratio was 0.29 to 0.75.
     """
 
     MAX_FACTOR = 8
-    # With one place back per delivery, the simulated throughput was 0.63 to 0.70.
+    # If the window lost one place with each delivery, the simulated throughput was only 0.63 to 0.70.
     DELIVERIES_PER_PLACE = 16
-    # With 32 MiB, batches of 10 MB from four endpoints took 149 MB of the trainer. The window and 64 MB are 144 MB.
+    # With 32 MiB, batches of 10 MB from four endpoints took 149 MB of the trainer's memory. The bound is 144 MB: the
+    # window of 80 MB, and 64 MB.
     MAX_BYTES = 24 * 2**20
 
     def __init__(self) -> None:
-        # A float holds sixteenths exactly.
+        # A delivery takes away a sixteenth of a place. A float holds sixteenths exactly.
         self._places = 0.0
 
     def is_held_up(self, *, num_waiting: int, size: int) -> bool:
@@ -63,7 +64,7 @@ class WindowGrowth:
             self._places = max(0.0, self._places - 1 / self.DELIVERIES_PER_PLACE)
 
     def limit(self, *, num_waiting: int, size: int) -> int:
-        """Return how many undelivered batches there may be: ``size``, and the waiting ones that have a place."""
+        """Return how many undelivered batches there may be: ``size``, and those waiting in an additional place."""
         return size + min(num_waiting, int(self._places))
 
 
@@ -71,10 +72,10 @@ class Window:
     """The undelivered batches of one reader in order, with limits of their number and their bytes.
 
     Args:
-        planned: Returns the planned number of batches in flight, at least 2. It changes with the endpoints.
-        max_bytes: Bound of the bytes of all batches that have arrived or are in progress.
-        all_bytes: Returns these bytes for all windows of this process together, which have the same bound. None if this
-            is the only window.
+        planned: Returns the planned number of batches in flight, at least 2. The number changes with the endpoints.
+        max_bytes: Bound of the bytes of all batches that have arrived or are in progress. All windows of this process
+            share the bound.
+        all_bytes: Returns the bytes of such batches of all windows of this process. None if this is the only window.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Window:
         self.attempts: set[Attempt] = set()
         """Attempts in progress, including those that were given up."""
         self.request: BatchRequest | None = None
-        """Request of the outcome that `pop` last returned. None before the first, and for one from `add_failure`."""
+        """Request of the outcome that `pop` last returned. None before the first outcome, and after `add_failure`'s."""
         self._requests: dict[int, BatchRequest] = {}
         self._planned = planned
         self._max_bytes = max_bytes
@@ -103,8 +104,8 @@ class Window:
     def size(self) -> int:
         """Largest number of batches in flight: the plan, but at least 3.
 
-        With two, one batch would be delivered and one sent, and no endpoint would compute. A third batch beyond the
-        plan must fit into the bytes of `WindowGrowth`.
+        With two batches, one might be delivered while the other is sent, and no endpoint would compute. If the plan is
+        2, the third batch must fit into the 24 MiB of `WindowGrowth`.
         """
         # At 10 MB from one endpoint, the third batch gives 1.18 x the throughput.
         return max(3, self._planned())
@@ -113,7 +114,7 @@ class Window:
     def has_place(self) -> bool:
         """Whether another request may be added.
 
-        The window has `size` places, and more while the next batch is late and for some time after.
+        The window has `size` places. It has more places while the next batch is late, and for some time after.
         """
         limit = self._growth.limit(num_waiting=len(self.outcomes), size=self.size)
         return self._num_added < self.next_sequence + limit
@@ -165,21 +166,23 @@ class Window:
         self._growth.delivered()
         if isinstance(outcome, Fetched):
             self._held_bytes -= outcome.nbytes
-            # A loop had two batches of 40 MB while two more were in flight: 168 MB instead of 129 MB, in one of five
-            # runs.
+            # A large batch counts until the consumer comes back, because the loop still holds it. Without this, in one
+            # of five runs, a loop held two batches of 40 MB while two more were in flight. This took 168 MB instead of
+            # 129 MB.
             self._taken_bytes = outcome.nbytes if outcome.nbytes > WindowGrowth.MAX_BYTES else 0
         return outcome
 
     @property
     def is_taken(self) -> bool:
-        """Whether the latest batch still counts, because the consumer has not come back."""
+        """Whether the delivered batch still counts as used memory, because the consumer has not come back."""
         return self._taken_bytes > 0
 
     def come_back(self) -> None:
-        """Note that the consumer wants the next batch.
+        """Record that the consumer wants the next batch.
 
-        A loop drops a batch when it gets the next one. For a moment it has both. Without this, two more could be in
-        flight then. Only batches that are larger than the room of `WindowGrowth` count.
+        A loop drops a batch only when it gets the next one. So it holds two batches for a moment, and two more could be
+        in flight then. Therefore a delivered batch counts as used memory until the consumer comes back, if it is larger
+        than the 24 MiB of `WindowGrowth`.
         """
         self._taken_bytes = 0
 
@@ -193,7 +196,7 @@ class Window:
         if used_bytes > self._planned() * batch_bytes + WindowGrowth.MAX_BYTES:
             return False
         if used_bytes <= self._max_bytes // 2 and not is_ahead:
-            # Whatever the other windows use.
+            # A window may always use half of the bound, whatever the other windows use.
             return True
         return used_bytes <= self._own_max_bytes(is_ahead=is_ahead)
 
@@ -204,9 +207,10 @@ class Window:
     def _own_max_bytes(self, *, is_ahead: bool = False) -> int:
         """Return the bound of this window's bytes.
 
-        All windows together share one bound. Batches of another epoch than the latest one are requested ahead. They are
-        added only while all windows use less than half of it. So the readers of loaders whose pass goes on have the
-        other half at least.
+        All windows of this process share one bound. But each window may use half of the bound, whatever the others use.
+        If ``is_ahead`` is true, the batch belongs to another epoch than the last delivered batch. Such a batch is
+        requested only while all windows together use less than half of the bound. So the other half is left for loaders
+        whose pass is in progress.
         """
         others = 0 if self._all_bytes is None else self._all_bytes() - self.used_bytes
         if is_ahead:
@@ -232,7 +236,8 @@ class Window:
 
     def retry(self, batch: PendingBatch) -> None:
         """Make a batch missing again, because its attempts have failed."""
-        # In order, because fetchers request the lowest first. The consumer waits for it.
+        # Insert the batch in order, because fetchers request the first batch of the list first. The consumer waits for
+        # the lowest.
         bisect.insort(self.missing, batch, key=lambda other: other.sequence)
 
     def attempt_of_next(self) -> Attempt | None:

@@ -1,4 +1,4 @@
-"""Measures what a batch consists of: its leaves, its bytes on the network, and what the codecs make of them."""
+"""Measures what a batch consists of: its leaves, its bytes on the network, and its size and time with each codec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hetero.wire.framing import EncodedBatch
 __all__ = ["measure_contents"]
 
 _CODEC_S = 0.6
-"""Seconds of work that suffice for the figures of a codec."""
+"""Seconds of work that are enough for the figures of a codec."""
 _MAX_LEAVES = 100
 _MAX_VALUES = 2**20
 _TOLERANCE = 1e-3
@@ -50,6 +50,7 @@ def measure_contents(batches: Sequence[tuple[Any, int]], *, batch_samples: int) 
 
 
 def _leaves(batches: Sequence[tuple[Any, int]]) -> tuple[LeafProfile, ...]:
+    """Return the leaves of the batches with their dtypes, and their mean bytes per sample."""
     total_samples = sum(count for _, count in batches)
     sizes: dict[str, int] = {}
     fits: dict[str, bool] = {}
@@ -116,7 +117,7 @@ def _codec(name: str, batches: Sequence[tuple[Any, int]]) -> CodecProfile:
             encode_s += time.thread_time() - begin_s
             for piece, size, raw_size in zip(pieces, sizes, raw_block_sizes(leaf.nbytes), strict=True):
                 if size:
-                    # Before the clock starts, because a reader has its memory already.
+                    # Allocate before the clock starts, because a reader already has its memory.
                     room = memoryview(bytearray(raw_size))
                     begin_s = time.thread_time()
                     decoder.decompress(piece, room)

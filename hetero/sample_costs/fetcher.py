@@ -1,7 +1,7 @@
 """A process that fetches samples like an endpoint, on commands of `hetero.sample_costs.measuring`.
 
-It is forked from the process that has imported the script. If forking is not safe, it is a new process that imports the
-script itself: ``python -m hetero.sample_costs.fetcher FD``.
+The process is forked from the process that has imported the script. If forking is not safe, it is a new process that
+imports the script itself: ``python -m hetero.sample_costs.fetcher FD``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fetcher:
         assert options.work is not None
         self._channel = channel
         self._options = options
-        # Processes that wait for storage may be more than the CPUs. They share a worker number.
+        # If samples wait for storage, there may be more processes than CPUs. Then several share a worker number.
         self._index = index % options.num_processes
         self._work = options.work
         self._requests = requests_of(options.work)
@@ -91,7 +91,7 @@ class Fetcher:
     def do_burst(self, seconds: float, chunk: int) -> dict[str, Any]:
         """Fetch and encode samples for some seconds.
 
-        Answer with their number, and seconds: in all, and on a CPU.
+        Answer with the number of samples, the wall time and the CPU time in seconds.
         """
         assert self._built is not None
         parts = list(split(self._requests, chunk))
@@ -117,7 +117,7 @@ class Fetcher:
         }
 
     def do_memory(self) -> dict[str, Any]:
-        """Answer with the private and shared bytes of this process, or None where the system does not say."""
+        """Answer with the private and shared bytes of this process. None if the system does not report a number."""
         found = process_memory()
         if found is None:
             return {"private": None, "shared": None}

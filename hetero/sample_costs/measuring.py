@@ -1,8 +1,8 @@
 """The process that measures what samples cost on one host: ``python -m hetero.sample_costs.measuring FD``.
 
-It imports the user's script once, as a fork server does, and forks fetchers. One of them measures single samples alone.
-Then 1, 2, 4, ... of them fetch at the same time in short bursts. It takes about 25 s after the first fetcher has built
-the data set.
+The process imports the user's script once, as a fork server does, and forks fetchers. First, one fetcher alone measures
+single samples. Then 1, 2, 4, ... fetchers fetch at the same time in short bursts. After the first fetcher has built the
+data set, everything takes about 25 s.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ __all__ = ["burst_sizes", "emulated_costs", "main", "measure_host"]
 _BURSTS_S = 12.0
 """Limit of all bursts together, in seconds."""
 _BUILD_S = 600.0
-"""Limit of importing the script, and of building the data set."""
+"""Limit for the import of the script, and for building the data set, in seconds."""
 _ANSWER_S = 60.0
 _LONG_BUILD_S = 10.0
-"""If one build takes longer, the bursts are left out, because each of their processes builds the data set."""
+"""Seconds. If one build takes longer, only one process is measured, because each process builds the data set."""
 _MEMORY_SHARE = 0.7
 """Share of the free memory that the fetchers may use together."""
 _MAX_PER_CPU = 4
 _MAX_PROCESSES = 128
-"""Limits of these processes, because each builds the data set."""
+"""Largest number of fetchers. There is a limit because each fetcher builds the data set."""
 _MAX_RECEIVED_BYTES = 64 * 2**20
 
 logger = logging.getLogger(__name__)
@@ -82,14 +82,14 @@ class _Fetchers:
             (self._spawn if self._must_spawn else self._fork)(channel, theirs, index)
             self.channels.append(channel)
             new.append(channel)
-        # Not in the loop above, because new processes import the script at the same time.
+        # Wait after the loop and not in it, because the new processes import the script at the same time.
         for channel in new:
             if self._must_spawn:
                 channel.receive(_BUILD_S)
 
     def ask(self, channels: Sequence[Channel], timeout_s: float, **command: Any) -> list[dict[str, Any]]:
         """Send one command to several fetchers at the same time and return their answers."""
-        # All commands are sent before the first answer is awaited, because the fetchers work at the same time.
+        # Send all commands before waiting for the first answer, because the fetchers work at the same time.
         for channel in channels:
             channel.send(command)
         return [channel.receive(timeout_s) for channel in channels]
@@ -105,6 +105,7 @@ class _Fetchers:
                 os.waitpid(pid, 0)
 
     def _fork(self, channel: Channel, theirs: socket.socket, index: int) -> None:
+        """Fork a fetcher. In the child, serve commands and end the process."""
         parent_pid = os.getpid()
         pid = os.fork()
         if pid:
@@ -114,7 +115,8 @@ class _Fetchers:
         try:
             die_with_parent(parent_pid)
             reopen_files()
-            # A copy here would keep a channel open after the parent has closed it, and its fetcher would not end.
+            # Close the inherited channels. A copy here would keep a channel open after the parent has closed it, and
+            # the fetcher of that channel would not end.
             for other in (channel, *self.channels):
                 other.close()
             Fetcher(Channel(theirs, "the process that measures"), self._options, index).serve()
@@ -132,7 +134,7 @@ class _Fetchers:
 
 
 def measure_host(options: CostOptions, progress: Callable[[str], object]) -> HostPart:
-    """Return what was measured on this host. Blocks. Failures become notes.
+    """Measure on this host and return the figures. Blocks. A failure becomes a note in the result.
 
     Args:
         options: What to measure.
@@ -155,7 +157,7 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
             notes.append(f"Samples were not measured on {options.host}: {first_line(error)}")
     elif options.emulated_sample_s is not None:
         part = dataclasses.replace(part, supply=emulated_costs(options))
-    # What receiving costs, with leaves of the sizes that were found.
+    # Measure what receiving costs, with leaves of the sizes that were measured above.
     leaf_bytes = list(options.batch_bytes)
     if contents is not None and options.work is not None:
         leaf_bytes = [round(leaf.bytes_per_sample * options.work.batch_samples) for leaf in contents.leaves]
@@ -180,8 +182,8 @@ def burst_sizes(num_processes: int) -> list[int]:
 def most_processes(num_cpus: int, measured: SupplyProfile) -> int:
     """Return how many processes the largest burst has: one per CPU, or more if they wait for storage.
 
-    While a process waits, it leaves its CPU to others. A plan may therefore propose more processes than CPUs, and the
-    profile must have seen all CPUs busy.
+    While a process waits for storage, other processes can use its CPU. So a plan may propose more processes than CPUs,
+    and the profile must contain a burst in which all CPUs are busy.
     """
     cpu_s = measured.sample_cpu_s.mean + measured.batch_cpu_s.mean
     if cpu_s <= 0:
@@ -191,7 +193,7 @@ def most_processes(num_cpus: int, measured: SupplyProfile) -> int:
 
 
 def emulated_costs(options: CostOptions) -> SupplyProfile:
-    """Return what the emulation states: each vCPU makes a sample in the stated time, whatever the others do."""
+    """Return the figures of the emulation: each vCPU makes a sample in the stated time, whatever other vCPUs do."""
     seconds = options.emulated_sample_s
     assert seconds is not None
     return SupplyProfile(
@@ -210,6 +212,7 @@ def emulated_costs(options: CostOptions) -> SupplyProfile:
 def _measure_costs(
     options: CostOptions, before: Mapping[int, str], progress: Callable[[str], object], notes: list[str]
 ) -> tuple[SupplyProfile, Contents]:
+    """Measure what samples cost, with one fetcher and then with several. Add texts for the user to ``notes``."""
     is_emulated = options.emulated_sample_s is not None
     fetchers = _Fetchers(options, before)
     try:
@@ -261,7 +264,7 @@ def _bursts(
     if most < num_processes:
         notes.append(f"Only {most} of {num_processes} processes fit into the free memory of {options.host}.")
         num_processes = most
-    # All bursts together have a time limit, so many bursts are shorter ones.
+    # All bursts together have a time limit, so with many bursts, each burst is shorter.
     sizes = burst_sizes(num_processes)
     seconds = min(options.burst_s, _BURSTS_S / len(sizes))
     sample_s = measured.sample_cpu_s.mean + measured.sample_wait_s.mean + measured.batch_cpu_s.mean
@@ -273,7 +276,7 @@ def _bursts(
         fetchers.start(size)
         new = fetchers.channels[first_new:]
         fetchers.ask(new, _BUILD_S, do="build")
-        # A first burst opens files and fills caches. It is not measured.
+        # The first burst of a process is not measured, because it opens files and fills caches.
         fetchers.ask(new, timeout_s, do="burst", seconds=0.01, chunk=1)
         found = fetchers.ask(fetchers.channels[:size], timeout_s, do="burst", seconds=seconds, chunk=chunk)
         num_samples = sum(each["num_samples"] for each in found)
@@ -285,7 +288,7 @@ def _bursts(
 
 
 def _num_within_memory(fetchers: _Fetchers) -> int:
-    """Return how many fetchers fit into the free memory, from the memory of the first."""
+    """Return how many fetchers fit into the free memory. This is computed from the memory of the first fetcher."""
     private = fetchers.ask(fetchers.channels[:1], _ANSWER_S, do="memory")[0]["private"]
     if not private:
         return sys.maxsize

@@ -1,4 +1,4 @@
-"""What the launcher asks for, and the messages between the processes that measure. Imports nothing heavy."""
+"""The launcher's options for measuring, and the messages between the processes that measure. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class CostOptions:
     work: SampledWork | None
     """Samples to fetch. With None, only ``batch_bytes`` is used."""
     batch_bytes: tuple[int, ...] = ()
-    """Bytes of each leaf of a batch, if a rank measured the samples. They are sent to measure the receiver's CPU."""
+    """Bytes of each leaf of a batch, if a rank measured the samples. Leaves of this size are sent to measure the CPU
+    time of a receiver."""
     num_processes: int = field(metadata=limits(minimum=1, maximum=4096))
     """Largest number of processes at the same time: the CPUs of this host."""
     vcpus: int = field(metadata=limits(minimum=1, maximum=4096))
@@ -70,7 +71,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: object) -> None:
-        """Send a message. Drop it if the other process is gone, which `receive` reports."""
+        """Send a message. If the other process has ended, drop the message, because `receive` reports the end."""
         try:
             self._socket.settimeout(5.0)
             self._socket.send(json.dumps(message).encode())
@@ -101,7 +102,7 @@ class Channel:
         return message
 
     def send_error(self, error: HeteroError) -> None:
-        """Let `receive` of the other process raise this error."""
+        """Send an error. In the other process, `receive` raises it."""
         self.send({"error": str(error)[:2000]})
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A data set whose batches are ready in memory. An endpoint serves it to measure what receiving costs."""
+"""A data set whose batches are ready in memory. An endpoint serves this data set to measure what receiving costs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ __all__ = ["main", "receive"]
 
 _READY_S = 20.0
 _NUM_FIRST = 3
-"""First batches that are not measured."""
+"""Number of first batches that are not measured."""
 
 
 def receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
@@ -62,7 +62,7 @@ def receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
             log_level="WARNING",
         ),
         token_path=token_path,
-        # The endpoint must be killed with the process group of the profile run.
+        # The endpoint must be in the process group of the profile run, to be killed with it.
         in_own_session=False,
     )
     spec = hetero_profile_batch(leaf_bytes=list(leaf_bytes))

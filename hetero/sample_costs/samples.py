@@ -1,4 +1,4 @@
-"""Measures what samples cost in this process: CPU and wall time of each, and CPU time of collating and encoding."""
+"""Measures samples in this process: CPU and wall time of each sample, and CPU time of collating and encoding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hetero.wire.framing import EncodedBatch
 __all__ = ["CHUNK_S", "SampleTimes", "measure_samples", "requests_of", "run_delay_s", "split"]
 
 CHUNK_S = 0.25
-"""Seconds that one fetch takes at most, unless a single sample takes longer. Longer batches are fetched in parts."""
+"""Largest time of one fetch in seconds, unless a single sample takes longer. Longer batches are fetched in parts."""
 _MAX_FAILURES = 10
 _MAX_SAMPLES = 20_000
 _NUM_BATCHES = 4
@@ -40,7 +40,7 @@ class SampleTimes:
 
     sample_cpu_s: list[float] = field(default_factory=list)
     sample_wait_s: list[float] = field(default_factory=list)
-    """Wall time minus CPU time. The wait for a CPU does not count."""
+    """Wall time minus CPU time of each sample. The wait for a CPU does not count."""
     batch_cpu_s: list[float] = field(default_factory=list)
     """CPU time per sample of collating and encoding, one value per batch."""
     read_bytes_per_sample: float | None = None
@@ -105,9 +105,9 @@ def measure_samples(
 
     Args:
         built: The data set.
-        requests: The samples. They are fetched again from the start if they do not suffice.
-        seconds: Time limit for the begin of another fetch.
-        cpu_clock: CPU seconds. The default counts all threads of this process.
+        requests: The samples. If all are fetched before the time is over, they are fetched again from the start.
+        seconds: After this time, no other fetch begins.
+        cpu_clock: Returns CPU seconds. The default counts all threads of this process.
 
     Raises:
         DatasetError: If the data set raises for most samples.
@@ -115,7 +115,8 @@ def measure_samples(
     """
     if not requests:
         raise ConfigError("found no samples to measure; expected at least one request")
-    # A cache does not help in the first epoch, and the same samples are fetched again here.
+    # Measure without a cache. It does not help in the first epoch of a job, but here it would, because the same samples
+    # are fetched again.
     with built.loading_anew():
         return _measure_samples(built, requests, seconds, cpu_clock)
 
@@ -123,6 +124,7 @@ def measure_samples(
 def _measure_samples(
     built: BuiltDataset, requests: Sequence[BatchRequest], seconds: float, cpu_clock: Callable[[], float]
 ) -> SampleTimes:
+    """Measure as `measure_samples` does. The cache is off."""
     begin_s = time.perf_counter()
     times = SampleTimes()
     watch = _Stopwatch(cpu_clock)
@@ -179,7 +181,7 @@ class _Stopwatch:
         self._delay_s = run_delay_s()
 
     def mark(self) -> bool:
-        """Record that a sample begins. `fetch` calls this to ask whether to stop."""
+        """Record that a sample begins. `fetch` calls this as its ``cancelled`` before each sample. Return False."""
         self._cpu_s.append(self._cpu_clock())
         self._wall_s.append(time.perf_counter())
         return False
@@ -201,8 +203,8 @@ class _Stopwatch:
             wall_s = [(wall_marks[-1] - wall_marks[0]) / num_samples]
         waits_s = [max(0.0, wall - cpu) for wall, cpu in zip(wall_s, cpu_s, strict=True)]
         total_s = sum(waits_s)
-        # A wait for a CPU says nothing about storage. It cannot be told apart for each sample, so all waits shrink
-        # alike.
+        # A wait for a CPU must not count as a wait for storage. It is known only for all samples together, so all waits
+        # are reduced by the same factor.
         share = max(0.0, 1.0 - delay_s / total_s) if total_s > 0 else 0.0
         times.sample_cpu_s += cpu_s
         times.sample_wait_s += [wait * share for wait in waits_s]

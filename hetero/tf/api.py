@@ -87,8 +87,8 @@ def from_dataset(
     **What counts as consumed.** A loop ``for batch in data`` consumes its batches. In Keras, a step consumes its
     batches if `fit` has the callback. In a loop over a dataset made from this one, `FedDataset.measure` counts the
     batches that it yields, or the script reports batches with `FedDataset.mark_taken`. State and ledger contain
-    consumed batches only. The report contains their steps, except those of `mark_taken`. A job that is asked to stop
-    ends between two steps. Use one dataset for training and another one for validation.
+    consumed batches only. The report contains the steps of these batches, except steps of `mark_taken`. If a job is
+    asked to stop, it ends between two steps. Use one dataset for training and another one for validation.
 
     **Ranks** come from the launcher, else from ``RANK`` and ``WORLD_SIZE``, or from mpirun's variables. Every rank gets
     its own part, so automatic sharding is off. In a ``tf.distribute`` strategy over several processes use
@@ -139,7 +139,7 @@ def from_dataset(
     policy = check_sample_errors(on_sample_error, max_skips, makes_batches=batch_size is not None)
     _check_tensorflow()
     session = control.current()
-    # Data hosts do nothing for this dataset. Without the warning, a wrong option looked like slow data.
+    # With this option, data hosts do nothing for this dataset. Without the warning, the job would only seem slow.
     if session is not None and session.options.data_service == "tf":
         logger.warning(
             "this host makes the batches of %s, because the data hosts run tf.data.service; to make the batches on the "
@@ -353,7 +353,7 @@ def _check_dataset(dataset: Any, *, coordinated: bool) -> None:
             f"distribute was given a {type(dataset).__name__}, expected a tf.data.Dataset\n"
             "  Pass the result of a function decorated with @hetero.dataset to hetero.tf.from_dataset instead."
         )
-    # The service would wait without end for a source that cannot be split.
+    # Reject a result of `distribute`, because the service would wait without end for a source that cannot be split.
     if any(isinstance(each, MeasuredDataset) for each in parts_of(dataset)):
         raise ConfigError(
             "distribute was given a result of distribute, or a dataset made of one\n"

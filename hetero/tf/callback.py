@@ -62,10 +62,10 @@ class ConsumptionCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report the batches of the step."""
         # Do not use ``batch``, because versions of Keras number the batches differently.
-        # In Keras 2 this is a tf.Variable, which may be distributed.
+        # In Keras 2, ``steps_per_execution`` is a tf.Variable, which may be distributed.
         steps = getattr(self.model, "steps_per_execution", None)
-        # int() alone rejects a mirrored variable: fit ended after one step under tf-keras 2.21 and
-        # MultiWorkerMirroredStrategy.
+        # Convert the variable to a tensor first, because int() alone rejects a mirrored variable. With tf-keras 2.21
+        # and MultiWorkerMirroredStrategy, fit then ended after one step.
         num_steps = 1 if steps is None else int(tf.convert_to_tensor(steps))
         self._steps.consume(num_steps * self._batches_per_step)
 

@@ -52,7 +52,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
             spec = derive_spec(probes, batch_size=feed.options.batch_size, drop_last=feed.options.drop_last)
         else:
             spec = check_spec(element_spec)
-            # Raises an error of the data set now, and not later in TensorFlow's thread.
+            # If the data set has an error, raise it here, and not later in TensorFlow's thread.
             feed.order()
 
         def convert(batch: Any) -> Any:
@@ -85,7 +85,8 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
     def __iter__(self) -> Any:
         """Return an iterator over the next epoch. Each batch that it returns to the script counts as consumed."""
-        # A graph would trace the iterator below once, and train on one batch without end.
+        # In a graph, use TensorFlow's own iterator. A graph would trace the iterator below only once, and train on one
+        # batch without end.
         if not tf.executing_eagerly():
             return super().__iter__()
         return _CountingIterator(self, self._feed)
@@ -175,12 +176,12 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         feed.batches_per_step = check_batches_per_step(batches_per_step)
         feed.announce_reports()
         iterator = iter(batches)
-        if isinstance(iterator, _CountingIterator):  # counts its batches itself
+        if isinstance(iterator, _CountingIterator):  # this iterator itself counts its batches
             return iterator
         return _MeasuringIterator(iterator, feed, batches_per_step)
 
     def mark_taken(self, num_batches: int = 1) -> None:
-        """Report the next ``num_batches`` as consumed, if the script cannot use `measure`.
+        """Report the next ``num_batches`` batches as consumed, for a script that cannot use `measure`.
 
         This is for a loop inside a ``tf.function``. Call this method after each step, and use one iterator at a time.
         If the loop may leave an epoch early, call `set_epoch` before each epoch. The job may end in this call. Steps
@@ -235,7 +236,8 @@ def _raise(failure: Exception) -> NoReturn:
     """
     session = control.current()
     if session is not None:
-        # The script gets the exception now. If it continues, a later failure is not to be reported as this one.
+        # The script gets the exception now. Forget it, because the script may continue, and a later failure must not be
+        # reported as this one.
         session.hidden_error = None
         if isinstance(failure, StopError):
             session.end()
@@ -265,7 +267,7 @@ class _CountingIterator(ScriptIterator):
         """
         feed, claim = self._feed, self._claim
         feed.await_batch()
-        # When TensorFlow is asked for the first batch, its thread begins a pass. Claim this pass.
+        # TensorFlow's thread begins a pass when it is asked for the first batch. Claim this pass for the iterator.
         is_first = claim.tf_pass is None
         if is_first:
             feed.passes.expect(claim)

@@ -1,12 +1,12 @@
 """Records, inside a TensorFlow pipeline, when each batch left it and how many samples the batch had.
 
 In `fit` the wait for a batch happens inside TensorFlow's graph, and TensorFlow's threads make batches ahead. Therefore
-the wait of a step is the time from the step's beginning until its batch left the pipeline. It is zero if the batch left
-earlier.
+the wait of a step is the time from the step's beginning until its batch left the pipeline. If the batch left earlier,
+the wait is zero.
 
 TensorFlow writes the times to a variable, because Python in the pipeline would compete with the script for the
-interpreter, and would delay the end of the process. The pipeline gets one more stage at its end. It
-does not get a second source, which would prevent TensorFlow from sharding by file. TensorFlow's optimisations stay on.
+interpreter, and would delay the end of the process. The pipeline gets one more stage at its end. It does not get a
+second source, because that would prevent TensorFlow from sharding by file. TensorFlow's optimisations stay on.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a tf
 __all__ = ["Deliveries", "num_samples"]
 
 _NUM_KEPT = 1024
-"""Number of latest batches to keep. Most executions have fewer steps, and most pipelines make fewer batches ahead."""
+"""Number of latest batches to keep. It is larger than the steps of most executions, and than the batches that most
+pipelines make ahead."""
 
 
 class Deliveries:
     """The latest batches that left a pipeline. Only one thread may read.
 
     One variable holds the count of all batches, and then a time and a size for each of the latest batches. A queue
-    would not work for two reasons. Some strategies serialise a whole pipeline, and a queue cannot be serialised. A full
-    queue would block the pipeline.
+    would not work for two reasons. First, some strategies serialise a whole pipeline, and a queue cannot be serialised.
+    Second, a full queue would block the pipeline.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ _DTYPE_ADVICE = "  Return one dtype in every batch, and pass the same dtype in e
 
 
 def to_element(batch: Any) -> Any:
-    """Return a batch as dictionaries, tuples and namedtuples of arrays. They share memory with the batch.
+    """Return a batch as dictionaries, tuples and namedtuples of arrays. The arrays share memory with the batch.
 
     Python's numbers become arrays without dimensions (int64, float64, bool). Text becomes UTF-8 bytes in arrays of
     objects. A list of numbers of one type becomes an array of one dimension, and so does a list or tuple of text. Any
@@ -42,7 +42,7 @@ def to_element(batch: Any) -> Any:
 
 
 def copied_element(batch: Any) -> Any:
-    """Return a batch as `to_element` does, with new arrays. TensorFlow may write to the arrays that it gets."""
+    """Return a batch as `to_element` does, but with new arrays, because TensorFlow may write to the arrays."""
     return tf.nest.map_structure(np.copy, to_element(batch))
 
 
@@ -60,9 +60,9 @@ def num_samples_of(element: Any) -> int:
 def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, drop_last: bool) -> Any:
     """Return the nested `tf.TensorSpec` that all batches fit.
 
-    A dimension that is equal in both probes is kept. A dimension that differs becomes None, with one exception. If all
-    batches are whole and the dimension grows with the number of samples, it gets the value for a whole batch. Without a
-    batch size the first dimension of every tensor is None, as in Keras.
+    If a dimension is equal in both probes, it is kept. If a dimension differs, it becomes None, with one exception: if
+    all batches are whole and the dimension grows with the number of samples, it gets the value for a whole batch.
+    Without a batch size the first dimension of every tensor is None, as in Keras.
 
     Args:
         probes: Two pairs of a number of samples and an element. With a batch size, the numbers differ.
@@ -140,6 +140,7 @@ def _check_leaf(path: str, array: Any, spec: Any) -> None:
 
 
 def _element(value: Any, path: str) -> Any:
+    """Return a part of a batch as `to_element` does. ``path`` is where the part is in the batch, for errors."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     torch = imported("torch")
@@ -151,7 +152,7 @@ def _element(value: Any, path: str) -> Any:
     if kind in _TEXTS:
         return _text_array([value]).reshape(())
     if isinstance(value, dict):
-        if len({type(key) for key in value}) > 1:  # TensorFlow sorts the keys
+        if len({type(key) for key in value}) > 1:  # because TensorFlow sorts the keys
             raise ConfigError(f"{path} has keys of several types, which TensorFlow cannot sort\n  Make all keys str.")
         return {key: _element(item, f"{path}[{key!r}]") for key, item in value.items()}
     if kind in (list, tuple):

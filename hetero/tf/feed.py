@@ -46,7 +46,7 @@ class _Step:
 
     begun_s: float
     waited_s: float | None
-    """Seconds until its first batch was produced. None while the step waits for this batch."""
+    """Seconds until the step's first batch was produced. None while the step waits for this batch."""
 
 
 class Feed(LoaderPipeline):
@@ -65,7 +65,7 @@ class Feed(LoaderPipeline):
     def __init__(
         self, spec: DatasetSpec, options: LoaderOptions, *, num_workers: int, prefetch_factor: int | None
     ) -> None:
-        # Between processes of one host, compression costs time and saves none.
+        # In a job without data hosts, batches move between processes of one host. There compression only costs time.
         if not is_remote():
             options = dataclasses.replace(options, compression=None)
         super().__init__(spec, options)
@@ -129,7 +129,7 @@ class Feed(LoaderPipeline):
         """
         resumed = self.progress.resumed
         with self.passes.hold():
-            # Both under one lock: a pass that TensorFlow begins in between would have the old epoch.
+            # Make both calls under one lock. A pass that TensorFlow begins between them would have the old epoch.
             self.progress.set_epoch(epoch)
             self.passes.forget()
         self.warn_of_rest(resumed)
@@ -140,7 +140,7 @@ class Feed(LoaderPipeline):
         Raises:
             ConfigError: If batches were produced, and the script does not report which of them it consumed.
         """
-        # Not under the lock, because the length of the data set may come from an endpoint.
+        # Get the facts before taking the lock, because the length of the data set may come from an endpoint.
         facts = self.facts()
         with self.passes.hold():
             self.passes.check_is_reported()
@@ -161,7 +161,7 @@ class Feed(LoaderPipeline):
         self.prefetched.discard()
 
     def probe(self) -> list[tuple[int, Any]]:
-        """Return two batches of different sizes, each with its number of indices. They do not belong to an epoch.
+        """Return two batches of different sizes, each with its number of indices. The batches belong to no epoch.
 
         The batches are the same on every rank. The first is a whole batch from the beginning of the data set. The
         second comes from the end and has half as many samples, or two samples if the first batch has one. If the data
@@ -221,7 +221,7 @@ class Feed(LoaderPipeline):
                 size = request.work.num_samples if self.size_of is None else self.size_of(element)
                 is_repeated = isinstance(reader, ProfiledBatches) and reader.is_repeated
                 self._note_produced(tf_pass, size, entry, is_repeated)
-                if is_last:  # TensorFlow may never ask for another batch, as with take()
+                if is_last:  # keep the reader now, because TensorFlow may never ask for another batch, as with take()
                     self.prefetched.keep(reader, requests)
                     reader = None
                     yield element
@@ -235,14 +235,14 @@ class Feed(LoaderPipeline):
             raise
         finally:
             # This code also runs when the garbage collector drops an iterator, because TensorFlow then drops this
-            # generator. The thread that dropped the iterator waits meanwhile, and may hold any lock. Nothing here may
-            # wait for a lock. The reader is dropped with this frame, and does not wait for a lock either.
+            # generator. The thread that dropped the iterator waits for this code, and may hold any lock. So nothing
+            # here may wait for a lock. The reader is dropped with this frame, and does not wait for a lock either.
             self.passes.end(tf_pass)
 
     def _begin_reading(
         self, tf_pass: TensorFlowPass, order: BuiltInOrder, shard: Shard
     ) -> tuple[Batches, EpochRequests]:
-        """Return the batches of a pass with their requests. In a profile run, kept batches replace some."""
+        """Return the batches of a pass with their requests. In a profile run, kept batches replace some batches."""
         start = dataclasses.replace(tf_pass.start, num_samples=order.num_samples)
         kept = self.prefetched.take(start, shard)
         if kept is not None:
@@ -263,7 +263,7 @@ class Feed(LoaderPipeline):
         return self.order().batches(start.epoch, self.shard(), start=start.batches)
 
     def request(self, planned: PlannedBatch, epoch: int, *, is_prefetch: bool = False) -> BatchRequest:
-        """Return the request for a planned batch. Its batch is delivered as the data set has made it."""
+        """Return the request for a planned batch, which is to be delivered as the data set has made it."""
         return dataclasses.replace(super().request(planned, epoch, is_prefetch=is_prefetch), as_is=True)
 
     def _note_produced(self, tf_pass: TensorFlowPass, size: int, entry: BatchEntry | None, is_repeated: bool) -> None:
@@ -271,13 +271,14 @@ class Feed(LoaderPipeline):
             tf_pass.produce(size, entry, is_repeated=is_repeated)
             step = self._waiting_step(tf_pass)
             if step is not None:
-                # A step of fit waits inside TensorFlow. Its wait is over as soon as a batch was produced.
+                # A step of fit waits inside TensorFlow. The wait of the step ends when its first batch is produced.
                 step.waited_s = time.perf_counter() - step.begun_s
 
     def _note_failed(self, tf_pass: TensorFlowPass, error: Exception) -> None:
         session = control.current()
         if session is not None and isinstance(error, HeteroError):
-            # Keras hands the script an OpError with the text only. The rank reports this one, with its exit code.
+            # Keras raises an OpError that contains only the text of this error. Keep this error, because the rank
+            # reports it with its exit code.
             session.hidden_error = error
         with self.passes.hold():
             tf_pass.failure = error
@@ -300,16 +301,17 @@ class Feed(LoaderPipeline):
             self._fleet(),
             requests,
             prefetch_factor=self.prefetch_factor,
-            # Other threads draw random numbers meanwhile.
+            # This process must not compute batches, because other threads draw random numbers at the same time.
             compares_batches=False,
-            # Both waits end when the job is asked to stop. Keras never returned to a rank whose own process hung.
+            # Both functions end the wait when the job is asked to stop. Without this, Keras never returned to a rank
+            # that waited for a hanging process of its own.
             on_wait=on_wait if is_remote() else self._and_check_processes(on_wait),
             on_received=self.traffic.add,
             on_skips=on_skips,
         )
 
     def _and_check_processes(self, on_wait: Callable[[bool], None]) -> Callable[[bool], None]:
-        """Return ``on_wait`` for a job without data hosts, which also fails if this process's own processes failed."""
+        """Return a function for ``on_wait`` that also fails if the endpoints that this process started have failed."""
         endpoints = local_endpoints(self.num_workers)
 
         def check(is_starved: bool) -> None:
@@ -335,7 +337,7 @@ class Feed(LoaderPipeline):
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         with self.passes.hold():
-            self._step = None  # the end of the previous step may not have been reported
+            self._step = None  # the previous step may not have been reported as ended
         if self._profiler is not None:
             self._profiler.measure_if_done()
         begun_s = time.perf_counter()
@@ -384,7 +386,7 @@ class Feed(LoaderPipeline):
             batches = self.passes.report(num_batches)
             step, self._step = self._step, None
             if batches and (is_awaited or step is not None):
-                # The wait ended when the first batch was produced. It is 0 if a buffer still had the batch.
+                # The wait ended when the first batch was produced. The wait is 0 if a buffer already had the batch.
                 waited_s = None if is_awaited or step is None else step.waited_s or 0.0
                 num_steps = -(-len(batches) // self.batches_per_step)
                 self._note_delivery(batches, knows_wait=is_awaited or len(batches) == 1)
@@ -398,11 +400,11 @@ class Feed(LoaderPipeline):
             self._note_delivery([batch], knows_wait=True)
             self.timer.end_wait(batch.size)
             self._step = None
-        # Outside the lock, because this writes to a file.
+        # Add the ledger's entry outside the lock, because this writes to a file.
         self._enter([batch])
 
     def _note_delivery(self, batches: list[ProducedBatch], *, knows_wait: bool) -> None:
-        """Tell the profiler which steps end now: the computation on the previous batches, and the wait for these."""
+        """Report to the profiler the steps that end now: the computation on earlier batches, and the wait for these."""
         if self._profiler is None:
             return
         self._profiler.batches_per_step = self.batches_per_step
@@ -432,15 +434,15 @@ class Feed(LoaderPipeline):
         control.check_stop(self.timer)
 
     def begin_training(self, num_pipelines: int = 1) -> None:
-        """Prepare for calls of `consume`, which will ignore the passes that have begun before now.
+        """Prepare for calls of `consume`. These calls will ignore the passes that have begun before now.
 
-        A strategy does not cut these batches, so ``num_pipelines`` of `TrainingSteps` changes nothing.
+        ``num_pipelines`` has no effect, because a strategy does not cut the batches of this dataset.
         """
         with self.passes.hold():
             self.passes.begin_training()
 
     def end_training(self) -> None:
-        """Stop the clock, and close the passes that have begun, because their other batches will not be consumed."""
+        """Stop the clock, and close the passes that have begun, because the rest of their batches will not be used."""
         self.pause()
         with self.passes.hold():
             self.passes.end_training()
@@ -469,7 +471,7 @@ def _check_wait(is_starved: bool) -> None:
 def _check_wait_of_framework(is_starved: bool) -> None:
     """Make TensorFlow's wait fail if the job must stop and no batch arrives.
 
-    TensorFlow's thread does not end the process itself, because stop callbacks run on the script's thread.
+    This runs on TensorFlow's thread. It does not end the process, because stop callbacks run on the script's thread.
 
     Raises:
         StopError: If the wait must fail.

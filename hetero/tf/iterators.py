@@ -1,6 +1,6 @@
 """An iterator that distinguishes batches for the script's loop from batches for Keras and graphs.
 
-It has its own module, because both kinds of dataset use it and because `hetero.tf.callback` imports Keras.
+The class has its own module, because both kinds of dataset use it and because `hetero.tf.callback` imports Keras.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ScriptIterator(OwnedIterator):  # type: ignore[misc]
         return self._next_of_script(super().__next__)
 
     def _next_of_script(self, following: Callable[[], Any]) -> Any:
-        """Return the next batch to the script. ``following`` returns it, and raises StopIteration at the end."""
+        """Return the next batch to the script. ``following`` returns the batch, and raises StopIteration at the end."""
         raise NotImplementedError
 
 

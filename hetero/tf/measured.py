@@ -47,7 +47,7 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
         """Return an iterator over a pass. Each batch that it returns to the script is a step."""
         if not tf.executing_eagerly():
             return super().__iter__()
-        # Batches of an earlier iterator were made ahead, and nothing consumes them now.
+        # Forget the batches that an earlier iterator made ahead, because nothing consumes them now.
         self._steps.forget()
         return _MeasuredIterator(self, self._steps)
 
@@ -94,7 +94,7 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
         """
         iterator = iter(batches)
         following = iterator.__next__
-        # Its own `next` would measure each step a second time.
+        # `next` of a _MeasuredIterator measures steps too. Do not use it, because each step would be measured twice.
         if isinstance(iterator, _MeasuredIterator):
             following = iterator.plain_next
         try:
@@ -117,7 +117,7 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
 
 
 class _MeasuredIterator(ScriptIterator):
-    """An iterator over a `MeasuredDataset` that measures the steps of a script's loop, but not those of Keras."""
+    """An iterator over a `MeasuredDataset` that measures the steps of a script's loop, but not the steps of Keras."""
 
     def __init__(self, dataset: MeasuredDataset, steps: _Steps) -> None:
         super().__init__(dataset)
@@ -144,7 +144,7 @@ class _Steps(LoaderTiming):
         self.batches_per_step = 1
         """Batches that a step consumes."""
         self.is_cut = False
-        """Whether a strategy of several processes cuts each batch into one part for each. A step consumes one part."""
+        """Whether a strategy of several processes cuts each batch into one part per process. A step consumes a part."""
         self._parts_per_batch = 1
         self._deliveries = deliveries
         self._prefetched: deque[tuple[float, int]] = deque()
@@ -181,7 +181,7 @@ class _Steps(LoaderTiming):
         Raises:
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
-        # The clock of tf.timestamp(), which `Deliveries` uses.
+        # time.time() is the clock of tf.timestamp(), which `Deliveries` uses.
         self._begun_s = time.time()
         self.await_step(self)
 

@@ -1,4 +1,4 @@
-"""Checks whether tf.data.service can make a dataset on other machines, before the dataset is sent to it."""
+"""Checks whether tf.data.service can make a dataset on other machines, before the dataset is sent to the service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_movable(dataset: Any) -> None:
     """
     import tensorflow as tf
 
-    # Otherwise TensorFlow fails in C++ at the first read.
+    # Without this check, TensorFlow would fail in C++ at the first read.
     if any(isinstance(spec, tf.data.DatasetSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         raise ConfigError(
             "the elements of the dataset contain datasets, which tf.data.service cannot send\n"
@@ -66,7 +66,7 @@ def check_divisible(dataset: Any) -> None:
     Raises:
         ConfigError: If the dataset zips several sources.
     """
-    # With two workers, 216 of 1,000 pairs were wrong.
+    # In a test with two workers, 216 of 1,000 pairs were wrong.
     if any(type(each).__name__ == _ZIP and len(each._inputs()) > 1 for each in parts_of(dataset)):
         raise ConfigError(
             "the dataset zips several sources, and sharding='dynamic' would pair their elements wrongly\n"
@@ -86,7 +86,8 @@ def check_whole(dataset: Any, *, rank: int, world_size: int) -> None:
         ConfigError: If the dataset is this rank's part.
     """
     for each in parts_of(dataset):
-        # Scripts for several workers begin with shard(). The parts of the other ranks were never seen, without a word.
+        # Scripts for several workers begin with shard(). With such a dataset, no rank would see the parts of the other
+        # ranks, and nothing would report it.
         if rank and type(each).__name__ == _SHARD and (int(each._num_shards), int(each._index)) == (world_size, rank):
             raise ConfigError(
                 f"the dataset of rank {rank} is shard {rank} of {world_size}, expected the whole dataset\n"

@@ -6,11 +6,11 @@ it has happened is *void*. The next pass then begins at the same position as the
 
 There is one exception. While the script reports consumed batches, a pass that has ended stays open if the script may
 still report some of its batches. For example, ``take(3)`` ends a pass after three batches, and a ``prefetch`` after the
-``take`` may hold all of them.
+``take`` may hold all three batches.
 
 `Stage` is the state of a pass. `Reporting` is whether the script reports consumed batches. Both list their transitions.
-An iterator of the script counts the batches of the pass that it reads. All other reports ignore this pass. This module
-does not use TensorFlow.
+If an iterator of the script reads a pass, this iterator counts the consumed batches. All other reports ignore such a
+pass. This module does not use TensorFlow.
 """
 
 from __future__ import annotations
@@ -123,17 +123,20 @@ class TensorFlowPass:
         self.num_batches = num_batches
         self.num_global_batches = num_global_batches
         self.previous = previous
-        """Pass before this one, which the next pass follows if this one becomes void. None if no longer needed."""
+        """Pass before this one. If this pass becomes void, the next pass follows it. None if no longer needed."""
         self.is_counted = is_counted
         self.is_announced = is_announced
         self.stage = Stage.RUNNING
         self.num_produced = 0
+        """Batches that TensorFlow has received."""
         self.num_consumed = 0
+        """Batches that an iterator or a report of the script counts as consumed."""
         self.number: int | None = None
         """Number of this pass in `Progress`. None until one of its batches is consumed."""
         self.failure: Exception | None = None
         """Exception that ended the pass."""
         self._unconsumed: deque[ProducedBatch] = deque()
+        """Produced batches that are not yet consumed, the oldest first. Without those that were forgotten."""
 
     @property
     def is_open(self) -> bool:
@@ -200,6 +203,7 @@ class PassLog:
 
     def __init__(self, progress: Progress) -> None:
         self._lock = threading.Lock()
+        """Guards this object and its passes. `hold` takes it."""
         self._ended: deque[TensorFlowPass] = deque()
         """Passes that TensorFlow has ended and that `hold` has yet to process."""
         self._reporting = Reporting.NEVER
@@ -233,7 +237,8 @@ class PassLog:
         with self.hold():
             self._forget_unreported()
             start = self._next_start(num_global_batches)
-            # A claim is for one pass. If it stayed, it would also claim the pass that fit reads next.
+            # Use up the claim, because it is for one pass. If it stayed, it would also claim the pass that fit reads
+            # next.
             claim, self._claim = self._claim, None
             begun = TensorFlowPass(
                 start,
@@ -255,7 +260,7 @@ class PassLog:
 
         The garbage collector may call this in a thread that already holds the lock. Waiting would then be a deadlock.
         """
-        # A deque, because append needs no lock.
+        # `_ended` is a deque, so `append` needs no lock. Process the pass now if the lock is free, else in `hold`.
         self._ended.append(tf_pass)
         if self._lock.acquire(blocking=False):
             try:
@@ -287,7 +292,7 @@ class PassLog:
         Args:
             num_batches: Number of batches. Batches that were not produced are ignored.
         """
-        # Also after a training, because a loop with mark_taken may follow it.
+        # This is also right after a training has ended, because a loop with mark_taken may follow.
         self._reporting = Reporting.REPORTING
         batches: list[ProducedBatch] = []
         while len(batches) < num_batches and (reported := self._reported()) is not None:
@@ -337,7 +342,8 @@ class PassLog:
     def _reported(self) -> TensorFlowPass | None:
         """Return the pass of the next batch that the script reports as consumed without naming a pass."""
         found = self._oldest_with_rest()
-        # No other pass has batches: a buffer still held those of the dropped one.
+        # If no open pass has batches, a buffer of TensorFlow still held the batches of the dropped pass. Open that pass
+        # again.
         if found is None and self._dropped is not None:
             found, self._dropped = self._dropped, None
             found.stage = Stage.ENDED
@@ -348,12 +354,12 @@ class PassLog:
     def _leave_behind(self) -> None:
         """Close all open passes, except those that an iterator counts. Passes that have not happened become void.
 
-        A complete pass becomes void too if the script reports and has consumed none of its batches. The training did
-        not use such a pass. If the script reports nothing, the batches of a complete pass count as they are produced.
+        If the script reports consumed batches and has consumed none of a complete pass, this pass becomes void too,
+        because the training did not use it. If the script reports nothing, a complete pass counts as used.
         """
         self._dropped = None
         for each in reversed(self._open[:]):
-            # Its iterator may go on after the training.
+            # Leave the pass open, because its iterator may go on after the training.
             if each.is_counted:
                 continue
             if each.num_consumed or (each.is_complete and not each.is_announced):
@@ -362,8 +368,9 @@ class PassLog:
                 self._close(each, Stage.VOID)
 
     def _forget_unreported(self) -> None:
-        """Limit memory if the script reports nothing, as for a validation set of `fit`: forget the oldest passes."""
-        # A first report, of mark_taken, is for the first batch, and repeat() may have begun many passes by then.
+        """Forget the oldest passes if the script reports nothing, to limit memory, as for a validation set of `fit`."""
+        # Do not forget too early. The first call of mark_taken reports the first batch, and repeat() may have begun
+        # many passes by then.
         unreported = [] if self._reporting.has_begun else [each for each in self._open if not each.is_counted]
         num_kept = sum(each.num_produced for each in unreported)
         for oldest in unreported[:-1]:
@@ -389,7 +396,7 @@ class PassLog:
                 self._dropped = ended
             self._close(ended, Stage.VOID)
         elif ended.is_open and not ended.num_batches:
-            # This rank had no batches to consume, but other ranks may have had some.
+            # This rank had no batches to consume in the pass, but other ranks may have had some. So advance.
             self._advance(ended)
         elif ended.is_open:
             self._close(ended, Stage.CLOSED)
@@ -398,7 +405,7 @@ class PassLog:
         """Report to `Progress` how many batches of an open pass were consumed. Close the pass if no batch is left."""
         if tf_pass.number is None:
             tf_pass.number = self._progress.begin_at(tf_pass.start)
-        # Without padding, other ranks may have one more batch.
+        # Without padding, other ranks may have one more batch. So a rank that is through counts all global batches.
         is_over = tf_pass.num_consumed >= tf_pass.num_batches
         batches = tf_pass.num_global_batches if is_over else tf_pass.start.batches + tf_pass.num_consumed
         self._progress.advance(tf_pass.number, batches=batches)

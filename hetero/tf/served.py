@@ -99,18 +99,18 @@ def _label(session: RankSession, name: str) -> str:
 
 
 def _begun_when_read(elements: Any) -> Any:
-    """Return a dataset of the elements. A pass begins an epoch of the service only when it is read.
+    """Return a dataset of the elements. A pass begins an epoch of the service only when the pass is read.
 
-    TensorFlow numbers the iterators that each rank makes. Iterators with equal numbers share an epoch. Keras makes
-    iterators that it does not read, for example at the end of an epoch, and their number differs between ranks.
-    Therefore the elements are inside a `flat_map`, where TensorFlow makes the iterator when the first one is read.
+    TensorFlow numbers the iterators that each rank makes, and iterators with equal numbers share an epoch. Keras makes
+    some iterators that it does not read, for example at the end of an epoch. How many it makes differs between ranks.
+    Therefore the elements are inside a `flat_map`. There TensorFlow makes the iterator when the first element is read.
     """
 
     def whole(_: Any) -> Any:
         return elements
 
     passes = tf.data.Dataset.range(1).flat_map(tf.autograph.experimental.do_not_convert(whole))
-    # flat_map makes the cardinality unknown.
+    # flat_map makes the cardinality unknown. Set it again if it is infinite.
     if int(elements.cardinality()) == tf.data.INFINITE_CARDINALITY:
         passes = passes.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     options = tf.data.Options()
@@ -133,7 +133,7 @@ def _dispatcher_address(session: RankSession) -> str:
     unsubscribe = session.tf_servers.subscribe(changed.set)
     try:
         while True:
-            # Before the records are read. A change after the reading then still ends the wait below.
+            # Clear the event before the records are read. Then a change after the reading still ends the wait below.
             changed.clear()
             records = session.tf_servers.records()
             address = next((record.address for record in records if record.kind == TF_DISPATCHER), None)

@@ -6,7 +6,7 @@
     order/            the order of a user's sampler, and what is wrong with it
     passes.py         one pass over the loader
     local.py          batches made in this process or in torch's workers
-    local_dataset.py  the data set that answers the requests there
+    local_dataset.py  the data set that answers the requests in this process or in torch's workers
     kept_batches.py   the batches that a profile run repeats, with tensors
     leaf_copies.py    batches that share no memory with the data set that made them
     pinned.py         memory that an accelerator copies from directly
@@ -22,7 +22,7 @@ In a plain loop, a batch takes the following path. Everything runs in the script
       pipeline.request   -> a BatchRequest with the same work
       pipeline.open      -> hetero.loaders.remote: endpoints, whose answers the fetchers' threads receive
                          or local.LocalFetcher: this process, or torch's workers
-    Pass.__next__        <- the batch and its request, which it records in the ledger and in the loader's position
+    Pass.__next__        <- the batch and its request. Pass records them in the ledger and in the loader's position
 
 A tool such as accelerate makes another loader. A `view_pass.RequestedBatch` then carries the request through the tool's
 loader to `views.DatasetView`, which fetches the batch.

@@ -30,8 +30,9 @@ def check_subject(subject: Any) -> None:
     """Reject a data set that this loader cannot fetch from.
 
     Raises:
-        ConfigError: If it is an IterableDataset, a factory that was not called, one of torch's wrappers around a
-            factory's return value, or an object in a job with endpoints, which serve only registered data sets.
+        ConfigError: If the data set is an IterableDataset, a factory that was not called, or one of torch's wrappers
+            around a factory's return value. Also if it is an object and the job has endpoints, because endpoints serve
+            only registered data sets.
     """
     if isinstance(subject, DatasetFactory):
         raise ConfigError(
@@ -104,7 +105,8 @@ def check_functions(
 ) -> None:
     """Reject functions that were not passed to the decorator, because endpoints do not have them.
 
-    If batches are made locally, such a function works. Only log a warning that a job with data hosts would reject it.
+    If batches are made locally, such a function works. Then only log a warning that a job with data hosts would reject
+    the function.
 
     Args:
         subject: The data set.
@@ -126,7 +128,7 @@ def check_functions(
         function = getattr(passed, "func", passed)  # unwraps a functools.partial
         shown = f"{argument}={getattr(function, '__qualname__', type(function).__name__)}"
         if not is_remote():
-            # Scripts make loaders in loops, and the advice is the same each time.
+            # Log the warning once, because scripts make loaders in loops.
             if (subject.name, argument) in _warned:
                 continue
             _warned.add((subject.name, argument))

@@ -14,7 +14,7 @@ __all__ = ["KeptBatches", "batch_nbytes"]
 
 
 class KeptBatches(kept_batches.KeptBatches):
-    """The first batches of a loader. If one of them is in pinned memory, so is each batch that is handed out.
+    """The first batches of a loader. If one of them is in pinned memory, all batches are handed out in pinned memory.
 
     Args:
         max_bytes: See `hetero.loaders.kept_batches.KeptBatches`.
@@ -30,7 +30,7 @@ class KeptBatches(kept_batches.KeptBatches):
         super().keep(batch)
 
     def _handed_out(self, batch: Any) -> Any:
-        # pin_memory copies too, and makes new containers.
+        # pin_memory also copies the batch and makes new containers, so no other copy is needed.
         if self._is_pinned:
             return torch.utils.data._utils.pin_memory.pin_memory(batch)
         return super()._handed_out(batch)

@@ -15,7 +15,7 @@ __all__ = ["copy_leaves", "leaves_of"]
 
 _PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 _CHANGEABLE = (list, dict, UserDict, UserList, deque)
-"""Containers whose shallow copy can be changed without changing the original. Other classes may not ensure this."""
+"""Containers whose shallow copy can be changed without changing the original. Other classes may share their items."""
 _TEXTS = (str, bytes, bytearray, memoryview, range)
 """Sequences without tensors."""
 _WHOLE = (*_TEXTS, tuple)
@@ -30,7 +30,7 @@ def leaves_of(batch: Any) -> Iterator[Any]:
         # A child may refer to its parent.
         if id(value) in seen:
             continue
-        # With the object, because a freed one may leave its id to another.
+        # Keep the object, because the id of a freed object may be given to another one.
         seen[id(value)] = value
         items: Any = ()
         if isinstance(value, torch.Tensor | np.ndarray):
@@ -41,7 +41,8 @@ def leaves_of(batch: Any) -> Iterator[Any]:
             items = value
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             items = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-        # Ragged lists of thousands of tokens took milliseconds in a batch when each token was visited.
+        # Skip plain items. When each token was visited, a batch with ragged lists of thousands of tokens took
+        # milliseconds.
         waiting += [item for item in items if type(item) not in _PLAIN_TYPES]
 
 
@@ -75,7 +76,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy. The copy of an autograd leaf is a leaf, because torch cannot send non-leaves that require grad."""
     try:
         if not (tensor.requires_grad and tensor.is_leaf):
-            # Not copy.deepcopy, which copies the whole storage behind a view.
+            # clone and not copy.deepcopy, which copies the whole storage behind a view.
             return tensor.clone()
         copied = tensor.detach().clone()
         return type(tensor)(copied) if type(tensor) is torch.nn.Parameter else copied.requires_grad_()

@@ -1,4 +1,4 @@
-"""What Lightning does with a loader's state: it may load it too late, and take a batch ahead of the loop."""
+"""What Lightning does with a loader's state. It may load the state too late, and may take a batch ahead of the loop."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ __all__ = ["is_prefetched", "load_pending_state"]
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _handed_over: list[Any] = []
-"""The states of a fit loop, and the pipelines that have got theirs. Lightning keeps the states until the loop ends."""
+"""The states of a fit loop, and the pipelines that have loaded their state. Lightning keeps the states until the loop
+ends."""
 
 
 def load_pending_state(pipeline: Pipeline) -> None:
-    """Load the state that Lightning has read from a checkpoint and not loaded, if a pass of its fit loop begins now.
+    """If a pass of Lightning's fit loop begins now, load the state that Lightning has read from a checkpoint.
 
-    A recipe for schedulers reads ``trainer.estimated_stepping_batches`` in ``configure_optimizers``. Lightning then
-    builds its loaders, and restores the checkpoint afterwards. It loads the states of loaders only while it builds
-    them, so a resumed run would begin its epoch anew: it would train again on some samples, and leave out others.
+    Lightning does not always load this state itself. If ``configure_optimizers`` reads
+    ``trainer.estimated_stepping_batches``, as a recipe for schedulers does, Lightning builds its loaders before it
+    restores the checkpoint. It loads the states of loaders only while it builds them. So a resumed run would begin its
+    epoch anew: it would train again on some samples, and leave out others.
 
     Raises:
         ConfigError: If the checkpoint has the states of another number of loaders, or Lightning takes a batch before it
@@ -48,7 +50,7 @@ def load_pending_state(pipeline: Pipeline) -> None:
                 f"Lightning's checkpoint has the states of {len(states)} training loaders, this run has "
                 f"{len(stateful)}\n  Resume with the loaders of the run that saved the checkpoint."
             )
-        # Each loader gets its state once: a later pass of the same fit would otherwise go back to the checkpoint.
+        # Each loader gets its state once. Otherwise, a later pass of the same fit would go back to the checkpoint.
         if not _handed_over or _handed_over[0] is not states:
             _handed_over[:] = [states]
         for loader, state in zip(stateful, states, strict=True):

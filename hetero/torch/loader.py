@@ -48,7 +48,7 @@ _TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoa
 
 
 class _Attribute:
-    """An attribute of torch's loader that may have another value when it is read."""
+    """An attribute of torch's loader whose value depends on who reads it."""
 
     def __set_name__(self, _: type, name: str) -> None:
         self._name = name
@@ -58,7 +58,7 @@ class _Attribute:
 
 
 class _Shown(_Attribute):
-    """An attribute that is the user's argument or torch's default for the script, and a view for a tool."""
+    """An attribute that shows the user's argument or torch's default to the script, and a view to a tool."""
 
     def __get__(self, loader: DataLoader[Any] | None, _: type | None = None) -> Any:
         if loader is None:
@@ -71,7 +71,7 @@ class _OfWorkers(_Attribute):
     """An attribute as in torch. It has another value if a loader rebuilt from this one must not start workers.
 
     Args:
-        without_workers: That other value, which a loader without workers has.
+        without_workers: The other value, which a loader without workers has.
     """
 
     def __init__(self, without_workers: Any) -> None:
@@ -120,11 +120,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     **Samples that raise.** By default the loader raises a `DatasetError` that is also an instance of the exception's
     type, with traceback, index and host. With ``on_sample_error="skip"`` the loader substitutes the next sample of the
-    same batch that works. After the last sample it tries the first. The substitute is then in the batch twice. It is
-    computed again from the same seed, so both copies are the same bit for bit. With ``seeding="batch"`` the second copy
-    has different random draws. Batch sizes and step counts stay equal on all ranks. The bytes of a batch do not depend
-    on where it is computed, provided that a sample raises either on all hosts or on none. The loader reports and logs
-    the skipped samples, with at most 10 log lines in 10 s.
+    same batch that works. After the last sample it tries the first. The substitute is then in the batch twice. The
+    second copy is computed again from the same seed, so both copies are the same bit for bit. With ``seeding="batch"``
+    the second copy has different random draws. Batch sizes and step counts stay equal on all ranks. If a sample raises
+    either on all hosts or on none, the bytes of a batch do not depend on where the batch is computed. The loader
+    reports and logs the skipped samples, with at most 10 log lines in 10 s.
 
     The loader still raises an exception if no sample of a batch works, there are more than ``max_skips`` skips, an
     index is outside of the data set, collation raises, or a batch has three times ended the process that computed it
@@ -141,7 +141,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         sampler: Yields indices: integers, floats, bool, str, bytes, None, or tuples and lists of these.
         batch_sampler: Yields lists of indices.
         num_workers: Local processes. Ignored if batches come from endpoints.
-        collate_fn: As in torch. For a registered data set, pass it to the decorator,
+        collate_fn: As in torch. For a registered data set, pass the function to the decorator,
             ``@hetero.dataset(collate_fn=...)``, because endpoints take it from there.
         pin_memory: As in torch. Silently ignored without an accelerator.
         drop_last: Whether to drop the last global batch if it is incomplete.
@@ -154,9 +154,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         persistent_workers: As in torch, but workers start anew if the script has changed what they read.
         pin_memory_device: Ignored, because memory is pinned for the current accelerator.
         in_order: Ignored, because batches are always in order.
-        seed: Signed 64-bit seed of the order and of all random draws. None: that of ``generator``, or 0.
+        seed: Signed 64-bit seed of the order and of all random draws. None: the seed of ``generator``, or 0.
         padding: With ``drop_last=False``, whether to repeat at most world size - 1 samples. Then all ranks get the same
-            number. False lets ranks end at different batches, for validation without collectives.
+            number of samples. False lets ranks end at different batches, for validation without collectives.
         name: Name in reports, at most 200 printable characters. The default is the data set's name.
         order: ``"torch"`` shuffles as ``DistributedSampler(seed=seed)`` does after ``set_epoch``, on any number of
             ranks. ``"hetero"`` shuffles as all earlier versions of hetero did.
@@ -183,7 +183,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     sampler: Any = _Shown()
     """The sampler that was passed, or a view of this loader's own order over the samples of this rank."""
     collate_fn: Any = _Shown()
-    """The function that makes batches: the one passed, the one registered with the data set, or torch's default."""
+    """The function that makes batches: the argument, the function registered with the data set, or torch's default."""
     num_workers: Any = _OfWorkers(0)
     prefetch_factor: Any = _OfWorkers(None)
     persistent_workers: Any = _OfWorkers(False)
@@ -295,7 +295,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_init_fn,  # type: ignore[arg-type]
             multiprocessing_context,
             generator,
-            # torch rejects a prefetch_factor without workers. Endpoints use it without any.
+            # torch rejects a prefetch_factor without workers. Endpoints use the factor also without workers.
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
@@ -333,7 +333,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return Pass(self._pipeline)
 
     def _draw_as_torch(self) -> None:
-        """Draw the random numbers that torch's loader draws here, so the script's next draws are the same with both.
+        """Draw the random numbers that torch's loader draws here. The script's next draws then equal those with torch.
 
         torch draws a base seed for the workers and, if it makes a RandomSampler, a seed for that sampler. A pass that
         resumes within an epoch draws nothing, because these numbers were drawn when the epoch began. A script that also
@@ -348,7 +348,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if not had_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         options = self._pipeline.options
-        # order="torch" shuffles as torch's DistributedSampler does. That sampler uses its ``seed`` and draws no other.
+        # order="torch" shuffles as torch's DistributedSampler does, which uses its ``seed`` and draws no other seed.
         is_drawn = options.shuffle and options.order != "torch" and self._pipeline.has_own_order
         if is_drawn and self.generator is None and self._pipeline.shard().world_size == 1:
             torch.empty((), dtype=torch.int64).random_()
@@ -365,7 +365,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def batch_sampler(self) -> Any:
-        """The batch sampler that was passed, or torch's own over `sampler`. None with ``batch_size=None``.
+        """The batch sampler that was passed, or torch's batch sampler over `sampler`. None with ``batch_size=None``.
 
         accelerate gets a batch sampler whose batches this loader fetches itself.
         """
@@ -413,8 +413,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Args:
             num_batches_trained: How many batches of the latest pass the loop has trained on. A resumed pass counts from
-                0. Pass it if something takes batches ahead of the loop, such as a prefetcher onto a device. None: all
-                batches that were delivered. The loaders of Ray Train and timm are known to take one batch ahead.
+                0. Pass this number if something takes batches ahead of the loop, such as a prefetcher onto a device.
+                None: all batches that were delivered. hetero itself considers that the loaders of Ray Train and timm
+                take one batch ahead.
 
         Raises:
             ConfigError: If batches are consumed through a loader that a tool rebuilt from this one, or if the pass has
@@ -431,8 +432,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Continue with the batch after the last one that was delivered when the state was taken.
 
-        A state taken after the loop continues with the next epoch. A state taken in the loop's last step first gives an
-        empty pass, which is the rest of its epoch. Iterators that exist already are not affected.
+        If the state was taken after the loop, the next epoch follows. If it was taken in the loop's last step, an empty
+        pass comes first, which is the rest of the state's epoch. Iterators that exist already are not affected.
 
         Raises:
             ConfigError: If the argument is not a state, or has another seed, data set length, order or global batch.
@@ -451,7 +452,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @multiprocessing_context.setter
     def multiprocessing_context(self, value: Any) -> None:
-        # torch's setter checks the value against num_workers, which is 0 if rebuilt loaders must not start workers.
+        # torch's setter checks the value against num_workers, which reads as 0 if rebuilt loaders must not start
+        # workers. Then pass None, because the setter would reject any other value.
         stored: Any = torch.utils.data.DataLoader.multiprocessing_context
         stored.fset(self, None if fetches_for_rebuilt() else value)
 

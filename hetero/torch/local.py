@@ -38,7 +38,8 @@ __all__ = ["LocalBatches", "LocalFetcher", "WorkerOptions", "accelerator_is_avai
 logger = logging.getLogger(__name__)
 
 _SLOW_S = 60.0
-"""Seconds until a missing first batch is logged. A forked polars hangs without an end (litData#823)."""
+"""Seconds of waiting for the first batch until a warning. For example, polars hangs for ever after a fork
+(litData#823)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class LocalFetcher:
         """Digests of what workers read, see `LocalDataset.digests`, when they were started. None if not compared."""
 
     def begin(self, requests: Iterator[BatchRequest]) -> tuple[_RequestSampler, Iterator[Any]]:
-        """Start to fetch ``requests``. Return their sampler, which stays in use until `close`, and torch's iterator."""
+        """Start to fetch ``requests``. Return their sampler, which is in use until `close`, and torch's iterator."""
         if self._options.persistent_workers and not self._sampler.is_used:
             sampler = self._sampler
             if self._persistent is None or not self._is_unchanged():
@@ -102,7 +103,7 @@ class LocalFetcher:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Return a context that waits for the first batch of workers. Log once if it takes long."""
+        """Return a context for the wait for the first batch of workers. Log once if the wait is long."""
         timer = threading.Timer(_SLOW_S, self._warn_of_wait)
         timer.daemon = True
         if self._options.num_workers and not self._has_warned_of_wait:
@@ -125,16 +126,16 @@ class LocalFetcher:
         )
 
     def may_go_on(self, batch_bytes: int) -> bool:
-        """Return whether workers may go on between two passes, see `LocalBatches.may_be_kept`.
+        """Return whether workers may go on making batches between two passes, see `LocalBatches.may_be_kept`.
 
         Args:
             batch_bytes: Bytes of a batch in shared memory.
         """
-        # Another loader may need as much meanwhile.
+        # Another loader may need as much shared memory in the meantime.
         return is_roomy(self._dataset.num_prefetched * batch_bytes) and self._is_unchanged()
 
     def _is_unchanged(self) -> bool:
-        """Return whether workers that were started now would have what the present ones have."""
+        """Return whether workers that were started now would read the same values as the present workers."""
         return self._digests is None or self._dataset.digests() == self._digests
 
     def unwrap(self, answer: Answer) -> Any:
@@ -148,7 +149,7 @@ class LocalFetcher:
             self._on_skips(answer.skips)
         if not self._is_checked:
             self._is_checked = True
-            # Without this check, the user would learn it when the job first runs with data hosts. Nothing is copied.
+            # Check the batch here, because otherwise the first job with data hosts would fail. Nothing is copied.
             self._dataset.warn_if_only_local(batch)
         return batch
 
@@ -156,7 +157,7 @@ class LocalFetcher:
         """Log once if forked workers are about to share connections of the data set."""
         if self._has_warned or not self._dataset.connections or not self._dataset.may_be_shared:
             return
-        # Files are not named here, because each worker opens them again and has another position in them.
+        # The warning does not name files, because each worker opens them again and has a position of its own.
         self._has_warned = True
         subject = self._dataset.subject
         is_spec = isinstance(subject, DatasetSpec)
@@ -176,7 +177,7 @@ class LocalFetcher:
         options = self._options
         if not options.num_workers:
             return requests
-        # torch is about to take this number of requests anyway.
+        # Take the requests that torch is about to take anyway.
         first = list(itertools.islice(requests, options.num_workers * (options.prefetch_factor or 2)))
         # With pinned memory, a thread takes each batch out of shared memory as soon as it arrives.
         self._dataset.num_prefetched = min(len(first), 1) if options.pin_memory else len(first)
@@ -185,24 +186,26 @@ class LocalFetcher:
     def _loader(self, sampler: _RequestSampler, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
         if options.num_workers and _forks(options):
-            # The build comes first, because the warning needs the connections that it opened.
+            # Build the data set once, to share it with the forked workers. Warn only after this, because the warning
+            # names the connections that the build opened.
             if self._dataset.may_be_shared:
-                _ = self._dataset.built  # built once, and shared with the forked workers
+                _ = self._dataset.built
             self._warn_of_connections()
         elif options.num_workers and _compares_globals():
             self._dataset.globals = self._dataset.globals_reader().read()
-        # After the build, because the data set's code may change its own globals. Workers have what it made of them.
+        # Compute the digests after the build, because the data set's code may change its own globals, and workers have
+        # the changed ones.
         is_kept = persistent or isinstance(self._dataset.subject, DatasetSpec)
         if options.num_workers and _compares_globals() and is_kept:
-            # Without the digests, persistent workers kept a global, a collate_fn and an epoch of the data set from the
-            # first pass on.
+            # Compare the digests. Without them, persistent workers used the global values, the collate_fn and the epoch
+            # of the first pass for ever.
             digests = self._dataset.digests()
             if digests != self._digests:
                 self._persistent = None  # its workers are older than the change
             self._digests = digests
         return torch.utils.data.DataLoader(
             self._dataset,  # type: ignore[arg-type]
-            # torch then hands each request to the data set unchanged, and does not make batches itself.
+            # With None, torch passes each request to the data set unchanged, and does not make batches itself.
             batch_size=None,
             sampler=sampler,
             num_workers=options.num_workers,
@@ -223,11 +226,11 @@ class LocalFetcher:
 class LocalBatches(Iterator[Any]):
     """The batches of one pass, in order. After a batch that raised, `next` returns the following batch.
 
-    Workers are started, and requests consumed, only when the first batch is requested.
+    Workers are started and requests are consumed only when the first batch is requested.
 
     Args:
         fetcher: Starts and ends the workers.
-        requests: The batches to fetch. The caller reports each batch to them before it asks for the next one.
+        requests: The batches to fetch. The caller reports each batch to this object before it asks for the next one.
     """
 
     def __init__(self, fetcher: LocalFetcher, requests: EpochRequests) -> None:
@@ -282,13 +285,14 @@ class LocalBatches(Iterator[Any]):
                 failure = _error_of_batch(answer.content)
         except BaseException as error:
             self.close()
-            # torch raises this if it lost a worker, which may have obeyed a request to stop.
+            # torch raises a RuntimeError if it lost a worker. The worker may have ended because the job must stop.
             if isinstance(error, RuntimeError):
                 control.end_if_stopping()
             raise
         # Raise the failure. It ends the pass if it concerns the sampler or the whole data set.
         stage = getattr(getattr(failure, "record", None), "stage", "")
-        # Without this, a factory that raises would run again for every batch, and the epoch would end as if complete.
+        # Close the pass in these cases. Otherwise, a factory that raises would run again for every batch, and the epoch
+        # would end as if it were complete.
         if not is_planned or stage in ("build", "describe"):
             self.close()
         try:
@@ -298,11 +302,11 @@ class LocalBatches(Iterator[Any]):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether the workers may go on between two passes.
+        """Whether the workers may go on making batches between two passes.
 
-        Not if the batches that they have ready would fill much of the shared memory, which other loaders need
-        meanwhile. Not if a global that the data set's code reads has changed: workers that are started anew would see
-        it.
+        They may not if their ready batches would fill much of the shared memory, because other loaders need it in the
+        meantime. They may not if a global that the data set's code reads has changed, because workers that are started
+        anew would see the change.
         """
         return self._fetcher.may_go_on(self._shared_bytes or 0)
 
@@ -363,7 +367,8 @@ def _error_of_batch(failure: Failure) -> DatasetError:
 def _workers_ignore_platform() -> Iterator[None]:
     """Let workers that are started in the context survive one SIGTERM, if they are shielded. Kill them at exit.
 
-    At exit, multiprocessing sends one SIGTERM to each worker and then waits for its end without a limit.
+    The kill is needed because multiprocessing sends one SIGTERM to each worker at exit, and then waits for its end
+    without a limit.
     """
     before = multiprocessing.active_children()
     try:
@@ -372,14 +377,15 @@ def _workers_ignore_platform() -> Iterator[None]:
     finally:  # also if torch could not start all workers
         for process in multiprocessing.active_children() if SHIELD_VARIABLE in os.environ else ():
             if process.daemon and process not in before:
-                # Not `atexit`, because a process that multiprocessing has started runs only finalizers.
+                # A finalizer and not `atexit`, because a process that multiprocessing has started runs only finalizers.
                 Finalize(process, _kill_at_exit, (weakref.ref(process),), exitpriority=0)
 
 
 def _kill_at_exit(worker: weakref.ref[BaseProcess]) -> None:
     process = worker()
-    if process is not None:  # None if this is not the exit: the worker has ended, and its object is freed
-        # torch's handler raises if a worker was killed.
+    # None if the worker has ended, and its object is freed.
+    if process is not None:
+        # Remove torch's handler, which raises if a worker was killed.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # SIGKILL, because a worker ignores the first SIGTERM, and a second one is lost while it runs native code.
         process.kill()

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class LocalDataset:
-    """A data set that answers requests on this host. It is sent to torch's workers.
+    """A data set that answers requests on this host. torch's workers get a copy of this object.
 
     Args:
         subject: A spec, which is built in each process that needs it, or the user's own data set object.
@@ -63,10 +63,10 @@ class LocalDataset:
         """Names of connections and pipes that were opened while the data set was built here, or computed samples
         here."""
         self._files: dict[int, str] = {}
-        """Files that were opened then, by descriptor."""
+        """Files that were opened at the same times, by descriptor."""
         self._inherited: BuiltDataset | None = None
-        """The data set of the process that forked this one, if this one has built its own. It is kept, because its end
-        may close connections of that process."""
+        """The data set of the process that forked this one. Set if this process has built its own data set. The object
+        is kept, because freeing it may close connections of the parent process."""
         self.num_prefetched = 0
         """Batches that torch's workers keep ready. 0 if a worker need not check whether they fit into shared memory."""
 
@@ -77,9 +77,10 @@ class LocalDataset:
 
     @property
     def is_constant(self) -> bool:
-        """Whether workers of the next epoch compute the same batches as those of this one, if no global changes.
+        """Whether workers for the next epoch would compute the same batches as present workers, if no global changes.
 
-        An object, or a function with variables of an enclosing function, may be changed by the script in between.
+        False for an object, and for a function with variables of an enclosing function, because the script may change
+        them between two epochs.
         """
         functions = [each for each in (self._collate_fn, self._worker_init_fn) if each is not None]
         is_plain = all(isinstance(each, FunctionType) and not each.__closure__ for each in functions)
@@ -112,7 +113,7 @@ class LocalDataset:
 
     @contextmanager
     def noting_files(self) -> Iterator[None]:
-        """Return a context for the data set's code. Record what is opened meanwhile."""
+        """Return a context for the data set's code. Record the files and connections that this code opens."""
         before = open_files()
         try:
             yield
@@ -120,7 +121,7 @@ class LocalDataset:
             if not all(map(has_path, opened_since(before).values())):
                 gc.collect()  # it may close connections that are not used
             opened = opened_since(before)
-            # Each child has a pipe, which is never read.
+            # Leave out the pipe of each child process, which is never read.
             for process in multiprocessing.active_children():
                 opened.pop(process.sentinel, None)
             self._files |= {descriptor: name for descriptor, name in opened.items() if has_path(name)}
@@ -134,27 +135,29 @@ class LocalDataset:
     def start_worker(self, worker_index: int) -> None:
         """Provide worker info to the data set in this worker process of torch, and call ``worker_init_fn``.
 
-        A forked worker uses the data set of the process that forked it, unless that must not be shared.
+        A forked worker uses the data set of the process that forked it, unless the data set must not be shared.
 
         Raises:
             DatasetError: If the factory or ``worker_init_fn`` raises.
         """
-        # torchrun sends SIGTERM to the group of a rank. Workers that ended by it cost the job its last checkpoint.
+        # Ignore the platform's SIGTERM. torchrun sends it to the whole group of a rank, and when workers ended, the job
+        # lost its last checkpoint.
         ignore_platform()
         info = torch.utils.data.get_worker_info()
         assert info is not None
         is_forked_with_it = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
         if is_forked_with_it and not self.may_be_shared:
-            # fork_built=False promises that each process builds its own.
+            # fork_built=False promises that each process builds its own data set.
             self._inherited = self.__dict__.pop("built")
         self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
 
     def start_own_worker(self, worker_index: int) -> None:
         """Compare the globals, and call `start_worker`. If this fails, answer every later request with the failure."""
-        # Forked processes share the position in a file. In a test, 2,099 of 40,000 samples were wrong.
+        # Open the files again, because forked processes share the position in a file. In a test, 2,099 of 40,000
+        # samples were wrong.
         reopen_files(self._files)
         try:
-            # Compared before the data set's code runs, because that code may fill caches.
+            # Compare the globals before the data set's code runs, because that code may fill caches.
             if self.globals:
                 reader, there = self.globals_reader(), f"loader worker {worker_index}"
                 check_globals(reader, self.globals, reader.digests(), dataset=self.name, there=there)
@@ -172,13 +175,13 @@ class LocalDataset:
     def digests(self) -> dict[str, str]:
         """Return digests of what the script may change while workers run: globals, and attributes of an object.
 
-        Attributes count although the object's own code sets them, for example in ``set_epoch``, because the object
-        makes no samples in this process.
+        Attributes that the object's own code sets, for example in ``set_epoch``, count too. The object makes no samples
+        in this process, so only the script can have caused such a change.
         """
         attributes = {} if isinstance(self.subject, DatasetSpec) else getattr(self.subject, "__dict__", {})
-        # An attribute that is large or not plain, such as a transform, counts by its identity.
+        # If an attribute is large or not plain, such as a transform, only its identity counts.
         held = {f".{name}": plain_digest(value) or str(id(value)) for name, value in attributes.items()}
-        # 50,000 samples in an object cost 0.2 s here, once in an epoch.
+        # For an object with 50,000 samples this takes 0.2 s, once in an epoch.
         return self.globals_reader().digests() | held
 
     def fetch(self, request: BatchRequest, *, on_skips: Callable[[Skips], object] | None = None) -> Any:
@@ -211,7 +214,8 @@ class LocalDataset:
         if self._start_failure is not None:
             return self._start_failure
         try:
-            # _fetch_own copies in a worker too: torch sends from another thread, and shares the memory of the tensors.
+            # _fetch_own copies the batch also in a worker, because torch sends it from another thread, and moves the
+            # memory of its tensors into shared memory.
             batch = self._fetch_own(request, on_skips)
         except DatasetError as exc:
             want = used_up(str(exc))
@@ -224,7 +228,7 @@ class LocalDataset:
         batch = fetch(self.built, request, on_skips=on_skips)
         if self.built.warnings and not self.built.worker_index:
             self.built.log_warnings()  # the first batch may have added warnings
-        # torch's own collation makes new tensors, so only other batches pay for a copy.
+        # torch's own collation makes new tensors, so only other batches are copied.
         return batch if self.built.makes_new_memory(collate=request.collate) else copy_leaves(batch)
 
     def warn_if_only_local(self, batch: Any) -> None:
@@ -234,7 +238,7 @@ class LocalDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        # A new process builds the data set itself. Descriptors of this process do not mean anything there.
+        # A new process builds the data set itself. Descriptors of this process have no meaning in another process.
         state.pop("built", None)
         state["connections"], state["_files"] = set(), {}
         return state

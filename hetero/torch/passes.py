@@ -28,13 +28,14 @@ __all__ = ["Pass"]
 logger = logging.getLogger(__name__)
 
 _PREFETCH_ONE = frozenset({"ray.train.torch.train_loop_utils", "timm.data.loader"})
-"""Modules that take the next batch before they hand one to the loop (tests/ray/test_prepared_loader.py)."""
+"""Modules that take the next batch before they give the present one to the loop
+(tests/ray/test_prepared_loader.py)."""
 
 
 class _Feed:
     """Begins one pass, and records its deliveries in the loader.
 
-    The loader's timer refers to it. If it referred to the pass, a pass that the script drops would not end.
+    The loader's timer refers to this object and not to the pass. Therefore a pass that the script drops can end.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -42,16 +43,16 @@ class _Feed:
         self._number = 0
         self._start = Start(0)
         self._prefetched: deque[PlannedBatch] = deque()
-        """The batches that a wrapper of the loader has, and the loop has not."""
+        """The batches that a wrapper of the loader has taken, and the loop has not got yet."""
         self.num_prefetched = 0
         """How many batches a wrapper of the loader takes ahead of the loop."""
         self._num_lost = 0
         self._requests: EpochRequests | None = None
 
     def open(self) -> Batches:
-        """Begin the pass, and return its batches. Those of the next epochs may follow them."""
+        """Begin the pass, and return its batches. The batches of the next epochs may follow."""
         pipeline = self.pipeline
-        # First of all, because the state decides where this pass begins.
+        # Load the state before anything else, because it decides where this pass begins.
         load_pending_state(pipeline)
         self._number, self._start, planned = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
@@ -65,14 +66,14 @@ class _Feed:
 
     @property
     def default_order(self) -> tuple[object, ...] | None:
-        """What decides the order of a shuffled pass if the script chose no seed. None for all other passes."""
+        """The values that decide the order of a shuffled pass without a seed of the script. None for other passes."""
         options = self.pipeline.options
         if not options.shuffle or not self.pipeline.has_own_order or options.has_seed or self._start.batches:
             return None
         return self._start.num_samples, self._number, options.order
 
     def keep(self, batches: Batches) -> None:
-        """Let the loader keep the batches after the last one of the pass, if those of the next epoch follow."""
+        """Let the loader keep the source of the batches after the pass, if the batches of the next epoch follow."""
         assert self._requests is not None
         self.pipeline.prefetched.keep(batches, self._requests)
 
@@ -88,7 +89,7 @@ class _Feed:
         return request.work.num_samples
 
     def lost(self, request: BatchRequest) -> None:
-        """Record that a batch raised. The pass continues after it, as does a pass that resumes a state taken now."""
+        """Record that a batch raised. This pass continues after it. So does a pass resumed from a state taken now."""
         self._num_lost += 1
         self._passed()
         if self._num_lost == 1:
@@ -171,7 +172,8 @@ class Pass(Iterator[Any]):
             if self._batches is None:
                 check_not_importing()
                 caller = sys._getframe(1).f_globals.get("__name__")
-                # A state that counted the batch in a prefetcher's hands would skip it after a resume.
+                # A prefetcher holds one batch that the loop has not got. The state must not count this batch, because a
+                # resumed run would skip it.
                 self._feed.num_prefetched = int(caller in _PREFETCH_ONE or is_prefetched())
                 self._batches = self._feed.open()
                 warn_of_same_order(self, self.pipeline, self._feed.default_order)
@@ -187,7 +189,7 @@ class Pass(Iterator[Any]):
         except DatasetError as error:
             typed = with_user_type(error)
             if self._batches is not None and self._batches.is_open and self._batches.request is not None:
-                # The state counts this batch, so a resumed run does not meet it again.
+                # Count this batch in the state, so that a resumed run does not request it again.
                 self._feed.lost(self._batches.request)
                 self._keep_if_through()
                 self.pipeline.end_timing(self._feed)
@@ -208,7 +210,7 @@ class Pass(Iterator[Any]):
     def _keep_if_through(self) -> None:
         """Let the loader keep the source of the batches when the last one of the pass was delivered.
 
-        The script may never ask for another one, as with ``for _ in range(len(loader))``.
+        Do this now, because the script may never ask for another batch, as with ``for _ in range(len(loader))``.
         """
         if self._batches is not None and self._feed.is_through:
             self._is_through = True
@@ -216,6 +218,7 @@ class Pass(Iterator[Any]):
             self._feed.keep(batches)
 
     def _fail(self, error: BaseException) -> None:
+        """Close the pass, and keep the exception for all further calls of ``next``."""
         self.close()
         # Keep a copy without the traceback, whose frames hold this pass and the variables of the training function.
         try:

@@ -79,7 +79,7 @@ class Pipeline(LoaderPipeline):
         """Function that makes a batch from the indices of earlier samples. The latest pass over the batches of all
         ranks sets it, because accelerate may request more batches from such a pass after its end."""
         self.stride: int | None = None
-        """The n of a tool that consumes every n-th batch. None until known."""
+        """The n of a tool that consumes every n-th batch. None until n is known."""
         self._has_warned = False
         kind = *self.kind, options.batch_size
         self._made_anew = MadeAnew(subject, *kind, options.seed, options.drop_last)
@@ -105,7 +105,7 @@ class Pipeline(LoaderPipeline):
         return self.workers.num_workers > 0
 
     def shard(self) -> Shard:
-        """Return this process's rank and world size: those passed to the loader, else those of the process group."""
+        """Return this process's rank and world size: the loader's argument, else the values of the process group."""
         if self.options.shard is not None:
             return self.options.shard
         distributed = torch.distributed
@@ -115,7 +115,7 @@ class Pipeline(LoaderPipeline):
 
     @property
     def permute(self) -> Permute | None:
-        """Function that draws the permutation of an epoch. None for hetero's own."""
+        """Function that draws the permutation of an epoch. None for hetero's own function."""
         return torch_permutation if self.options.order == "torch" else None
 
     def dataset_samples(self) -> int:
@@ -185,7 +185,7 @@ class Pipeline(LoaderPipeline):
             return number, start, planned
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
         planned = iter(()) if start.is_finished else plan(start)
-        # A loaded state may be at the end of its epoch. The pass is then the next epoch.
+        # A loaded state may be at the end of its epoch. If so, this pass is the next epoch.
         if start.may_skip and start.batches:
             first = next(planned, None)
             if first is None:
@@ -197,10 +197,10 @@ class Pipeline(LoaderPipeline):
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the requests of a pass are followed by those of the next epoch, unless this is a profile run.
+        """Whether the requests of the next epoch follow those of a pass, unless this is a profile run.
 
-        Not with a user's sampler, which may draw from the script's generators. Not if torch's workers get objects that
-        the script may change between two passes.
+        They do not follow with a user's sampler, because it may draw from the script's generators. They do not follow
+        if torch's workers get objects that the script may change between two passes.
         """
         if self.sampler_order is not None or not self.options.requests_next_epoch:
             return False
@@ -208,22 +208,22 @@ class Pipeline(LoaderPipeline):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the requests of a pass are followed by those of the next epoch."""
+        """Whether the requests of the next epoch follow those of a pass."""
         session = control.current()
         return self.may_go_on and (session is None or not session.options.profile)
 
     def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
-        """Yield this rank's batches from ``start`` on, or those that a tool takes, see `ViewPass`."""
+        """Yield this rank's batches from ``start`` on, or only the batches that a tool takes, see `ViewPass`."""
         if not lane:
             return self.plan(start)
         first, stride, of_all_ranks = lane
         return itertools.islice(self.plan(start, all_ranks=bool(of_all_ranks)), first, None, stride)
 
     def take_sampler_epoch(self) -> None:
-        """Use the epoch that the script set on its sampler. If it set none, restore a loaded state's epoch.
+        """Use the epoch that the script set on its sampler. If the script set none, restore a loaded state's epoch.
 
-        If the script sets an earlier epoch, the next pass still gets the next epoch, because samples would otherwise
-        draw the same random numbers again.
+        If the script sets an earlier epoch, the next pass still counts as the next epoch, because samples would
+        otherwise draw the same random numbers again.
         """
         order, resumed = self.sampler_order, self.progress.resumed
         if order is None or self.progress.is_within_pass:
@@ -250,7 +250,7 @@ class Pipeline(LoaderPipeline):
             self._ranks.check_seed(self.options.seed, loader=self.name)
         if start.batches:
             start.check_within(self.num_global_batches(start))
-        # is_through considers all ranks, because without padding one rank may reach the end before others.
+        # Without padding one rank may reach the end before others, so `is_through` considers all ranks.
         if start.batches and self.is_through(start):
             if not start.may_skip:
                 return start, iter(())
@@ -265,7 +265,7 @@ class Pipeline(LoaderPipeline):
         return replace(start, num_samples=num_samples), plan(start)
 
     def note_delivered(self, number: int, sampler_state: object) -> None:
-        """Record that the next batch of a pass was delivered, also in the user's sampler order.
+        """Record that the next batch of a pass was delivered, in the position and in the order of the user's sampler.
 
         Args:
             number: Number of the pass.
@@ -275,7 +275,7 @@ class Pipeline(LoaderPipeline):
             self.sampler_order.delivered(sampler_state)
 
     def note_completed(self, number: int) -> None:
-        """Record that a pass was delivered to its end, also in the user's sampler order."""
+        """Record that a pass was delivered to its end, in the position and in the order of the user's sampler."""
         self.extent.num_complete_passes += 1
         order = None if self.sampler_order is None else self.sampler_order.shuffled_order
         if order is not None and not number:
@@ -347,8 +347,8 @@ class Pipeline(LoaderPipeline):
             num_drawn=position.num_drawn if stateful else 0,
             left=None if left is None else {"epoch": left[0], "sampler": left[1]},
             sampler_epoch=None if self.sampler_order is None else self.sampler_order.epoch,
-            # The states of all ranks must be the same, but without padding one rank's pass may have ended while another
-            # rank is in its last step.
+            # The states of all ranks must be the same. But without padding, one rank's pass may have ended while
+            # another rank is in its last step. So the state then counts the pass as ended.
             completed=position.completed or (self.progress.resumed is None and self._may_end_unevenly()),
             num_samples=facts.num_samples if position.num_samples is None else position.num_samples,
             sampler_length=None if self.sampler_order is None else position.sampler_length or self.sampler_order.length,
@@ -409,14 +409,14 @@ class Pipeline(LoaderPipeline):
         )
 
     def _at_its_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
-        """Return the state. If its epoch is complete, use the data set's present length, because it may have grown."""
+        """Return the state. If its epoch is complete, use the data set's present length, which may have grown."""
         may_have_grown = not isinstance(self.subject, DatasetSpec) and None not in (state.num_samples, here.num_samples)
         if may_have_grown and self.is_through(Start(state.epoch, state.batches, num_samples=state.num_samples)):
             return replace(state, num_samples=here.num_samples)
         return state
 
     def is_over(self, start: Start) -> bool:
-        """Return whether an epoch is over. Return True also if this cannot be known."""
+        """Return whether an epoch is over. Return True also if this is not known."""
         if self.sampler_order is None:
             return super().is_over(start)
         try:
@@ -447,7 +447,7 @@ class Pipeline(LoaderPipeline):
             )
 
     def _check_length(self, order: SamplerOrder, start: Start) -> None:
-        """Reject a position within an epoch of a sampler that had another length. The sampler is prepared by now.
+        """Reject a position within an epoch if the sampler had another length then. The sampler is already prepared.
 
         Raises:
             ConfigError: If the lengths differ, or the position is behind the end of the epoch.

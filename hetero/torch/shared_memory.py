@@ -23,7 +23,7 @@ _TORCHS_WORDS = ("unable to allocate shared memory", "No space left on device")
 
 
 def shared_bytes(batch: Any) -> tuple[int, int]:
-    """Return how many bytes of a batch go through shared memory, and how many of them are not in it yet.
+    """Return how many bytes of a batch go through shared memory, and how many of these bytes are not there yet.
 
     Args:
         batch: The batch. Only tensors in mappings, sequences and dataclasses count. A pipe carries anything else.
@@ -32,7 +32,7 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
     absent: dict[int, int] = {}
     tensors = (leaf for leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor))
     for storage in (storage for tensor in tensors for storage in _storages(tensor)):
-        # By address, because views of one storage go through shared memory once.
+        # Count each address once, because several views of one storage go through shared memory once.
         sizes[storage.data_ptr()] = storage.nbytes()
         if not storage.is_shared():
             absent[storage.data_ptr()] = storage.nbytes()
@@ -45,7 +45,7 @@ def _storages(tensor: torch.Tensor) -> list[Any]:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return []
         storage = tensor.untyped_storage()
-        # Raises for a tensor without memory.
+        # This raises for a tensor without memory.
         storage.data_ptr()
         return [storage]
     except Exception:  # noqa: BLE001 - an uninitialised parameter, or a class without memory
@@ -55,15 +55,16 @@ def _storages(tensor: torch.Tensor) -> list[Any]:
 def want_of_room(batch: Any, num_prefetched: int, num_workers: int) -> str | None:
     """Return why shared memory is too small for this batch or for all waiting batches. Return None if they may fit.
 
-    Waiting batches are assumed to be as large as this one. They are compared with the total size of shared memory, not
-    with its free part, because another process may release what it holds.
+    Waiting batches are assumed to be as large as this one. Their bytes are compared with the total size of shared
+    memory, not with its free part, because another process may release its part.
 
     Args:
         batch: A worker's batch that is about to be sent.
         num_prefetched: Batches that wait in shared memory while the trainer is in a step. 0 skips this comparison.
         num_workers: Workers that make these batches.
     """
-    # Plain containers have 64 MiB of /dev/shm. A full one ends a worker by SIGBUS, or hangs the trainer.
+    # A container has only 64 MiB of /dev/shm by default. If /dev/shm is full, a worker ends by SIGBUS, or the trainer
+    # hangs.
     num_bytes, num_absent = shared_bytes(batch)
     room, free = _room_and_free()
     if not num_bytes or not room:
@@ -78,7 +79,7 @@ def want_of_room(batch: Any, num_prefetched: int, num_workers: int) -> str | Non
 
 
 def is_roomy(num_bytes: int) -> bool:
-    """Return whether so many bytes of shared memory are free. Return True if its size is not known."""
+    """Return whether so many bytes of shared memory are free. Return True if the size of shared memory is not known."""
     room, free = _room_and_free()
     return not room or num_bytes <= free
 

@@ -1,4 +1,4 @@
-"""Batches for a tool's loader, which first gets the indices of a batch, and passes them back to get the batch."""
+"""Batches for a tool's loader. The tool first gets the indices of a batch, and passes them back to get the batch."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ class RequestedBatch(list[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.source is not None:
-            # The pass cannot follow the batch into another process, which fetches it itself.
+            # The pass cannot go with the batch to another process. That process fetches the batch itself.
             self.source.leaves_process()
         return RequestedBatch, (self.planned, self.number, None, self.request)
 
 
 class ViewPass:
-    """One pass over a view. It yields `RequestedBatch` objects, and fetches a batch when the tool passes one back.
+    """One pass over a view. It yields `RequestedBatch` objects. When the tool passes one back, fetch its batch.
 
-    A tool may skip batches at the beginning, and then consumes every n-th batch. From the first fetched batch on, the
+    A tool may skip batches at the beginning. Then it consumes every n-th batch. From the first fetched batch on, the
     pass prefetches every n-th batch, with the n that the tool has used so far.
     """
 
@@ -117,7 +117,7 @@ class ViewPass:
         return self._pipeline.request(planned, self._start.number)
 
     def filling(self, indices: Sequence[Any]) -> RequestedBatch:
-        """Return a batch of earlier samples, which accelerate's even_batches requests for a rank without a batch."""
+        """Return a batch of earlier samples. accelerate's even_batches requests it for a rank without a batch."""
         repeated = np.ones(len(indices), dtype=np.uint32)
         planned = PlannedBatch(self._last_position, IndexedWork(as_indices(indices), repeated))
         return RequestedBatch(planned, self._num_planned, self)
@@ -182,13 +182,13 @@ class ViewPass:
             self._pipeline.stride = self._pipeline.shard().world_size if own_order else 1
 
     def _reader_at(self, batch: RequestedBatch) -> Batches:
-        """Return a reader whose next batch is this one. Open a new reader if the tool does not continue as expected."""
-        # accelerate's even_batches makes another batch of the same number, with `+=`.
+        """Return a reader whose next batch is this one. Open a new reader if the tool did not continue as expected."""
+        # accelerate's even_batches may have made another batch of the same number, with `+=`.
         was_filled_up = self._get(batch.number) is not batch
         if self._reader is None or batch.number != self._expected or was_filled_up:
             self._close_reader()
             if self._last is not None and batch.number > self._last:
-                # The tool has skipped batches, so the prefetched ones are not those that it takes.
+                # The tool has skipped batches, so it does not take the prefetched ones. Use its present step.
                 self._pipeline.stride = batch.number - self._last
             self._open_reader(batch, self._pipeline.stride or 1, is_first=self._last is None and not was_filled_up)
             assert self._reader is not None
@@ -198,8 +198,9 @@ class ViewPass:
     def _open_reader(self, batch: RequestedBatch, stride: int, *, is_first: bool) -> None:
         """Open a reader of this batch and every n-th after it.
 
-        Those of the next epoch follow if this is the first batch of the pass that the tool fetches, and it has skipped
-        none. The tool will then take every n-th batch from the same one on in the next epoch.
+        The batches of the next epoch follow if this is the first batch that the tool fetches in the pass, and the tool
+        has skipped none. Then the tool will take the same batches of the next epoch: the one at this place, and every
+        n-th after it.
         """
         pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
         # A tool that has skipped batches of this pass will not do so in the next one.

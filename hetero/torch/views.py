@@ -60,6 +60,7 @@ class CollateView:
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self.collate_fn = collate_fn
+        """The user's function, for samples that were not fetched as a batch."""
 
     def __call__(self, samples: Any) -> Any:
         """Return the fetched batch, or collate samples that were not fetched as a batch."""
@@ -67,10 +68,16 @@ class CollateView:
 
 
 class DatasetView(torch.utils.data.Dataset[Any]):
-    """The loader's data set. It fetches requested batches, and otherwise behaves like the user's object or spec."""
+    """The loader's data set. It fetches requested batches, and otherwise behaves like the user's object or spec.
+
+    Args:
+        local: Holds the user's object or spec, and computes batches in a worker process of a tool's loader.
+        pipeline: The loader's pipeline.
+    """
 
     def __init__(self, local: LocalDataset, pipeline: Pipeline) -> None:
         self.local = local
+        # Kept apart from the pipeline, because a worker process has no pipeline.
         self._skips = pipeline.skips
         self._pipeline: Pipeline | None = pipeline
         """The loader's pipeline. None in a worker process of a tool's loader."""
@@ -110,7 +117,8 @@ class DatasetView(torch.utils.data.Dataset[Any]):
             forward(epoch)
 
     def __getattr__(self, name: str) -> Any:
-        # Pickle and copy look up special methods before there is a `local`, and `local` itself is looked up below.
+        # pickle and copy look up special methods before `local` is set. Without this check, the lookup of `local` below
+        # would call this method again without end.
         if name.startswith("__") or name == "local":
             raise AttributeError(name)
         return getattr(self.local.subject, name)
@@ -119,7 +127,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         if name in ("local", "_skips", "_pipeline", "_is_worker"):
             self.__dict__[name] = value
         else:
-            # A value that only the view had could be read back, and had no effect on samples.
+            # Set the attribute of the user's object. If only the view had it, it would have no effect on samples.
             setattr(self.local.subject, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,17 +138,18 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         self.__dict__.update(state)
 
     def _fetch(self, batch: RequestedBatch) -> FetchedBatch:
+        """Return a requested batch: from the pass that planned it, or computed here in a tool's worker process."""
         if batch.source is not None:
             return FetchedBatch(batch.source.fetch(batch))
         info = torch.utils.data.get_worker_info()
         if info is not None and not self._is_worker:
             self.local.start_worker(info.id)
             self._is_worker = True
-        # A worker of a tool's loader counts its own skips, and reports them only in the log.
+        # A worker process of a tool's loader counts only its own skips, and reports them only in the log.
         return FetchedBatch(self.local.fetch(batch.request, on_skips=self._skips.note))
 
     def _samples(self) -> Any:
-        """Return the data set object, for indices that this loader did not plan."""
+        """Return the data set object, for a tool or script that asks for samples which this loader did not plan."""
         if isinstance(self.subject, DatasetSpec):
             raise ConfigError(
                 f"data set {self.subject} was asked for samples that its loader did not plan\n"
@@ -151,10 +160,18 @@ class DatasetView(torch.utils.data.Dataset[Any]):
 
 
 class SamplerView(DistributedSampler[Any]):
-    """Sampler that yields this rank's samples in the loader's own order."""
+    """Sampler that yields this rank's samples in the loader's own order.
+
+    It is a ``DistributedSampler``, so that Lightning does not shard the samples a second time.
+
+    Args:
+        pipeline: The loader's pipeline, which has the order.
+        dataset: The loader's data set, for tools that read the attribute ``dataset``.
+    """
 
     def __init__(self, pipeline: Pipeline, dataset: DatasetView) -> None:
-        # The base class's __init__ is not called, because it reads the process group, which may not exist yet.
+        # Set the attributes of a DistributedSampler here. Do not call its __init__, because that reads the process
+        # group, which may not exist yet.
         self.pipeline = pipeline
         self.dataset = dataset
         self.shuffle = pipeline.options.shuffle
@@ -193,7 +210,7 @@ class SamplerView(DistributedSampler[Any]):
 
 
 class UserSamplerView(torch.utils.data.Sampler[Any]):
-    """Wrapper that hides a user's sampler from accelerate, which would replace a ``RandomSampler`` or seed it."""
+    """Wrapper that hides a user's sampler from accelerate. accelerate would replace or seed a ``RandomSampler``."""
 
     def __init__(self, pipeline: Pipeline, sampler: Any) -> None:
         self._pipeline = pipeline
@@ -228,8 +245,8 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
                 raise ConfigError("a tool replaced the sampler of a hetero DataLoader without its batch size")
             batch_size = self.pipeline.options.batch_size
         if self.pipeline is not None and drop_last != self.pipeline.options.drop_last:
-            # Lightning changes drop_last to predict for every sample.
-            # It changes a copy, because the script's loader keeps its own drop_last.
+            # Lightning passes another drop_last when it predicts for every sample. Change only a copy of the pipeline,
+            # because the script's loader keeps its own drop_last.
             self.pipeline = copy.copy(self.pipeline)
             self.pipeline.options = dataclasses.replace(self.pipeline.options, drop_last=drop_last)
         self._batch_size = batch_size
@@ -286,12 +303,12 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
 
 
 def unwrap_dataset(dataset: Any) -> Any:
-    """Return the user's data set or spec, also if the argument is a view of it."""
+    """Return the user's data set or spec. If the argument is a view, return what the view shows."""
     return dataset.subject if type(dataset) is DatasetView else dataset
 
 
 def unwrap_collate_fn(collate_fn: Any) -> Any:
-    """Return the user's function, also if the argument is a view of it."""
+    """Return the user's function. If the argument is a view, return the function that the view wraps."""
     return collate_fn.collate_fn if isinstance(collate_fn, CollateView) else collate_fn
 
 
@@ -304,8 +321,8 @@ def is_asked_by_tool() -> bool:
 def fetches_for_rebuilt() -> bool:
     """Return whether a torch loader rebuilt from a hetero loader must leave prefetching to the hetero loader.
 
-    True with endpoints, and if the script uses an Accelerator, which rebuilds every loader as torch's own. The step
-    timer and the stop callbacks would not see what the workers of such a loader fetch.
+    True with endpoints. True also if the script uses an Accelerator, which rebuilds every loader as torch's own. If
+    that loader had workers, the step timer and the stop callbacks would not see the batches that the workers fetch.
     """
     accelerate_state: Any = sys.modules.get("accelerate.state")
     # The dictionary is empty until the script has made an Accelerator or a PartialState.

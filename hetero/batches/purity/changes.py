@@ -1,4 +1,4 @@
-"""Finds in source code what it assigns or changes. Used when processes differ, and by ``hetero check``."""
+"""Finds the names that source code assigns or changes. Used when processes differ, and by ``hetero check``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MUTATORS = frozenset(
 
 
 def own_changes(found: Reach) -> set[str]:
-    """Return labels of the places that the code of a data set may change. These are caches and counters.
+    """Return labels of the places that the code of a data set may change. Such places are caches and counters.
 
     Args:
         found: The code and the places.
@@ -34,11 +34,13 @@ def own_changes(found: Reach) -> set[str]:
             is_outside = is_global(names[0], function)
             for place in found.places.values():
                 if place.runs is None:
-                    # self.count += 1 may change any class's attribute of this name, because the class is not known.
+                    # The class of ``self`` is not known, so ``self.count += 1`` may change the attribute ``count`` of
+                    # any class.
                     is_own = place.name in names[1:] and (is_outside or isinstance(place.owner, type))
                     is_own = is_own or (is_outside and place.name == names[0] and isinstance(place.owner, dict))
                 else:
-                    # Only what the function runs counts. The loop may call other methods to change an option.
+                    # Count only changes by code that the registered function runs. The training loop may call other
+                    # methods of its object, to change an option.
                     is_own = place.name in names[1:] and code in place.runs
                 if is_own:
                     own.add(place.label)
@@ -46,7 +48,7 @@ def own_changes(found: Reach) -> set[str]:
 
 
 def functions_of(codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, ast.FunctionDef]]:
-    """Yield functions with their source. Functions inside others are a part of them."""
+    """Yield functions with their source. A function inside another function is part of the outer one."""
     for code in codes:
         function = _functions_in(os.path.realpath(code.co_filename)).get(code.co_firstlineno)
         if function is not None:
@@ -54,14 +56,17 @@ def functions_of(codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, ast.Func
 
 
 def changes(block: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield what code assigns or changes, and the lines. ``a.b[0] = 1`` and ``a.b.append(1)`` yield ``("a", "b")``."""
+    """Yield the names that code assigns or changes, and the lines.
+
+    For example, ``a.b[0] = 1`` and ``a.b.append(1)`` yield ``("a", "b")``.
+    """
     for node in ast.walk(block):
         names: tuple[str, ...] = ()
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
             names = _path(node)
         elif isinstance(node, ast.Call):
             function = node.func
-            # argparse fills this object.
+            # argparse sets attributes of the object that is passed as ``namespace=``.
             filled = [each.value for each in node.keywords if each.arg == "namespace"]
             if isinstance(function, ast.Attribute) and function.attr in _MUTATORS:
                 names = _path(function.value)
@@ -92,16 +97,17 @@ def syntax_tree(file: str) -> ast.Module:
         return ast.Module([], [])
 
 
-# Without it, a file would be walked for each of its functions: seconds for hundreds of functions in large files.
+# Without the cache, a file would be searched once for each of its functions. This takes seconds for hundreds of
+# functions in large files.
 @functools.lru_cache(maxsize=256)
 def _functions_in(file: str) -> dict[int, ast.FunctionDef]:
-    """Return the functions of a file by their first line, which is that of the first decorator."""
+    """Return the functions of a file by their first line. With decorators, this is the line of the first one."""
     functions = [node for node in ast.walk(syntax_tree(file)) if isinstance(node, ast.FunctionDef)]
     return {min([node.lineno, *(each.lineno for each in node.decorator_list)]): node for node in functions}
 
 
 def _path(node: ast.expr) -> tuple[str, ...]:
-    """Return the names in an expression of names, attributes and subscripts, the first one first. Else nothing."""
+    """Return the names in an expression of names, attributes and subscripts, in order. Empty for other expressions."""
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, ast.Attribute) and (path := _path(node.value)):

@@ -25,12 +25,13 @@ IMPURITY_ADVICE = (
 """Advice for a batch that differs when it is computed twice."""
 
 MAX_NESTING = 64
-"""Levels of a value that are looked at."""
+"""Number of levels of a nested value that are inspected."""
 _OPAQUE_DEPTH = MAX_NESTING // 4
-"""Levels that an object of unknown type counts for. So the walk ends after four objects that lie in one another."""
+"""Levels that an object of unknown type counts as. So the walk ends after four such objects inside each other."""
 _BLOCK = 2**16
-"""Elements that are converted or copied at a time. A copy of a whole volume or video could exceed the host's memory:
-describing samples of 100 MB took 3.8 GB. Hosts sum the same blocks, and therefore round in the same way."""
+"""Number of elements that are converted or copied at a time. A copy of a whole volume or video could exceed the host's
+memory: with whole copies, describing samples of 100 MB took 3.8 GB. All hosts sum the same blocks, so they round in the
+same way."""
 
 _Part: TypeAlias = "tuple[str, str, bytes | np.ndarray[Any, Any]]"
 
@@ -105,7 +106,7 @@ def compare(first: object, second: object) -> Difference | None:
 
 
 def digest(value: object, *, skip_unreadable: bool = False) -> bytes:
-    """Return a 16-byte hash of everything that `compare` compares. It is equal if and only if the values are equal.
+    """Return a 16-byte hash of everything that `compare` compares. Only equal values have equal hashes.
 
     Args:
         value: The value. It is not copied as a whole.
@@ -144,7 +145,7 @@ def sketch(value: object) -> bytes:
 
 
 def outline(value: Any, depth: int = 0) -> str:
-    """Return types and shapes of a sample in brief, for messages. Only the type, if the sample cannot be inspected."""
+    """Return types and shapes of a sample in brief, for messages. If it cannot be inspected, return only the type."""
     name = type(value).__name__
     try:
         if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -165,7 +166,7 @@ def _shape(value: Any) -> str:
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
-    """Yield path, head (type and shape) and content of every part. The content of a part that raises is empty."""
+    """Yield path, head (type and shape) and content of every part. If reading a part raises, its content is empty."""
     try:
         yield from _walk_inside(value, path, depth)
     except Exception as error:  # noqa: BLE001 - one of the user's objects, or a tensor without content
@@ -173,6 +174,7 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 
 def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
+    """Yield the parts of a value as `_walk` does. May raise what the value's own code raises."""
     name = type(value).__name__
     if depth > MAX_NESTING:
         yield path, "nested too deep", b""
@@ -200,8 +202,8 @@ def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 
 def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
-    """Yield the part of a NumPy array or scalar. If its elements are objects, also yield the parts of each."""
-    # Importing it here would take 6 MB in each endpoint.
+    """Yield the part of a NumPy array or scalar. If its elements are objects, also yield the parts of each object."""
+    # Use numpy.ma only if it is already imported. Importing it here would take 6 MB in each endpoint.
     masked = imported("numpy.ma")
     if masked is not None and isinstance(value, masked.MaskedArray):
         yield path, type(value).__name__, b""
@@ -230,7 +232,7 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
     elif isinstance(value, set | frozenset):
         yield path, f"{name} of {len(value)}", b"".join(sorted(digest(item) for item in value))
     elif hasattr(value, "__array_interface__") or hasattr(value, "__array__"):
-        # For example a PIL image.
+        # The object can be viewed as an array, for example a PIL image.
         yield path, name, b""
         yield from _walk_array(np.asarray(value), path, depth)
     elif hasattr(value, "__dict__"):
@@ -275,7 +277,7 @@ def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
         # An empty tensor may have any stride, which can make a view with another element size impossible.
         return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     except (RuntimeError, NotImplementedError) as error:
-        # A tensor class that keeps its elements elsewhere.
+        # This class of tensors keeps its elements elsewhere.
         return _Unreadable(error)
 
 
@@ -339,8 +341,8 @@ def _update(hasher: blake2b, body: Any) -> None:
     if isinstance(body, bytes):
         hasher.update(body)
     elif body.nbytes:
-        # One call for a contiguous array, because each call may wait for the interpreter's lock. The view is needed
-        # because NumPy gives no buffer of an array of dates.
+        # Hash a contiguous array in one call, because each call may wait for the interpreter's lock. The view as uint8
+        # is needed because NumPy gives no buffer of an array of dates.
         blocks: Iterable[Any] = (body.reshape(-1),) if body.flags.c_contiguous else _blocks(body, 0, body.size)
         for block in blocks:
             hasher.update(block.view(np.uint8))
@@ -352,8 +354,8 @@ def _describe_change(first: bytes, second: bytes, head: str, dtype: np.dtype[Any
     Args:
         first: The content of one part.
         second: The content of the other, not equal to ``first``.
-        head: Their type.
-        dtype: Their type of element. None if they are not arrays.
+        head: Type of both parts.
+        dtype: Element type of both parts. None if they are not arrays.
     """
     is_numeric = dtype is not None and dtype.kind in "biufc"
     if len(first) != len(second) or (len(first) <= 16 and not is_numeric):
@@ -405,7 +407,7 @@ def _coarse(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def _summable(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return integers as 64-bit ones, and the others as doubles, with zeros for those that are not finite."""
+    """Return integers as 64-bit integers. Return other numbers as doubles, with 0 for numbers that are not finite."""
     if block.dtype.kind in "iu":
         return block.astype(np.int64)
     doubles = (np.abs(block) if block.dtype.kind == "c" else block).astype(np.float64)

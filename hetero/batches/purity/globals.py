@@ -2,7 +2,7 @@
 
 A data host imports the script and does not run ``main()``. If ``main()`` changes a global, the data host does not have
 the new value, and the data set would silently make other samples. Every process therefore computes digests of the
-globals that the data set's code reads and that hold plain values. The rank compares them with those of its globals.
+globals that the data set's code reads and that hold plain values. The rank compares them with its own digests.
 
 A difference is an error if the rank's value has changed since the data set was registered, because registration is
 part of the import. Other differences are logged, because they may be right: a path from the environment may differ
@@ -43,7 +43,7 @@ MAX_GLOBALS = 256
 
 _MAX_NAMED = 5
 _MAX_SHOWN_CHARS = 60
-# Messages go to logs and to the platform, which more people read than the script.
+# Values with such names are not shown in messages. More people read logs and the platform's messages than the script.
 _SECRET = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
 _SOURCE = "source of "  # begins the label of a file. The label of a global cannot contain a space.
 
@@ -55,26 +55,27 @@ class GlobalValue:
     """Value of one global in this process."""
 
     digest: str
-    """Hexadecimal digest. Empty for a callable or a large value. Two of these count as equal, and None differs."""
+    """Hexadecimal digest. Empty for a callable or a large value. Two such values count as equal, but None differs."""
     shown: str
     """Text for messages: the value, or its type if the value is long or looks like a secret."""
     is_global: bool = True
-    """Whether it is a global or an attribute of a class, and not a value in a registered function."""
+    """Whether this is a global or an attribute of a class, and not a value in a registered function."""
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Digests of the attributes of an object, by name. Empty for other values."""
     before: str | None = None
-    """Text of the value when the data set was registered. Empty if the value is the same now, None if not known."""
+    """Text of the value when the data set was registered. Empty if the value has not changed. None if not known."""
 
 
 _noted: dict[str, dict[str, GlobalValue]] = {}
-"""Values when data sets were registered, by data set and label. Those of globals are under an empty name."""
+"""Values when data sets were registered, by data set and label. Values of globals are under an empty name."""
 
 
 def note_globals(factory: DatasetFactory) -> None:
     """Record the plain values of the user's globals, and of the values in a factory's functions.
 
-    Call it when the factory is registered. This is while the script is imported, before ``main()`` changes anything.
-    The factory's code may not be complete yet, so the globals of all of the user's modules are recorded.
+    Call this when the factory is registered. At this time the script is being imported, and ``main()`` has not changed
+    anything yet. The code that the factory uses may not be defined yet, so the globals of all of the user's modules are
+    recorded.
     """
     _noted[""] = _values_of(place for module in user_modules() for place in module_places(module))
     _noted[factory.name] = _values_of(value_places(factory))
@@ -114,7 +115,7 @@ class GlobalsReader:
         for label, value in _values_of(reached.places.values()).items():
             if label not in own:
                 found[label] = dataclasses.replace(value, before=_before(noted.get(label), value, reached.names))
-        # An endpoint that is started again imports the script as it is then, perhaps with an edit.
+        # Include the files with the code, because an endpoint that is started again may import an edited script.
         for name, namespace in reached.modules.items():
             label = _SOURCE + ("the script" if name in SCRIPT_NAMES else name)
             found[label] = GlobalValue(_source_digest(str(namespace.get("__file__"))), "a file", before="")
@@ -123,12 +124,12 @@ class GlobalsReader:
     def digests(self) -> dict[str, str]:
         """Return the digests of plain values by label, for the first `MAX_GLOBALS` labels in sorted order."""
         found = {label: value.digest for label, value in self.read().items() if value.digest}
-        # All processes must leave out the same ones.
+        # Sort the labels first, because all processes must leave out the same ones.
         return dict(sorted(found.items())[:MAX_GLOBALS])
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Return a context for the data set's code. Leave out what it changes from now on, as a cache or counter."""
+        """Return a context for the data set's code. Globals that it changes are left out from then on, as caches."""
         before = self.digests()
         try:
             yield
@@ -138,7 +139,7 @@ class GlobalsReader:
 
     @functools.cached_property
     def own_changes(self) -> set[str]:
-        """Labels of the globals that the data set's code may change by its source. The source is read only once."""
+        """Labels of the globals that the data set's source code may change. The source is read only once."""
         return own_changes(reach(self._roots))
 
 
@@ -152,8 +153,8 @@ def check_globals(
 ) -> None:
     """Compare the globals of the rank with those of another process.
 
-    A difference is logged once if the script has not changed the value since the import. The log level is warning if
-    that is not known, because the global was made after the last data set was registered. Otherwise it is info.
+    If the script has not changed the value since the import, the difference is logged once, as info. If this is not
+    known, because the global was made after the last data set was registered, it is logged once, as a warning.
 
     Args:
         reader: Reader for the same data set, in this process.
@@ -163,17 +164,18 @@ def check_globals(
         there: Name of the other process in messages, for example ``algo-2/0``.
 
     Raises:
-        DatasetMismatchError: If the rank's value differs and is not the one that the import made.
+        DatasetMismatchError: If the rank's value differs, and the script has changed it since the import.
     """
-    # On data hosts, a transform that main() sets still has the value None. A transform itself cannot be hashed.
+    # A transform cannot be hashed, so its digest is empty and equals that of any other transform. But if main() sets a
+    # transform, the global is still None on data hosts, and this difference counts.
     nothing = plain_digest(None)
     differing = [
         label
         for label, value in own.items()
         if label in others and others[label] != value.digest and (value.digest or others[label] == nothing)
     ]
-    # A cache or counter of the data set's code differs where that code has run, for example in a script's own loop.
-    # A counter of errors, for example, stays 0 on an endpoint that met none. A right job was refused because of one.
+    # Ignore caches and counters of the data set's code, because they differ where that code has run. For example, a
+    # counter of errors stays 0 on an endpoint without errors. A correct job was refused because of such a counter.
     differing = [label for label in differing if label not in reader.own_changes]
     changed = [label for label in differing if own[label].before]
     if changed:
@@ -185,6 +187,7 @@ def check_globals(
 
 
 def _log_difference(label: str, value: GlobalValue, *, dataset: str, there: str) -> None:
+    """Log that a file or a global differs, although the script may be right."""
     if label.startswith(_SOURCE):
         logger.warning(
             "the %s has other bytes on %s than in the rank, so data set %r may make other samples there. Give all "
@@ -207,6 +210,7 @@ def _log_difference(label: str, value: GlobalValue, *, dataset: str, there: str)
 
 
 def _complaint(labels: Sequence[str], own: Mapping[str, GlobalValue], *, dataset: str, there: str) -> str:
+    """Return the error message about globals that the script has changed since the import, with advice."""
     first = labels[0]
     kind = "global " if own[first].is_global else ""
     lines = [f"{kind}{first:.60} has another value on {there} than in the rank, and data set {dataset!r:.40} reads it"]
@@ -233,7 +237,7 @@ def _complaint(labels: Sequence[str], own: Mapping[str, GlobalValue], *, dataset
 
 
 def _before(noted: GlobalValue | None, value: GlobalValue, names: set[str]) -> str | None:
-    """Return `GlobalValue.before` of a value. ``names`` are those in the data set's code."""
+    """Return `GlobalValue.before` of a value. ``names`` are the names in the data set's code."""
     if noted is None:
         return None
     if noted.digest == value.digest:
@@ -241,7 +245,8 @@ def _before(noted: GlobalValue | None, value: GlobalValue, names: set[str]) -> s
     if noted.parts and value.parts:
         changed = {name for name, digest in value.parts.items() if noted.parts.get(name) != digest}
         changed |= noted.parts.keys() - value.parts.keys()
-        # main() may store anything in the global arguments, such as args.rank. The data set may read only args.root.
+        # main() may store anything in the global arguments, such as args.rank, while the data set reads only args.root.
+        # So only changed attributes whose names are in the data set's code count.
         if not changed & names:
             return None
         return f"{noted.shown} with another {', '.join(sorted(changed & names)[:_MAX_NAMED])}"
@@ -252,7 +257,7 @@ def _values_of(places: Iterable[Place]) -> dict[str, GlobalValue]:
     """Return the plain values and callables at places, by label."""
     found: dict[str, GlobalValue] = {}
     for place in places:
-        # It no longer exists, or the user's objects raise when inspected.
+        # Skip a global that no longer exists, and objects of the user that raise when they are inspected.
         with contextlib.suppress(Exception):
             value = place.value()
             whole = plain_digest(value)
@@ -266,7 +271,7 @@ def _values_of(places: Iterable[Place]) -> dict[str, GlobalValue]:
 
 @functools.cache
 def _source_digest(file: str) -> str:
-    """Return a digest of a file when it is first asked for, because an edit does not change what was imported."""
+    """Return a digest of a file. It is computed at the first call, because a later edit does not change the import."""
     try:
         return blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
     except OSError:
@@ -274,7 +279,7 @@ def _source_digest(file: str) -> str:
 
 
 def _show(name: str, value: Any) -> str:
-    """Return a short plain value as text. For others return the type, because a log should not show their content."""
+    """Return a short plain value as text, or the type of any other value, because logs should not show its content."""
     kind = type(value).__name__
     if _SECRET.search(name):
         return f"a {kind} (not shown)"

@@ -25,7 +25,7 @@ __all__ = ["Overlaps"]
 _MAX_INDICES = 2**24
 """Size of the largest subset that is compared. Larger ones would take too much memory."""
 _NUM_ENDS = 64
-"""Items at each end of a list or array that are compared, because a list of files may have millions."""
+"""Number of items at each end of a list or array that are compared, because a list of files may have millions."""
 _ADVICE = (
     "If one of them is for validation, samples leak into it. Split with the global generators of random, NumPy or "
     "torch, which are seeded alike for every factory, or with a seed of your own"
@@ -72,8 +72,9 @@ class Overlaps:
 def _part(torch_data: Any, dataset: Any) -> tuple[tuple[str, bytes], npt.NDArray[np.int64]]:
     """Return a name and a digest of the data set inside a subset, and the sorted indices into it.
 
-    Two data sets with the same lists, arrays and paths count as the same, because a transform does not make other
-    samples. Numbers and text count only without these, because they may be options.
+    Two data sets with the same lists, arrays and paths count as the same. Transforms do not count, because another
+    transform does not make other samples. Numbers and text may be options. So they count only if the data set has no
+    lists, arrays and paths.
 
     Raises:
         TypeError: If the indices are not integers, or the data set inside lacks a length.

@@ -34,7 +34,8 @@ _MAX_OBJECTS = 20_000
 _MAX_ITEMS = 1_000
 _MAX_DEPTH = 4
 _HETERO = str(Path(__file__).resolve().parents[2])
-# Python puts these between the loading of a module and of its attribute, other ones in each version.
+# Instructions that Python puts between the load of a module and the load of its attribute. They differ between
+# versions.
 _TRANSPARENT = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME"})
 _GLOBAL_LOADS = frozenset({"LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
 _SCALARS = (bool, bytes, complex, float, int, str, type(None))
@@ -56,13 +57,13 @@ class Place:
     name: str
     """Name of the global, attribute or value."""
     runs: frozenset[CodeType] | None = None
-    """Methods that run when the registered function that holds the value does. None for other places."""
+    """Methods that run when the registered function that holds the value runs. None for other places."""
 
     def value(self) -> Any:
         """Return the current value of the global or attribute.
 
         Raises:
-            KeyError: If it no longer exists.
+            KeyError: If the global or attribute no longer exists.
         """
         if isinstance(self.owner, CellType):
             try:
@@ -79,7 +80,7 @@ class Reach:
     places: dict[str, Place] = field(default_factory=dict)
     """Globals and class attributes that the code reads, and values in registered functions, by label."""
     functions: list[CodeType] = field(default_factory=list)
-    """Compiled code of the functions, except of those inside others."""
+    """Compiled code of the functions, except functions inside other functions."""
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Namespaces of the modules that contain these functions, by name of the module."""
     names: set[str] = field(default_factory=set)
@@ -93,7 +94,7 @@ def reach(roots: Iterable[Any], *, without: Iterable[Any] = ()) -> Reach:
 
     Args:
         roots: Where the search starts.
-        without: Functions that are left out, together with code that only they use.
+        without: Functions that are left out, together with code that only these functions use.
     """
     walk = _Walk()
     for excluded in without:
@@ -127,9 +128,9 @@ def is_user_class(kind: type) -> bool:
 
 def user_modules() -> list[ModuleType]:
     """Return the script and the user's other modules that are imported."""
-    # If the script has another module, __main__ is another program. Its globals may have the same names.
+    # If the script is imported as another module, __main__ is another program, whose globals may have the same names.
     others = set(SCRIPT_NAMES) - {SCRIPT_MODULE} if SCRIPT_MODULE in sys.modules else set()
-    # Some libraries put None or other objects there.
+    # Some libraries put None or other objects into sys.modules.
     modules: list[Any] = [module for name, module in list(sys.modules.items()) if name not in others]
     return [each for each in modules if isinstance(each, ModuleType) and _is_user(vars(each))][:_MAX_ITEMS]
 
@@ -138,7 +139,7 @@ class _Walk:
     def __init__(self) -> None:
         self.found = Reach()
         self._queue: deque[tuple[Any, int]] = deque()
-        # Keeps the visited objects alive, because a new object could reuse an id.
+        # Keep the visited objects alive, because a new object could get the id of a freed one.
         self._seen: dict[int, Any] = {}
         self._user_modules = user_modules()
 
@@ -167,7 +168,8 @@ class _Walk:
             self._push_all((value.function, value.collate_fn, value.worker_init_fn, value.fingerprint), 0)
             for place in value_places(value):
                 self._note(place)
-        # A logger leads to all handlers of the program, and so to code that the data set does not use.
+        # Do not follow loggers. They lead to all handlers of the program, and so to code that the data set does not
+        # use.
         elif depth < _MAX_DEPTH:
             self._push_all(_parts(value), depth + 1)
 
@@ -176,13 +178,13 @@ class _Walk:
             self.push(value, depth)
 
     def _visit_class(self, kind: type) -> None:
-        """Visit a class's own and inherited attributes. Visit overridden ones only if the class uses ``super()``."""
+        """Visit a class's own and inherited attributes. Visit overridden methods only if the class uses ``super()``."""
         names: set[str] = set()
         uses_super = False
         for each in kind.__mro__:
             if not is_user_class(each):
                 continue
-            # A base's method that a subclass overrides may read a global that the data set never reads.
+            # If a subclass overrides a method, the base's method may read a global that the data set never reads.
             places = {place.name: place for place in _class_places(each)}
             for name, value in list(vars(each).items()):
                 if name in names and not uses_super:
@@ -194,6 +196,7 @@ class _Walk:
                     self._note(places[name])
 
     def _visit_function(self, function: FunctionType) -> None:
+        """Visit the function inside a decorator, the defaults, the variables of enclosing functions, and the code."""
         self.push(vars(function).get("__wrapped__"), 0)
         self._push_all(function.__defaults__ or (), 0)
         self._push_all((function.__kwdefaults__ or {}).values(), 0)
@@ -210,7 +213,7 @@ class _Walk:
             self._scan(function.__code__, namespace, ())
 
     def _scan(self, code: CodeType, namespace: dict[str, Any], modules: Iterable[ModuleType]) -> None:
-        """Record the names that compiled code reads. ``modules`` are those that enclosing functions import."""
+        """Record the names that compiled code reads. ``modules`` are the modules that enclosing functions import."""
         self.found.names.update(code.co_names)
         modules = list(modules)
         # Value that the previous instruction left on the stack, if it is a global.
@@ -226,12 +229,13 @@ class _Walk:
                 value = self._read(vars(value), argument)
                 continue
             value = None
-            # What is not a module leads nowhere: of an object, all attributes of its class are recorded.
+            # Follow attributes of modules only. For an object, all attributes of its class are recorded elsewhere.
             if operation == "IMPORT_NAME":
                 modules.extend(self._imported(argument, namespace))
             elif operation in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 self.found.stored.add(_prefix(namespace.get("__name__", "")) + argument)
-        # A module that a function imports is a local variable there, so any name in the function may be one of it.
+        # A module that a function imports is a local variable of the function. So any name in the function may be an
+        # attribute of such a module.
         for module in modules:
             found = [self._read(vars(module), name) for name in code.co_names]
             modules.extend(each for each in found if isinstance(each, ModuleType) and each not in modules)
@@ -277,7 +281,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, list | tuple | set | frozenset | deque):
         return list(value)[:_MAX_ITEMS]
     try:
-        # Includes the function that a cached function wraps.
+        # The attributes include the function that a cached function wraps.
         attributes = list(vars(value).values())
     except Exception:  # noqa: BLE001 - no attributes, or one of the user's objects that computes them
         attributes = []
@@ -285,7 +289,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _class_places(kind: type) -> Iterator[Place]:
-    """Yield the attributes that a class itself has. Those of an enumeration are constants."""
+    """Yield the attributes that a class itself has. None for an enumeration, because its attributes are constants."""
     if not issubclass(kind, enum.Enum):
         for name in list(vars(kind)):
             if not name.startswith(("__", "_abc_")):

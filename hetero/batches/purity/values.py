@@ -29,7 +29,8 @@ from hetero.batches.structure.conversion import module_name
 __all__ = ["code_digest", "plain_digest", "value_digest"]
 
 _MAX_PLAIN_BYTES = 2**22
-"""Most bytes of plain data, because each pass hashes them anew: an array took 10 ms, a text 90 ms."""
+"""Largest size of plain data that is hashed, because each pass hashes it anew. At this size an array takes 10 ms, and a
+text 90 ms."""
 _SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _BY_TEXT = (
     int,
@@ -110,10 +111,11 @@ class _Digest:
         self._is_plain = is_plain
         self._num_bytes = 0
         self._depth = 0
-        # It keeps the objects alive, because a new one could get the id of one that was freed.
+        # The dictionary keeps the objects alive, because a new object could get the id of a freed one.
         self._known: dict[int, tuple[bytes, Any]] = {}
 
     def of(self, value: Any) -> bytes:
+        """Return the digest of a value inside the walk."""
         kind = type(value)
         if kind in _SCALARS:
             self._count(len(value) if kind in (str, bytes) else 1)
@@ -121,7 +123,7 @@ class _Digest:
         known = self._known.get(id(value))
         if known is not None:
             return known[0]
-        # The value may hold itself, before its digest is known.
+        # Set a placeholder, because the value may hold itself.
         self._known[id(value)] = b"%d" % len(self._known), value
         self._depth += 1
         try:
@@ -136,8 +138,8 @@ class _Digest:
         return found
 
     def _of_object(self, value: Any, kind: type) -> bytes:
-        # The script's module has another name on data hosts. A folder that `python train.py` had filled was not used
-        # there.
+        # Use a type name without the script's module, because this module has another name on data hosts. Before, a
+        # cache folder that `python train.py` had filled was not used there.
         name = _type_name(kind)
         torch = imported("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -154,23 +156,23 @@ class _Digest:
         if isinstance(value, list | tuple | deque):
             return self._of_items(name, value)
         if isinstance(value, set | frozenset):
-            # The order of a set of text differs between processes.
+            # Sort the digests, because the order of a set of text differs between processes.
             return self._hash(name, b"".join(sorted(map(self.of, value))))
         if isinstance(value, Mapping):
-            # In order, because a data set may number its classes in the order of a dictionary.
+            # The order counts, because a data set may number its classes in the order of a dictionary.
             parts = self._of_items("keys", list(value)), self._of_items("values", list(value.values()))
             return self._hash(name, b"".join(parts))
         return self._of_items(name, _plain_parts(value) if self._is_plain else _parts(value))
 
     def _of_array(self, name: str, value: Any) -> bytes:
-        # A sparse tensor does not know its bytes.
+        # Count bytes only for plain data, because a sparse tensor, which is not plain, has no number of bytes.
         if self._is_plain:
             self._count(value.nbytes)
         return self._hash(name, digest(value))
 
     def _of_items(self, name: str, items: Collection[Any]) -> bytes:
         self._count(len(items))
-        # At once, because a list of files may have millions of them.
+        # Hash scalars all at once, because a list of files may have millions of items.
         if _SCALARS.issuperset(map(type, items)):
             return self._hash(f"{name} of scalars", _encoded(repr(list(items))))
         return self._hash(name, b"".join(map(self.of, items)))
@@ -196,7 +198,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return what a function or an object holds."""
+    """Return the code and values of a function, or the attributes of an object."""
     if isinstance(value, FunctionType):
         cells = []
         for cell in value.__closure__ or ():
@@ -213,7 +215,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, ModuleType | BuiltinFunctionType):
         return [value.__name__]
     slots = [slot for each in type(value).__mro__ for slot in getattr(each, "__slots__", ())]
-    # An object with slots has no __dict__ for them.
+    # Attributes in slots are not in ``__dict__``, so read them by name.
     held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
     return sorted({**held, **getattr(value, "__dict__", {})}.items())
 

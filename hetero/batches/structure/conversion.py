@@ -74,7 +74,7 @@ _script_module = "__main__"
 
 
 def set_script_module(name: str) -> None:
-    """Set the name of the user's script in ``sys.modules``, if that is not ``__main__``."""
+    """Set the name of the user's script in ``sys.modules``, if this name is not ``__main__``."""
     global _script_module
     _script_module = name
 
@@ -130,7 +130,7 @@ class _Flattener:
     def __init__(self, limits: StructureLimits) -> None:
         self.limits = limits
         self.leaves: list[Leaf] = []
-        # Path to the current value. Still valid after an exception ends the walk.
+        # Path to the current value. After an exception has ended the walk, it still shows where.
         self.path: list[object] = []
         self.bytes_left = limits.max_batch_bytes
         self.nodes_left = limits.max_nodes
@@ -144,7 +144,7 @@ class _Flattener:
         if value is None or kind is bool or kind is float or kind is complex:
             return value  # type: ignore[no-any-return]
         if kind is int:
-            # One bit for the sign.
+            # One bit is for the sign.
             max_bits = 8 * self.limits.max_inline_bytes - 1
             if value.bit_length() > max_bits:
                 raise Unsendable(f"an int of {value.bit_length()} bits cannot be sent, at most {max_bits}")
@@ -313,7 +313,8 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     if not dataclasses.is_dataclass(kind):
         return None
     try:
-        # Rejects subclasses of built-in types, because their fields are not their whole value.
+        # This raises for subclasses of built-in types, which are rejected because their fields are not their whole
+        # value.
         object.__new__(kind)
     except TypeError:
         return None

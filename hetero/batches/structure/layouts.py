@@ -1,8 +1,9 @@
 """Strides that the tensors and arrays of a batch keep.
 
-A tensor or array whose elements fill its memory without gaps keeps the order of its dimensions in memory, for example
-channels last or Fortran order. Others get the strides of ``tensor.clone()`` or ``array.copy(order="K")``. Copies in
-this process and batches from a data host follow the same rule and therefore have equal strides.
+If the elements of a tensor or array fill its memory without gaps, it keeps the order of its dimensions in memory, for
+example channels last or Fortran order. Other tensors and arrays get the strides of ``tensor.clone()`` or
+``array.copy(order="K")``. Copies in this process and batches from a data host follow the same rule, so they have equal
+strides.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def array_strides(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
 def tensor_strides(torch: Any, tensor: Any) -> tuple[int, ...]:
     """Return the strides of a strided tensor's ``clone()`` in elements, or an empty tuple for C order. Copies nothing.
 
-    A tensor without gaps and overlaps keeps its strides. Dimensions with one element keep theirs too, because torch
-    uses them when it chooses a memory format.
+    A tensor without gaps and overlaps keeps its strides. Dimensions with one element keep their strides too, because
+    torch uses these strides when it chooses a memory format.
     """
     shape, strides = tensor.shape, tensor.stride()
     # If all dimensions have at least two elements, torch's own check is right, and five times as fast.
@@ -59,7 +60,7 @@ def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements fill their memory, in any order of dimensions. True if it is empty."""
+    """Return whether the elements fill their memory, in any order of dimensions. True without elements."""
     if 0 in shape:
         return True
     expected = 1

@@ -1,6 +1,6 @@
 """Limits on the structure of a batch.
 
-They are in a separate module because launchers need them without NumPy, which `conversion` imports.
+The limits are in a separate module because launchers need them without NumPy, which `conversion` imports.
 """
 
 from __future__ import annotations
@@ -32,4 +32,4 @@ class StructureLimits:
     A longer value becomes a leaf. A longer key is an error.
     """
     max_list_items: int = 2**20
-    """Number of items in all lists that became leaves. As Python objects they take many times the bytes of the leaf."""
+    """Number of items in all lists that became leaves. As Python objects, items take many times the leaf's bytes."""

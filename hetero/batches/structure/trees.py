@@ -31,8 +31,8 @@ __all__ = [
 MAX_EQUAL_HASHES = 64
 """Limit on keys or items of one container that have the same hash.
 
-There is a limit because the time to build a dict or set of them grows with the square of their number. The limit is not
-lower, because up to 34 of the powers of two that can be sent have the same hash.
+The time to build a dict or set of such items grows with the square of their number, so a limit is needed. The limit is
+not lower, because up to 34 of the powers of two that can be sent have the same hash.
 """
 _SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
@@ -127,15 +127,17 @@ def collide(items: Sequence[Tree]) -> bool:
 
 
 def is_plain(sample: Any) -> bool:
-    """Return whether a sample consists of tensors, arrays, numbers, text, and lists, tuples and dicts of these alone.
+    """Return whether a sample consists only of tensors, arrays, numbers, text, and lists, tuples and dicts of these.
 
-    Their exact types count, and tensors must not have other attributes. Arrays can be written to, and their elements
-    fill their memory without gaps. Records and sets, which a batch may hold, are not plain: a record may have more
-    attributes than fields, and a set may come in another order.
+    A plain sample stays exactly the same when it is sent. Therefore a value is plain only if its type is exactly one of
+    these types, and no subclass. A tensor must not have other attributes. An array must be writable, and its elements
+    must fill its memory without gaps. Records and sets may be in a batch, but they are not plain: a record may have
+    more attributes than fields, and the items of a set may arrive in another order.
     """
     torch = imported("torch")
 
     def is_plain_part(value: Any, depth: int) -> bool:
+        """Return whether a value inside the sample is plain. ``depth`` is the number of containers around the value."""
         kind = type(value)
         if kind in _SCALARS or issubclass(kind, np.generic):
             return True
@@ -143,7 +145,7 @@ def is_plain(sample: Any) -> bool:
             return bool(value.flags.writeable) and _is_dense(value)
         if torch is not None and kind is torch.Tensor:
             return not vars(value)
-        # One level less than a batch may have, because a part of a batch is a list of samples.
+        # A sample may have one level less than a batch, because it is sent inside a list of samples.
         if depth == MAX_DEPTH - 1:
             return False
         if kind is list or kind is tuple:

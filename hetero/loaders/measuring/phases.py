@@ -7,8 +7,8 @@
 
     WARMUP -> RUNNING -> HEADSPACE -> DONE
 
-A phase ends when it has enough steps and time, or when its time limit has passed. A measured phase then has at least
-`MIN_STEPS` steps, even if they take longer. The time limits of all phases together are less than a minute.
+A phase ends when it has enough steps and time. It also ends when its time limit has passed, but a measured phase then
+goes on until it has `MIN_STEPS` steps. The time limits of all phases together are less than a minute.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ ENOUGH_STEPS = 50
 ENOUGH_S = 5.0
 """Seconds of steps that a measured phase needs before it may end."""
 _MIN_WARMUP_STEPS = 3
-"""Least warm-up. The first steps of a job start its endpoints, and compile and allocate on its accelerator."""
+"""Smallest number of warm-up steps. The first steps of a job start its endpoints, and compile and allocate on its
+accelerator."""
 EXCLUDED_STEPS = 5
-"""First steps of the headspace phase that are not measured. The first still computes on a fetched batch, and ranks may
-enter the phase a step apart."""
+"""Number of first steps of the headspace phase that are not measured. The first step still computes on a fetched batch,
+and ranks may enter the phase one step apart."""
 _MIN_WINDOWS = 3
 
 
@@ -57,8 +58,8 @@ class Phases:
         self.phase = Phase.WARMUP if warmup_steps else Phase.RUNNING
         """The phase of the next delivery."""
         self.window = 1
-        """Batches that the loader fetches ahead. They may come in bursts of this number. Therefore the warm-up consumes
-        the first burst, and the measured steps of the job as it runs are several whole bursts."""
+        """Number of batches that the loader fetches ahead. Batches may arrive in bursts of this number. Therefore the
+        warm-up consumes the first burst, and the measured steps of the job as it runs are several whole bursts."""
         self.num_steps = 0
         """Steps of this phase so far."""
         self.num_steps_total = 0
@@ -66,11 +67,11 @@ class Phases:
         self.total_s = 0.0
         """Seconds of all steps so far."""
         self.step_s: list[float] = []
-        """Times of the measured steps as the job runs."""
+        """Seconds of each measured step of the RUNNING phase."""
         self.data_wait_s: list[float] = []
         """Data wait of each of these steps, in seconds."""
         self.headspace_s: list[float] = []
-        """Times of the measured steps of the headspace phase."""
+        """Seconds of each measured step of the headspace phase."""
         self._phase_s = 0.0
 
     @property
@@ -101,7 +102,7 @@ class Phases:
             step_s: Time of the step, including the wait.
             data_wait_s: Seconds of waiting for the batch that ended the step.
             elapsed_s: Seconds since the first delivery.
-            is_typical: Whether the step may be measured. If not, it does not count as a step of the phase either.
+            is_typical: Whether the step may be measured. If not, the step does not count as a step of the phase either.
         """
         self.num_steps_total += 1
         self.total_s += step_s

@@ -1,7 +1,7 @@
 """Profiles the loaders of a rank: counts their steps by phase, repeats batches, and reports to the launcher.
 
-`LoaderProfiler` belongs to one loader. `ProfiledBatches` is one pass of it. The rank reports the loader with the most
-time, because a script may also have loaders for validation. All others go through the same phases.
+`LoaderProfiler` belongs to one loader. `ProfiledBatches` is one pass of this loader. The rank reports only the loader
+with the most time, because a script may also have loaders for validation. All loaders go through the same phases.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_REQUESTS = 256
 _MAX_TRAINING_S = 75.0
-"""Seconds from the first delivery until the rank is done with `MIN_STEPS`, for example in a long validation."""
+"""Seconds after the first delivery. From then on, `MIN_STEPS` measured steps are enough, for example if the script is
+in a long validation."""
 _GPU_INTERVAL_S = 0.5
 _MEASURE_S = 4.0
 """Seconds of the measurement of samples in a rank."""
@@ -54,16 +55,16 @@ Measure = Callable[[list[BatchRequest]], tuple[SupplyProfile, Contents]]
 class LoaderProfiler:
     """Follows one loader through the phases of a profile run.
 
-    The thread that trains calls it, except for `part`. `delivering` and `repeated` may be called in the thread that
-    takes batches for the framework.
+    The thread that trains calls the methods, except for `part`. `delivering` and `repeated` may also be called in the
+    thread that takes batches for the framework.
 
     Args:
         pipeline: The loader.
         session: The session of this rank.
         kept: The batches that the loader repeats. Empty at first.
         num_processes: Processes of this rank that fetch the loader's batches.
-        measure: Measures the supply in this rank, if hosts cannot build the data set.
-        clock: Monotonic seconds.
+        measure: Measures the supply in this rank. Called if hosts cannot build the data set.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -133,11 +134,12 @@ class LoaderProfiler:
         return self.phases.repeats and len(self.kept) > 0
 
     def begin_delivery(self, *, is_first: bool, has_fetched: bool = False, knows_wait: bool = True) -> None:
-        """Record whether the steps that end now are typical ones.
+        """Record whether the steps that end now are typical ones, which may be measured.
 
-        A step with batches of another loader is not, because the script validates in it. A pass of another loader
-        between two passes belongs to no step. In the headspace phase, steps with fetched batches are not: the framework
-        had taken these ahead. The first step of an epoch is not if other runs request its batch in the epoch before.
+        If a step contains batches of another loader, it is not typical, because the script validates in it. If another
+        loader has a pass between two passes, that pass belongs to no step. In the headspace phase, a step with fetched
+        batches is not typical, because the framework had taken these batches ahead. The first step of an epoch is not
+        typical if runs without profiling request its batch in the epoch before.
 
         Args:
             is_first: Whether the batch is the first of its pass.
@@ -151,7 +153,7 @@ class LoaderProfiler:
         _latest = self
 
     def delivering(self, request: BatchRequest, batch: Any, *, num_prefetched: int) -> None:
-        """Record a fetched batch that is about to be delivered, and keep a copy if it is a whole one.
+        """Record a fetched batch that is about to be delivered, and keep a copy if it is one of the largest so far.
 
         Args:
             request: The request of the batch.
@@ -166,7 +168,8 @@ class LoaderProfiler:
         num_samples = request.work.num_samples
         if num_samples >= self._batch_samples:
             self._batch_samples = num_samples
-            # Later, a copy would lengthen a measured step.
+            # Copy batches only in the warm-up, because later the copy would lengthen a measured step. But if none is
+            # kept yet, keep this one, because the headspace phase needs one.
             if self.phases.phase is Phase.WARMUP or not len(self.kept):
                 self.kept.keep(batch)
         self._fetched.append(request)
@@ -178,12 +181,12 @@ class LoaderProfiler:
         return self.kept.next()
 
     def measure_if_done(self) -> None:
-        """Measure in this rank what hosts cannot measure, if all steps are measured. Blocks for seconds, once."""
+        """If all steps are measured, measure in this rank what hosts cannot measure. Blocks for seconds, once."""
         if self.phases.phase is Phase.DONE:
             self.measure_rest()
 
     def measure_rest(self) -> None:
-        """Measure in this rank what hosts cannot measure after the training. Only once, and only on rank 0."""
+        """Measure the samples in this rank if hosts cannot measure them after the training. Once, only on rank 0."""
         if self._is_measured or self._rank != 0:
             return
         self._note = "" if self._work() is not None else self._why_no_work()
@@ -197,7 +200,7 @@ class LoaderProfiler:
         self._is_measured = True
 
     def part(self, *, is_last: bool) -> RankPart:
-        """Return what was measured, or only the progress if measuring goes on. Thread-safe.
+        """Return the measurements. If measuring goes on, return only the progress. Thread-safe.
 
         Args:
             is_last: Whether the script has ended.
@@ -235,6 +238,7 @@ class LoaderProfiler:
         )
 
     def _on_step(self, compute_s: float, data_wait_s: float) -> None:
+        """Record a complete step, and read CPU and GPU use in the headspace phase. The loader's timer calls this."""
         step_s = compute_s + data_wait_s
         is_typical = self._is_typical and not (self.phases.repeats and self._has_fetched)
         self.phases.step(step_s, data_wait_s, elapsed_s=self.elapsed_s, is_typical=is_typical)
@@ -259,7 +263,7 @@ class LoaderProfiler:
         return _spread([share * seconds for seconds in step_s], "modelled")
 
     def _work(self) -> SampledWork | None:
-        """Return samples of the job, first those that were not fetched. None if a host cannot fetch them."""
+        """Return samples of the job, beginning with samples that were not fetched. None if a host cannot fetch them."""
         spec = self._pipeline.subject
         if not isinstance(spec, DatasetSpec) or len(spec.arguments_json) > MAX_ARGUMENTS_CHARS:
             return None
@@ -292,14 +296,14 @@ class LoaderProfiler:
 
 
 class ProfiledBatches(Iterator[Any]):
-    """The batches of one pass of a profiled loader: fetched ones first, kept ones later.
+    """The batches of one pass of a profiled loader: first fetched batches, then kept batches.
 
-    The pass has as many batches as without profiling, because schedulers of scripts count steps. Kept batches replace
-    those of the remaining requests, which nothing fetches.
+    The pass has as many batches as without profiling, because schedulers of scripts count steps. Once the profiler
+    repeats batches, each remaining request gets a kept batch, and nothing is fetched any more.
 
     Args:
         profiler: The loader's profiler.
-        requests: The batches of the pass. The caller reports each delivered batch to them before the next one.
+        requests: The batches of the pass. The caller reports each delivered batch to this object before the next one.
         open_source: Starts to fetch batches.
         num_unconsumed: Returns how many batches the framework has taken from this iterator and not yet given to the
             script. The caller then reports to the profiler when the script gets them. None if the script gets each
@@ -326,7 +330,7 @@ class ProfiledBatches(Iterator[Any]):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether it may stay open between two passes. Never: a profile run measures each pass."""
+        """Whether this object may stay open between two passes. Never, because a profile run measures each pass."""
         return False
 
     @property
@@ -335,14 +339,19 @@ class ProfiledBatches(Iterator[Any]):
         return not self._is_closed and (self._source is None or self._source.is_open)
 
     def __next__(self) -> Any:
-        """Return the next batch. Block until it has arrived."""
+        """Return the next batch: a fetched one, or a kept one if the profiler repeats batches. Blocks.
+
+        Report the batch to the profiler, and set `request` and `is_repeated`.
+        """
         if self._is_closed:
             raise StopIteration
+        # In this phase every batch is a kept one, so that the script never waits for data.
         if self._profiler.repeats:
-            if self._source is not None:  # otherwise it would go on fetching ahead
+            # Close the source, which would otherwise go on fetching ahead.
+            if self._source is not None:
                 self._source.close()
                 self._source = None
-            # First those that the source had requested.
+            # Replace the batches that the source had requested first, because they come next in the pass.
             in_flight = self._requests.in_flight
             self.request = in_flight[0] if in_flight else next(self._requests)
             self.is_repeated = True
@@ -357,6 +366,7 @@ class ProfiledBatches(Iterator[Any]):
         self.request = self._source.request
         assert self.request is not None
         self._begin_delivery()
+        # Batches that are fetched ahead are in flight, or in a buffer of the framework.
         num_prefetched = len(self._requests.in_flight)
         if self._num_unconsumed is not None:
             num_prefetched += self._num_unconsumed()
@@ -364,6 +374,7 @@ class ProfiledBatches(Iterator[Any]):
         return batch
 
     def _begin_delivery(self) -> None:
+        """Report to the profiler that the script gets a batch, unless the caller reports this itself."""
         if self._num_unconsumed is not None:
             return
         self._profiler.measure_if_done()
@@ -391,7 +402,7 @@ def measure_here(make: Callable[[], BuiltDataset], requests: list[BatchRequest])
     from hetero.sample_costs.samples import measure_samples
 
     with preserved_generators(), single_threaded():
-        # Other threads of this process may work meanwhile, so only this thread's CPU time counts.
+        # Other threads of this process may work at the same time, so only this thread's CPU time counts.
         times = measure_samples(make(), requests, seconds=_MEASURE_S, cpu_clock=time.thread_time)
         contents = measure_contents(times.batches, batch_samples=max(each.work.num_samples for each in requests))
     return times.supply(), contents
@@ -409,7 +420,7 @@ class _Usage:
         self._next_gpu_s = 0.0
 
     def prepare(self) -> None:
-        """Open NVML, which takes longer than a reading."""
+        """Open NVML before the first reading, because opening takes longer than a reading."""
         if self._gpus is None:
             self._gpus = Gpus()
 

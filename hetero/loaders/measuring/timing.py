@@ -35,7 +35,7 @@ class LoaderTiming:
 
     @property
     def timer(self) -> StepTimer:
-        """Timer of this loader's steps. It is made and registered on first use."""
+        """Timer of this loader's steps. The timer is made and registered on first use."""
         if self._timer is None:
             session = control.current()
             if session is not None and session.options.profile and not self.can_be_profiled:

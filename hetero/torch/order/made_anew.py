@@ -17,19 +17,19 @@ __all__ = ["MadeAnew", "warn_of_same_order"]
 logger = logging.getLogger(__name__)
 
 _finished: dict[tuple[object, ...], tuple[Callable[[Any], bool], bytes | None]] = {}
-"""Kinds of loaders that have delivered a whole epoch in this process. For the last one of each: whether a data set is
-the same, and the digest of a sampler's order."""
+"""Kinds of loaders that have delivered a whole epoch in this process. For the last loader of each kind: a function that
+returns whether a data set is the loader's, and the digest of its sampler's order."""
 _warned: set[tuple[object, ...]] = set()
 _begun: weakref.WeakValueDictionary[object, Any] = weakref.WeakValueDictionary()
-"""Passes of loaders without ``seed=`` that have begun and not ended, by what decides their order."""
+"""Passes of loaders without ``seed=`` that have begun and not ended. The key is what decides their order."""
 
 
 class MadeAnew:
-    """Knows whether a loader like this one has delivered a whole epoch before this one was made.
+    """Whether a loader of the same kind had delivered a whole epoch before this loader was made.
 
     Args:
         subject: The spec, or the data set object.
-        kind: What else loaders have in common that deliver the same batches.
+        kind: The other properties that loaders with the same batches have in common.
     """
 
     def __init__(self, subject: Any, *kind: object) -> None:
@@ -56,7 +56,7 @@ class MadeAnew:
 
 
 def _same_as(subject: Any) -> Callable[[Any], bool]:
-    """Return whether another subject is the same data set, as a function that keeps no data set object in memory."""
+    """Return a function that returns whether another subject is the same data set. It keeps no data set in memory."""
     if isinstance(subject, DatasetSpec):
         return lambda other: bool(other == subject)
     try:
@@ -71,10 +71,11 @@ def warn_of_same_order(owner: object, pipeline: Any, order: object) -> None:
 
     Args:
         owner: The pass that begins.
-        pipeline: That of its loader.
+        pipeline: The pipeline of the pass's loader.
         order: What decides the order. None for a pass that is not shuffled, or whose seed the script chose.
     """
-    # A script that passes both loaders the same seed means it, as for images and their masks, and gets no order here.
+    # If a script passes the same seed to both loaders, it wants the same order, for example for images and their masks.
+    # Then ``order`` is None.
     if order is None:
         return
     other = _begun.get(order)

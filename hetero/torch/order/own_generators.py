@@ -1,4 +1,4 @@
-"""Generators for the draws of a sampler in one pass. Its order then depends only on the seed and the pass."""
+"""Generators for the draws of a sampler in one pass. The sampler's order then depends only on the seed and the pass."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class OwnGenerators:
 
     Args:
         key: Seed of the global generators.
-        only_torch: Whether the sampler uses no global generator but torch's. The states of Python's and NumPy's are
-            then not swapped. Swapping all three takes 140 us per batch, 112 us of it for NumPy's state, which is copied
-            number by number.
+        only_torch: Whether torch's is the only global generator that the sampler uses. If so, the states of Python's
+            and NumPy's generators are not swapped. Swapping all three takes 140 us per batch. NumPy's state alone takes
+            112 us, because it is copied number by number.
         more: The sampler's own generators and their seeds.
     """
 
@@ -51,12 +51,13 @@ class OwnGenerators:
                     generator.set_state(state)
 
     def next_numbers(self) -> tuple[float, ...]:
-        """Draw one number from each global generator. They are the first ones if the sampler has drawn none."""
+        """Draw one number from each global generator. If the sampler has drawn none, these are the first numbers."""
         with self.swapped_in():
             first = torch.rand((), generator=torch.default_generator, device="cpu").item()
             return (first,) if self._only_torch else (first, random.random(), np.random.random())
 
     def _make_current(self) -> None:
+        """Give the generators the states of this pass. Seed them the first time."""
         if self._torch_states is None:
             if not self._only_torch:
                 seed_generators(self._key)

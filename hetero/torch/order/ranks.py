@@ -1,7 +1,7 @@
 """Compares the orders of ranks through the store of the process group. No rank waits for another one.
 
-Ranks that shuffle with different seeds split different orders: they see some samples twice and others never. The same
-happens if the script's sampler draws from a generator that every rank seeds differently.
+If ranks shuffle with different seeds, each rank takes its part of another order. Then some samples come twice and
+others never. The same happens if the script's sampler draws from a generator that every rank seeds differently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetero.errors import DatasetMismatchError
 __all__ = ["MAX_INDICES", "Drawn", "RankOrders"]
 
 MAX_INDICES = 2**16
-"""Smaller indices are compared. A rank then publishes at most 8 KiB, and a pass costs 0.1 ms."""
+"""Only indices below this bound are compared. So a rank publishes at most 8 KiB, and a comparison takes 0.1 ms."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class Drawn:
 
 
 class RankOrders:
-    """Compares the order of one loader with those of the same loader on other ranks.
+    """Compares the order of one loader with the orders of the same loader on other ranks.
 
-    The n-th loader of a kind that a line of the script makes is the n-th such loader of other ranks. Rank 0 may make
-    further loaders in other lines.
+    Loaders of two ranks are the same if they have the same kind, the same line of the script makes them, and they are
+    the n-th such loader on both ranks. So rank 0 may make further loaders in other lines.
 
     Args:
-        kind: What loaders have in common that deliver the same batches. Its texts must be equal on all ranks.
+        kind: The properties that loaders with the same batches have in common. Its texts must be equal on all ranks.
     """
 
     def __init__(self, *kind: object) -> None:
@@ -70,7 +70,7 @@ class RankOrders:
             return
         self._is_checked = True
         rank = torch.distributed.get_rank()
-        # compare_set returns the seed that the first rank has left, and does not wait.
+        # compare_set returns the seed that the first rank has stored, and does not wait.
         with suppress(RuntimeError):  # the rank that holds the store may have ended
             other, _, found = (
                 store.compare_set(f"hetero/seed/{self._kind}/{self._number}", "", f"{rank} {seed}")
@@ -89,28 +89,29 @@ class RankOrders:
     def compare_parts(self, drawn: Drawn, *, sampler: str) -> None:
         """Log one warning if a pass of this rank and the same pass of a neighbour share samples by chance.
 
-        Two ranks that permute all samples independently, and take a part each, share 1 / (world size) of their parts.
-        Half of it is the bound. Parts that are equal may be meant, for ranks that hold parts of one model. A batch may
-        have been filled up with samples of another rank.
+        If two ranks permute all samples independently and each takes a part, they share about 1 / (world size) of their
+        parts. The bound for the warning is half of this. Equal parts cause no warning, because ranks that hold parts of
+        one model need the same samples. A few shared samples cause none either, because a batch may have been filled up
+        with samples of another rank.
 
         Args:
             drawn: The pass of this rank.
             sampler: Class of the sampler.
         """
         store = _store()
-        # A sampler that repeats indices draws with replacement. Its ranks share samples anyway.
+        # If an index came twice, the sampler draws with replacement, and its ranks share samples anyway.
         if self._has_warned or store is None or drawn.counts.max(initial=0) > 1:
             return
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         own = drawn.counts > 0
-        # One for all loaders of a kind, because the store must not grow.
+        # All loaders of a kind use the same key, because the store must not grow.
         key = f"hetero/part/{self._kind}"
         num_own = int(own.sum())
         with suppress(RuntimeError):
             store.set(f"{key}/{rank}", drawn.number.to_bytes(16, "little") + np.packbits(own).tobytes())
             # A set, because with two ranks both neighbours are the same.
             for other in {(rank - 1) % world_size, (rank + 1) % world_size}:
-                # `get` alone would wait until the neighbour has finished its pass, or for the timeout of the store.
+                # Check first, because `get` would wait until the neighbour has finished its pass, or for a timeout.
                 if not store.check([f"{key}/{other}"]):
                     continue
                 found = store.get(f"{key}/{other}")
@@ -118,7 +119,7 @@ class RankOrders:
                 length = min(len(own), len(part))
                 num_shared = int(np.count_nonzero(own[:length] & part[:length]))
                 is_chance = max(drawn.largest_batch, num_own / (2 * world_size)) < num_shared < num_own
-                # The neighbour's part may be that of another pass, because no rank waits.
+                # No rank waits, so the neighbour's part may belong to another pass. Then it is not compared.
                 if not is_chance or int.from_bytes(found[:16], "little") != drawn.number:
                     continue
                 self._has_warned = True

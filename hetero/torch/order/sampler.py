@@ -39,7 +39,7 @@ RANK_BLIND_SAMPLERS = (
 _TORCHS_SAMPLERS = (*RANK_BLIND_SAMPLERS, torch.utils.data.distributed.DistributedSampler)
 _EPOCH_NAMES = ("epoch", "_epoch", "current_epoch", "_current_epoch")
 """Attributes that hold the epoch of a sampler: torch's ``epoch``, SpeechBrain's ``_epoch``, and two that mean the same.
-Other names are not guessed, because ``samples_per_epoch`` is not an epoch."""
+Other names are not searched for, because ``samples_per_epoch``, for example, is not an epoch."""
 # Larger indices are counted in a dictionary, because the array takes 4 bytes for every index up to the largest.
 _MAX_COUNTED_INDEX = 2**31
 
@@ -47,15 +47,15 @@ _MAX_COUNTED_INDEX = 2**31
 class SamplerOrder:
     """Batches from a user's sampler or batch sampler, without any sharding.
 
-    The draws are reproducible from (seed, epoch) for samplers that use the global generators, or a `torch.Generator` in
-    their ``generator`` attribute. The initial seed of that `torch.Generator` affects the draws too. All these
+    If a sampler uses the global generators, or a `torch.Generator` in its ``generator`` attribute, its draws are
+    reproducible from (seed, epoch). The initial seed of that `torch.Generator` affects the draws too. All these
     generators are seeded at the start of every epoch. After each draw, they get the script's states back.
 
     The script sets the epoch of a sampler with ``set_epoch``, on the sampler or on the loader, as with torch's loader.
-    A loaded state sets it too. A pass does not change it.
+    A loaded state sets this epoch too. A pass does not change it.
 
     A sampler with ``state_dict`` and ``load_state_dict`` may start the next pass at the position where the last one
-    ended. Batches are drawn before they are delivered. After a pass that was left early, the sampler is therefore put
+    ended. Batches are drawn before they are delivered. If a pass was left early, the sampler is therefore put back to
     where it would be if only the delivered batches had been drawn, as with torch's loader without workers.
 
     Args:
@@ -80,15 +80,15 @@ class SamplerOrder:
         self.epoch: int | None = None
         """The epoch that was last set on the sampler. None if unknown."""
         self.length: int | None = None
-        """The sampler's length in the latest pass. None before it, without a length, and with a state, because the
-        length may then be what is left of the epoch."""
+        """The sampler's length in the latest pass. None before the first pass, for a sampler without a length, and for
+        a stateful sampler, whose length may be only what is left of the epoch."""
         self._left: _Left | None = None
         self._drawn: tuple[int, bytes] | None = None
         """The epoch of the last pass that was drawn from its beginning to its end, and a digest of its order."""
         self._may_repeat = isinstance(sampler, list | tuple | range | np.ndarray)
-        """Whether the order may be the same in every epoch. True also after a warning that it is."""
+        """Whether the order may be the same in every epoch without a warning. True also after the first warning."""
         self.shuffled_order: bytes | None = None
-        """Digest of the order of the last pass that was drawn to its end. None if the order is fixed."""
+        """Digest of the order of the last pass that was drawn to its end. None if the sampler does not shuffle."""
         self.drawn: Drawn | None = None
         """The last pass that was drawn to its end. A stateful sampler's indices are not counted."""
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
@@ -96,7 +96,7 @@ class SamplerOrder:
         )
 
     def num_batches(self, length: int | None = None) -> int:
-        """Return the number of batches of an epoch in which the sampler has a length. None: its present length.
+        """Return the number of batches of an epoch in which the sampler has this length. None: its present length.
 
         Raises:
             TypeError: If the sampler does not have a length.
@@ -108,9 +108,9 @@ class SamplerOrder:
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
 
     def _measure(self, number: int) -> int | None:
-        """Return what `length` is in a pass, by its number.
+        """Return the value of `length` in the pass with this number.
 
-        Some bucket samplers make their batches in ``__len__``. They draw from the generators of the pass there.
+        Some bucket samplers make their batches in ``__len__``. So the generators of the pass are swapped in here.
         """
         if self.is_stateful:
             return None
@@ -146,7 +146,7 @@ class SamplerOrder:
         return [_epoch_of(part) for part in self._settable()]
 
     def _put_epochs_back(self, epochs: Sequence[int | None]) -> None:
-        # A position that was restored from a state lacks epochs.
+        # ``epochs`` may be shorter, because a position that was restored from a state has no epochs.
         for part, before, now in zip(self._settable(), epochs, self._epochs(), strict=False):
             if before is not None and before != now:
                 part.set_epoch(before)
@@ -155,8 +155,8 @@ class SamplerOrder:
         """Call ``set_epoch`` of the parts again with their present epochs, because the method may draw an order.
 
         The order then depends on the seed and the epoch of the pass, and not on the script's generators. torch's own
-        samplers are left out, because they do not draw there. A part that keeps no epoch gets that of the pass. A part
-        that may keep it under an unknown name is left as the script set it.
+        samplers are left out, because they do not draw in ``set_epoch``. A part that keeps no epoch gets the epoch of
+        the pass. If a part may keep its epoch under an unknown name, it is left as the script set it.
         """
         drawing = [part for part in self._settable() if type(part) not in _TORCHS_SAMPLERS]
         if drawing:
@@ -193,29 +193,32 @@ class SamplerOrder:
         self._left = _Left(number, (state,))
 
     def batches(self, start: Start) -> Iterator[PlannedBatch]:
-        """Yield the batches of a pass. Those before its start are drawn and discarded unless it has a sampler's state.
+        """Yield the batches of a pass. If the start has no sampler's state, draw and discard the batches before it.
 
-        The number of the pass seeds the draws together with the loader's seed. The sampler is prepared, and `length` is
+        The number of the pass and the loader's seed together seed the draws. The sampler is prepared, and `length` is
         set, before this method returns.
         """
         self._prepare(start)
         return self._drawn_batches(start)
 
     def _prepare(self, start: Start) -> None:
+        """Make the sampler ready to draw a pass: its generators, its position and its epoch. Set `length`."""
         state = start.sampler
         for part, generator_seed in zip(self._parts, self._generator_seeds, strict=True):
             if generator_seed is None and isinstance(getattr(part, "generator", None), torch.Generator):
-                # accelerate added this generator to make the order equal on all ranks. It is equal without it too.
+                # The part had no generator at first. accelerate added this one to make the order equal on all ranks,
+                # which hetero does itself.
                 part.generator = None
-        # Put the sampler at the right position, and keep that position for the next pass.
+        # If the last pass was left early, and no state is loaded, put the sampler back to the last delivered batch.
         if state is None and self._left is not None and not self._left.is_completed:
             self._put_back(self._left)
-        # After the position is right, because a sampler may draw its order in set_epoch.
+        # Set the epochs only after this, because a sampler may draw its order in set_epoch.
         self._set_again(start)
+        # Keep the position, for the pass after this one.
         if self.is_stateful:
             self._left = _Left(start.number, (self._snapshot() if state is None else state,), self._epochs())
-        # Once in a pass, and after set_epoch: a bucket sampler took 300 ms for its length, and drew random numbers for
-        # it.
+        # Ask for the length once in a pass, and after set_epoch: a bucket sampler took 300 ms for its length, and drew
+        # random numbers for it.
         self.length = self._measure(start.number)
 
     def _drawn_batches(self, start: Start) -> Iterator[PlannedBatch]:
@@ -245,8 +248,8 @@ class SamplerOrder:
             if isinstance(planned, PlannedBatch) and isinstance(planned.work, IndexedWork):
                 occurrences, rank = planned.work.occurrences, planned.rank
             elif self.is_stateful:
-                # A resume in O(1) does not draw the earlier batches, so it is unknown how often an index came before.
-                # Use the number of all indices drawn before, which is known.
+                # A stateful sampler resumes without drawing the earlier batches, so it is unknown how often an index
+                # came before. Use the number of all indices drawn before instead, which the state contains.
                 occurrences = np.arange(num_drawn, num_drawn + len(indices)).astype(np.uint32)
             else:
                 occurrences = counter.count(indices)
@@ -255,19 +258,20 @@ class SamplerOrder:
                 yield PlannedBatch(position, IndexedWork(indices, occurrences), rank, snapshot, num_drawn)
 
     def _compare_with_last(self, start: Start, order: bytes, own: OwnGenerators) -> None:
-        """Log one warning if the script has chosen another epoch, and the shuffled order has stayed the same.
+        """Set `shuffled_order`. Log one warning if the shuffled order is the same as in the last pass of another epoch.
 
         Args:
             start: Start of a pass that was drawn to its end.
-            order: Digest of its indices.
-            own: The generators of that pass.
+            order: Digest of the indices of this pass.
+            own: The generators of this pass.
         """
         last, self._drawn = self._drawn, (start.epoch, order)
         self.shuffled_order = order if self._shuffles(start.number, own) else None
         if self.shuffled_order is None or last is None or last[0] == start.epoch or last[1] != order:
             return
         if start.again is None:
-            # Only `hetero check` logs this, because torch's users leave set_epoch out for validation too.
+            # The script did not call set_epoch. Only `hetero check` warns of this, because scripts leave set_epoch out
+            # on purpose for validation.
             if is_checked() and self._settable():
                 logger.warning(
                     "sampler %s gives the same order in each pass. Call loader.set_epoch(epoch) before each epoch",
@@ -292,17 +296,18 @@ class SamplerOrder:
         """
         if any(getattr(part, "shuffle", None) is True or getattr(part, "generator", None) for part in self._parts):
             return True
-        # If the sampler drew from a global generator, the next number of that one is not its first.
+        # If the sampler drew from a global generator, the next number of this generator is not its first one.
         return own.next_numbers() != self._own_generators(number).next_numbers()
 
     def _put_back(self, left: _Left) -> None:
         """Put the sampler where it would be if only the delivered batches of the last pass had been drawn.
 
         It is not enough to load the state after the last delivered batch. Some samplers start their next iteration at a
-        loaded state, although they would otherwise start at the beginning. Therefore this loads the state before that
-        batch, and draws the batch again. If no batch was delivered, it draws the first batch of the pass again.
+        loaded state, although they would otherwise start at the beginning. Therefore this method loads the state before
+        the last delivered batch, and draws that batch again. If no batch was delivered, it draws the first batch of the
+        pass again.
         """
-        # The batch is drawn with the epochs of the pass that was left. The script's epochs come back after it.
+        # Draw the batch with the epochs of the pass that was left, and set the script's epochs again after that.
         epochs = self._epochs()
         with self._own_generators(left.number).swapped_in():
             self._put_epochs_back(left.sampler_epochs)
@@ -318,7 +323,7 @@ class SamplerOrder:
     def _iterate(self, state: object) -> Iterator[Any]:
         """Return an iterator over the sampler. Load the state first if it is not None."""
         if state is not None:
-            # A sampler may go on to change the object that it was given.
+            # Pass a copy of the state, because a sampler may change the object that it was given.
             self.sampler.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
         return iter(self.sampler)
 
@@ -368,7 +373,7 @@ class OccurrenceCounter:
         self._others: Counter[Any] = Counter()  # counts of all other indices
 
     def first(self, limit: int) -> npt.NDArray[np.uint32]:
-        """Return how often each of the first integers came, in an array that ends after the last one that came."""
+        """Return how often each integer below the limit came. The array ends after the largest integer that came."""
         return self._counts[:limit].copy()
 
     def count(self, indices: Indices) -> npt.NDArray[np.uint32] | None:
@@ -388,11 +393,11 @@ class OccurrenceCounter:
             if isinstance(index, int):
                 key = int(index)  # a bool would index an array as a mask
                 if 0 <= index < _MAX_COUNTED_INDEX:
-                    # The same table as in `_count_array`. With two tables, a count depended on the rest of the batch.
+                    # Use the same table as `_count_array`. With two tables, a count depended on the rest of the batch.
                     self._reserve(index)
                     counts = self._counts
             elif not isinstance(index, str):
-                key = index_bytes(index)  # lists lack a hash, and NaN is not equal to itself
+                key = index_bytes(index)  # because lists have no hash, and NaN is not equal to itself
             result[place] = counts[key]
             counts[key] += 1
         return result if result.any() else None
@@ -400,7 +405,7 @@ class OccurrenceCounter:
     def _reserve(self, largest: int) -> None:
         """Make room for the count of ``largest``."""
         if largest >= len(self._counts):
-            # Twice the length. Otherwise, ascending indices would copy the table for each batch.
+            # Double the length. Otherwise, ascending indices would copy the table for each batch.
             counts = np.zeros(max(largest + 1, 2 * len(self._counts)), dtype=np.uint32)
             counts[: len(self._counts)] = self._counts
             self._counts = counts
@@ -432,7 +437,7 @@ class _Left:
     sampler_epochs: Sequence[int | None] = ()
     """The epochs that the parts of the sampler had in that pass."""
     is_completed: bool = False
-    """Whether the pass was delivered to its end. The sampler is then already where the next pass has to begin."""
+    """Whether the pass was delivered to its end. If so, the sampler is already where the next pass has to begin."""
 
 
 def _parts_of(sampler: object) -> tuple[Any, ...]:
@@ -445,8 +450,8 @@ def _parts_of(sampler: object) -> tuple[Any, ...]:
             continue
         parts.append(part)
         for value in getattr(part, "__dict__", {}).values():
-            # A sampler may be wrapped: in an attribute, in a list, or in a dictionary. Samudra#717 had an epoch that
-            # never arrived.
+            # A sampler may be wrapped in an attribute, in a list, or in a dictionary. In Samudra#717 the epoch never
+            # reached the wrapped sampler.
             several = list(value.values()) if isinstance(value, dict) else value
             if isinstance(several, list | tuple) and several and _is_sampler(several[0]):
                 waiting.extend(filter(_is_sampler, several))
@@ -464,7 +469,7 @@ def _order_bytes(indices: Indices) -> bytes:
 
 
 def _is_sampler(value: object) -> bool:
-    """Return whether a value is a sampler, or has a sampler's methods. A data set may have ``set_epoch`` too."""
+    """Return whether a value is a sampler, or has a sampler's methods. A data set with ``set_epoch`` is no sampler."""
     has_methods = callable(getattr(value, "set_epoch", None)) and hasattr(type(value), "__iter__")
     return isinstance(value, torch.utils.data.Sampler) or (
         has_methods and not isinstance(value, torch.utils.data.Dataset)
@@ -479,7 +484,7 @@ def _draws_from_torch_only(sampler: object) -> bool:
 
 
 def _epoch_of(sampler: object) -> int | None:
-    """Return the epoch that a sampler keeps. None if it keeps none, or under a name that is not known."""
+    """Return the epoch that a sampler keeps. None if it keeps no epoch, or keeps it under an unknown name."""
     found = (getattr(sampler, name, None) for name in _EPOCH_NAMES)
     return next((int(epoch) for epoch in found if isinstance(epoch, int)), None)
 
