@@ -131,7 +131,7 @@ def receive_starts(channel: socket.socket) -> list[Start]:
             if packet is None:
                 continue
             facts, descriptors = packet
-            # A packet without a descriptor means that the fork server has closed its socket. There are no more.
+            # A packet without a descriptor means that the fork server has closed its socket, and no endpoint follows.
             if not descriptors:
                 return starts
             starts.append((facts["index"], facts["incarnation"], descriptors[0]))

@@ -255,10 +255,10 @@ class EndpointPool(PoolFigures):
                 self._starter.end_endpoint(slot.incarnation)
 
     def _end_idle_starter(self) -> None:
-        """End the fork server if no endpoint is wanted or left. It starts again with the next one."""
+        """End the fork server if no endpoint is wanted or left. When an endpoint is wanted, it starts again."""
         if self._starter is None or self._num_wanted or any(slot.is_started for slot in self._slots):
             return
-        # It holds in memory what the script imports.
+        # This frees the memory of the libraries that the script imports.
         if self._starter.loaded_s is not None:
             self._drop_starter()
             self._starter_start_at_s = 0.0
@@ -382,7 +382,7 @@ class EndpointPool(PoolFigures):
     def _time_to_restart(
         self, name: str, status: int, explanation: str, lines: deque[str], *, num_crashes: int, is_last: bool
     ) -> float | None:
-        """Return when to start a process that has ended again. None if no restart is left.
+        """Return when to start an ended process again. None if no restart is left.
 
         If the process was the last one, and the host may not wait for a restart to be given back, the pool gives up.
         """

@@ -98,8 +98,8 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
 def why_not_fork(before: Mapping[int, str], action: str = "importing the script") -> str:
     """Return why this process must not fork endpoints, empty if it may fork.
 
-    Processes must not be forked with open files or connections. Forked processes would share the position in an open
-    file, and SQLite would lose its locks.
+    A process with threads, TensorFlow, CUDA, or newly opened files or connections must not fork. Forked processes would
+    share the position in an open file, and SQLite would lose its locks.
 
     Args:
         before: The result of `open_files` before the action.

@@ -1,4 +1,7 @@
-"""Makes the certificates of one job with the package ``cryptography``: an authority, and a key and one per host."""
+"""Makes the certificates of one job with the package ``cryptography``.
+
+These are an authority, and a key and a certificate for each host.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ def make_certificates(
     """Write ``ca.pem``, and ``HOST.pem`` and ``HOST.key`` for every host. By default, discard the authority's key.
 
     The files appear only when all of them have been made. Only this user can read them. The authority's key is written
-    to a disk only with ``keep_authority_key``. A killed call may leave a scratch folder behind, which the next call
-    removes if the file system has locks.
+    to a disk only with ``keep_authority_key``. If a call is killed, it may leave a scratch folder behind. The next call
+    removes this folder if the file system has locks.
 
     Args:
         folder: The folder for the files. It is made if it does not exist.
@@ -57,7 +60,8 @@ def make_certificates(
     now = dt.datetime.now(dt.timezone.utc)
     begin, end = now - _EARLIER, now + dt.timedelta(days=days)
     authority = _Authority.new(begin, end)
-    # In memory. A call that was killed midway once left the authority's key in its scratch folder.
+    # Keep everything in memory until all is made. A call that was killed midway once left the authority's key in its
+    # scratch folder.
     made = {"ca.pem": _pem(authority.certificate)}
     if keep_authority_key:
         made["ca.key"] = _pem(authority.key)
@@ -70,7 +74,7 @@ def make_certificates(
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             scratch = stack.enter_context(private_folder(_SCRATCH_PREFIX, parent=str(folder)))
             for name, content in made.items():
-                # With its mode from the start. A file that is restricted afterwards is open to others for a moment.
+                # Make the file with its final mode. A file that is restricted later is open to others for a moment.
                 with open(scratch / name, "xb", opener=_open_private) as file:
                     file.write(content)
             for name in made:
@@ -137,7 +141,7 @@ class _Authority:
             (_usage(signs_certificates=False), True),
             (both, False),
             (x509.SubjectAlternativeName([name]), False),
-            # A strict check, as of `openssl verify -x509_strict`, needs the key that signed.
+            # A strict check, such as `openssl verify -x509_strict`, needs the id of the key that signed.
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), False),
         ]
         return key, _signed("hetero host", key, "hetero job", self.key, begin, end, extensions)
@@ -150,7 +154,7 @@ def _new_key() -> EllipticCurvePrivateKey:
 
 
 def _usage(*, signs_certificates: bool) -> ExtensionType:
-    """Return what a key is for: to sign certificates, or to sign handshakes."""
+    """Return the extension with the purpose of a key: to sign certificates, or to sign handshakes."""
     from cryptography import x509
 
     return x509.KeyUsage(
@@ -175,7 +179,7 @@ def _signed(
     end: dt.datetime,
     extensions: Sequence[tuple[ExtensionType, bool]],
 ) -> Certificate:
-    """Return a signed certificate of a key. An extension has a flag that says whether it is critical."""
+    """Return a signed certificate of a key. Each extension has a flag: whether it is critical."""
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.x509.oid import NameOID

@@ -1,7 +1,7 @@
 """Options of gRPC channels and servers, each with its reason.
 
-Import this module before ``grpc``, because it turns off the library's fork support and quiets its log. hetero forks
-only processes without channels. If other code forks, gRPC's fork handlers deadlock or abort the process.
+Import this module before ``grpc``, because it turns off gRPC's fork support and most of gRPC's log. hetero forks only
+processes without channels. If other code forks, gRPC's fork handlers would deadlock or abort the process.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ MAX_REQUEST_BYTES = 2**20
 HANDSHAKE_MS = 10_000
 MAX_IDLE_MS = 60_000
 MAX_CONNECTIONS = 4096
-"""Connections of one server, more than any job has ranks and hosts. `HANDSHAKE_MS` and `MAX_IDLE_MS` end those of
-unauthenticated peers."""
+"""Largest number of connections of one server, more than any job has ranks and hosts. `HANDSHAKE_MS` and `MAX_IDLE_MS`
+end the connections of unauthenticated peers."""
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Proxy variables that gRPC reads, in its order. It reads them only in lower case."""
@@ -124,8 +124,9 @@ def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables that make other libraries' gRPC channels connect to hosts of the job without a proxy.
 
     The result is empty if no proxy is set. An entry of ``no_grpc_proxy`` matches the end of an address, or in newer
-    gRPC cores a network. The job's connections go to numeric addresses, so this adds the ten digits as entries. They
-    also match names that end in a digit. Other names, and connections without gRPC, still use the proxy.
+    gRPC cores a network. The job's connections go to numeric addresses, so this function adds the ten digits as
+    entries. These entries also match names that end in a digit. Other names, and connections without gRPC, still use
+    the proxy.
     """
     if not any(environ.get(name) for name in PROXY_VARIABLES):
         return {}
@@ -143,7 +144,7 @@ def open_channel(target: str, *, name: str, tls: Tls | None) -> grpc.Channel:
 
     Args:
         target: Numeric ``address:port``.
-        name: The host's name, which its certificate must have.
+        name: The host's name. The host's certificate must contain it.
         tls: This host's certificate. If given, the channel never uses plaintext.
     """
     import grpc
@@ -178,7 +179,7 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
 
     target = join_address(address, port)
     bound = 0
-    # gRPC raises if the server cannot listen there.
+    # If the server cannot listen there, gRPC raises RuntimeError.
     with contextlib.suppress(RuntimeError):
         if tls is None:
             bound = server.add_insecure_port(target)
@@ -194,7 +195,7 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
 
 
 def short_details(error: grpc.RpcError) -> str:
-    """Return the details of a failed call, or which TLS check failed, on one line of about 200 characters at most."""
+    """Return one line of about 200 characters at most: the details of a failed call, or the TLS check that failed."""
     details = getattr(error, "details", None)
     text = " ".join(str((details() if callable(details) else None) or error).split())
     found = diagnose(text)

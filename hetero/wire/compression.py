@@ -32,7 +32,7 @@ __all__ = [
     "raw_block_sizes",
 ]
 
-# What to install, what to import.
+# For each codec: the package to install, and the module to import.
 _PACKAGES = {"lz4": ("lz4", "lz4.block"), "zstd": ("zstandard", "zstandard")}
 _CODES = {"lz4": pb.LZ4, "zstd": pb.ZSTD}
 _NAMES: dict[int, str] = {code: name for name, code in _CODES.items()}
@@ -41,7 +41,7 @@ COMPRESSIONS = tuple(_CODES)
 
 # A block is sent compressed only if it shrinks by at least 1/32.
 _MIN_GAIN = 32
-# Compresses photographs at 0.5 GB/s. Level 3 has half the speed and 8 % fewer bytes.
+# Level 1 compresses photographs at 0.5 GB/s. Level 3 has half this speed and gives 8 % fewer bytes.
 _ZSTD_LEVEL = 1
 
 
@@ -73,7 +73,7 @@ class _Lz4:
 
     def decompress(self, data: memoryview, room: memoryview) -> None:
         try:
-            # The given size bounds what is allocated and written, even if the data state another size.
+            # The given size bounds the memory that is allocated and written, even if the data contain another size.
             block = self._block.decompress(data, uncompressed_size=len(room))
         except self._block.LZ4BlockError as error:
             raise _damaged(data, room) from error
@@ -87,8 +87,9 @@ class _Zstd:
     def __init__(self, module: Any) -> None:
         self._module = module
 
-    # Each batch has its own codec, which either compresses or decompresses. Only that object is made. This takes 50 us.
-    # Keeping a compressor for each thread would cost 1.3 MiB of tables for each connection of an endpoint.
+    # Each batch has its own codec, which either compresses or decompresses. So only one of the two objects is made,
+    # when it is first used. This takes 50 us. If each thread kept a compressor instead, each connection of an endpoint
+    # would need 1.3 MiB for tables.
 
     @cached_property
     def _compressor(self) -> Any:
@@ -96,7 +97,8 @@ class _Zstd:
 
     @cached_property
     def _decompressor(self) -> Any:
-        # A frame states how much memory its window needs. Without this bound, it could demand 128 MiB.
+        # The frame contains the size of the window, for which memory is allocated. Without this bound, a frame could
+        # demand 128 MiB.
         return self._module.ZstdDecompressor(max_window_size=BLOCK_BYTES)
 
     def compress(self, block: memoryview) -> bytes:
@@ -104,7 +106,7 @@ class _Zstd:
         return compressed
 
     def decompress(self, data: memoryview, room: memoryview) -> None:
-        # `ZstdDecompressor.decompress` is not used, because it allocates the size that the frame states.
+        # Do not use `ZstdDecompressor.decompress`, because it allocates the size that the frame contains.
         try:
             with self._decompressor.stream_reader(data) as stream:
                 is_whole = stream.readinto(room) == len(room) and not stream.read(1)
@@ -227,7 +229,7 @@ class BlockReader:
     def filled(self, nbytes: int, target: memoryview) -> int:
         """Record that this number of bytes was received into the `room`.
 
-        Return how many bytes were written to ``target``: 0 until the block is complete, then all of them.
+        Return how many bytes were written to ``target``: 0 until the block is complete, then the whole block.
 
         Raises:
             ChecksumError: If the block is complete and damaged.

@@ -1,8 +1,8 @@
 """The catalogue of faults: why a call to an endpoint fails, how the reader notices it, and what the reader does.
 
-An endpoint refuses a request for a batch with a message that names the fault, and any other call with a gRPC status.
-The reader notices the other faults itself. A wrong token is not in the catalogue, because it ends all reading
-(`hetero.errors.AuthenticationError`).
+If an endpoint refuses a request for a batch, it sends a message that names the fault. If it refuses any other call, it
+sends a gRPC status. The reader itself notices all other faults. A wrong token is not in the catalogue, because it ends
+all reading (`hetero.errors.AuthenticationError`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Fault(enum.Enum):
 
     # Each fault has a comment that says what the reader does with the request and with the endpoint.
 
-    # Request elsewhere. Connect again after a back-off. Do not blame the request, which was not sent. Endpoints that
-    # die while idle fail the next request before it is sent. Three of these once failed a batch that had killed none.
+    # Request elsewhere. Connect again after a back-off. Do not blame the request, because it was not sent. If an
+    # endpoint dies while it is idle, the next request to it fails before it is sent. When this counted, a batch that
+    # had killed no endpoint failed after three such deaths.
     UNSENT = _Entry(text="the request could not be sent")
     # Request elsewhere. Connect again after a back-off. Count a death if the endpoint ended. Closing the channel
     # cancels its calls.
@@ -51,7 +52,7 @@ class Fault(enum.Enum):
     MALFORMED = _Entry(
         text="it does not understand the request", is_refusal=True, statuses=("INVALID_ARGUMENT", "UNIMPLEMENTED")
     )
-    # Nothing. The reader gave up the call.
+    # Do nothing, because the reader itself gave up the call.
     CANCELLED = _Entry(text="the call was cancelled")
     # Request again, up to three times. Prefer other endpoints for a second.
     BROKEN = _Entry(text="it failed internally", is_refusal=True, statuses=("INTERNAL",))

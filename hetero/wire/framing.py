@@ -4,10 +4,10 @@ The message is a protobuf ``Answer``. It holds either the header of a batch (ver
 failure of the user's code, or a refusal. Every answer also carries a checksum of the request. The receiver therefore
 rejects an answer to another request, or to a request that was damaged on its way.
 
-The payload follows a header. It consists of the leaves' bytes one after the other, without separators. It is sent from
-the batch's own memory, and received directly into the memory of the new batch. A compressed payload comes in blocks,
-and the header lists their sizes (`hetero.wire.compression`). The checksum covers the uncompressed bytes. This module
-does not do I/O.
+If the message holds a header, the payload follows the message. The payload consists of the leaves' bytes one after the
+other, without separators. The payload is sent from the batch's own memory, and received directly into the memory of the
+new batch. A compressed payload comes in blocks, and the header lists the sizes of the blocks
+(`hetero.wire.compression`). The checksum covers the uncompressed bytes. This module does not do I/O.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ __all__ = [
 ]
 
 _CHUNK_BYTES = 16 * 2**20
-"""Bytes that are received and checked at once. Smaller chunks do not save CPU time, and the thread needs the
-interpreter's lock more often. Each time, it may wait 5 ms for a training loop in Python."""
+"""Largest number of bytes that are received and checked at once. With smaller chunks, the thread needs the
+interpreter's lock more often, and saves no CPU time. Each time, it may wait 5 ms for a training loop in Python."""
 _MAX_DETAILS = 500
 _TAGS = {"header": 0x0A, "failure": 0x12, "refusal": 0x1A}
 """First byte of each kind of answer: field number << 3 | 2, which means "length-delimited"."""
@@ -100,8 +100,8 @@ class EncodedBatch:
                 f"at most {limits.max_header_bytes} are allowed\n  Use tensors, arrays or longer lists."
             )
         self._pieces = [leaf.data for leaf in leaves if leaf.nbytes]
-        # Only what the user's code may fill again. For other batches, each answer in progress takes the memory of one
-        # batch less.
+        # Copy only batches whose memory the user's code may fill again. Without the copy, each answer in progress needs
+        # the memory of one batch less.
         if copy:
             self._pieces = [_copy(data) for data in self._pieces]
         self.nbytes: int = sum(map(len, self._pieces))
@@ -141,7 +141,7 @@ class EncodedBatch:
 
     @property
     def message(self) -> bytes:
-        """Bytes that precede the payload. Each access serialises them again."""
+        """Bytes of the message, which precedes the payload. Each access serialises the message again."""
         return pb.Answer(header=self._header, request=self._request).SerializeToString()
 
     @property
@@ -151,7 +151,7 @@ class EncodedBatch:
 
 
 def why_unsendable(batch: Any, limits: Limits = _DEFAULT_LIMITS) -> str | None:
-    """Return why a data host could not send a batch, or None. Never raises, and does not copy dense tensors."""
+    """Return why a data host could not send a batch. None if it could. Never raises, and copies no dense tensors."""
     try:
         EncodedBatch(batch, limits=limits, copy=False)
     except Exception as error:  # noqa: BLE001 - a data host would report whatever the user's objects raise
@@ -182,7 +182,7 @@ def encode_refusal(fault: Fault, details: str, *, request: bytes = b"") -> bytes
 
 
 def _allocate(nbytes: int) -> memoryview:
-    """Return a writable NumPy buffer. A bytearray would be cleared first."""
+    """Return a writable NumPy buffer. It is faster than a bytearray, whose memory is cleared first."""
     return np.empty(nbytes, np.uint8).data
 
 
@@ -204,8 +204,8 @@ class BatchDecoder:
 
     Args:
         limits: Larger answers are rejected before memory is allocated for them.
-        allocate: Returns a writable buffer of the given number of bytes for one tensor, for example pinned memory.
-            Other leaves do not use it, because torch does not pin them either.
+        allocate: Returns a writable buffer of the given number of bytes for one tensor, for example pinned memory. It
+            is not used for other leaves, because torch does not pin them either.
         compression: The requested compression. Any other compression is rejected.
         max_skipped: Largest number of skipped samples. 0 if the request does not allow skips.
         request: The bytes of the request as they were sent. An answer to other bytes is rejected.
@@ -233,8 +233,8 @@ class BatchDecoder:
         self._tree: Tree = None
         self._shapes: Sequence[LeafShape] = ()
         self._buffers: list[memoryview] = []
-        self._leaf_index = -1  # index of the leaf that is being filled; its buffer is the last one
-        self._filled = 0  # bytes of that leaf that have arrived
+        self._leaf_index = -1  # index of the leaf that is being filled; its buffer is the last of `_buffers`
+        self._filled = 0  # bytes of this leaf that have arrived
         self._missing = 0  # bytes of payload that have not arrived
         self._expected_checksum = 0
         self._hasher = xxhash.xxh3_64()
@@ -276,11 +276,11 @@ class BatchDecoder:
         part = answer.WhichOneof("part")
         if part is None:
             raise ProtocolError("an answer is neither batch nor failure nor refusal")
-        # protobuf keeps the last part of several, so the first byte would name another one.
+        # If a message holds several parts, protobuf keeps the last one. Then the first byte names another part.
         if message[0] != _TAGS[part]:
             raise ProtocolError("an answer holds more than one part")
-        # A proxy that repeated a piece of the stream once made the reader train on other samples: the batch's own
-        # checksum was right.
+        # Without this check, a proxy that repeated a piece of the stream made a reader train on other samples, because
+        # the checksum of the repeated batch was right.
         if answer.request != self._request:
             raise ChecksumError("an answer belongs to another request, or one of the two arrived damaged")
         if part == "failure":
@@ -328,12 +328,13 @@ class BatchDecoder:
         if not self.done:
             raise ProtocolError(f"a batch ended early: {self._missing} of {self.nbytes} bytes are missing")
         buffers = iter(self._buffers)
-        # The decoder must not keep the batch alive.
+        # Drop the buffers, because the decoder must not keep the batch alive.
         self._buffers = []
         leaves = [shape.filled(next(buffers) if shape.nbytes else memoryview(b"")) for shape in self._shapes]
         return unflatten(self._tree, leaves)
 
     def _take_header(self, header: pb.BatchHeader) -> None:
+        """Check the header of a batch and keep its values. Allocates no memory for the payload."""
         # Check versions and sizes before anything is allocated.
         if header.protocol != PROTOCOL:
             raise ProtocolError(
@@ -375,8 +376,8 @@ class BatchDecoder:
             return
         if self._codec is None or compression != self._compression:
             raise ProtocolError(f"a batch is compressed with {compression}, but {self._compression} was requested")
-        # The header has all sizes, and they are checked before anything is allocated. A size in front of each block
-        # would let the endpoint send sooner, but the checksum needs the whole batch first anyway.
+        # The header has the sizes of all blocks, so they are checked before anything is allocated. With a size in front
+        # of each block instead, the endpoint could not send sooner, because the checksum needs the whole batch first.
         sizes = list(header.block_bytes)
         expected = [size for shape in shapes for size in raw_block_sizes(shape.nbytes)]
         if len(sizes) != len(expected):
@@ -394,7 +395,7 @@ class BatchDecoder:
 
     def _check_end(self) -> None:
         if self.done and self._hasher.intdigest() != self._expected_checksum:
-            # This keeps `done` false, and `result` gives no damaged batch.
+            # With -1, `done` stays false, so `result` returns no damaged batch.
             self._missing = -1
             raise ChecksumError(f"a batch of {self.nbytes} bytes arrived damaged: its checksum differs")
 

@@ -21,7 +21,7 @@ __all__ = ["read", "write"]
 
 _INDEX, _OCCURRENCE = np.dtype("<i8"), np.dtype("<u4")
 _MAX_INTEGER_BYTES = 1024
-"""Largest integer in an index. Python cannot print more than 4,300 digits (1,786 bytes) in an error message."""
+"""Bytes of the largest integer in an index. Python cannot print more than 4,300 digits (1,786 bytes) in a message."""
 
 
 def write(message: pb.FetchRequest, work: IndexedWork) -> None:
@@ -71,6 +71,7 @@ def _array(data: bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _tree(index: Index, depth: int = 0) -> Tree:
+    """Return an index as a tree, which can be sent."""
     if isinstance(index, tuple | list):
         if depth >= MAX_DEPTH:
             raise ConfigError(f"an index nests deeper than {MAX_DEPTH} levels")
@@ -78,7 +79,7 @@ def _tree(index: Index, depth: int = 0) -> Tree:
         return TupleTree(items) if isinstance(index, tuple) else ListTree(items)
     if isinstance(index, int) and _num_bytes(index) > _MAX_INTEGER_BYTES:
         raise ConfigError(f"the index of {_num_bytes(index)} bytes exceeds {_MAX_INTEGER_BYTES} bytes")
-    # A bool is an int too. Booleans once came to the data set as integers.
+    # Look for bool first, because a bool is an int too, and must not arrive at the data set as an int.
     for kind in (bool, int, float, str, bytes):
         if isinstance(index, kind):
             return kind(index)  # type: ignore[arg-type]
@@ -88,6 +89,7 @@ def _tree(index: Index, depth: int = 0) -> Tree:
 
 
 def _index(tree: Tree) -> Index:
+    """Return the index in a received tree, or reject the tree."""
     if isinstance(tree, ListTree):
         return [_index(item) for item in tree.items]
     if isinstance(tree, TupleTree):

@@ -33,21 +33,21 @@ SESSION_TOKEN_BYTES = 32
 BLOCK_BYTES = 2**20
 """Size of the blocks of a compressed leaf. Only the last block may be smaller. The size is part of the protocol.
 
-Larger blocks do not compress better (measured with photographs: 64 KiB, 256 KiB and 1 MiB differ by less than 3 %).
-With smaller blocks, threads need the interpreter's lock more often. A receiver needs one block as extra memory.
+Larger blocks do not compress better: with photographs, 64 KiB, 256 KiB and 1 MiB differ by less than 3 %. With smaller
+blocks, threads need the interpreter's lock more often. A receiver needs the memory of one block in addition.
 """
 MAX_FETCH_BYTES = 16 * 2**20
-"""Largest request for a batch. Each 64-bit integer index takes 8 bytes, its occurrences 4, and its owner 1."""
+"""Largest request for a batch. A sample takes 8 bytes for a 64-bit index, 4 for its occurrences and 1 for its owner."""
 MAX_PARSED_BYTES = 2**20
-"""Largest keys, or helpers, of a request. When parsed, they take many times their bytes in memory."""
+"""Largest size of a request's keys, and of its helpers. After parsing, they take many times this size in memory."""
 AT_ONCE_BYTES = 2 * 2**20
-"""Largest batch that the thread that has it sends itself, and that the training loop may receive itself."""
+"""Largest batch that an endpoint's compute thread sends itself, and that the training loop may receive itself."""
 MAX_EXPECTED = 8
 """Largest number of data sets that a reader announces."""
 MAX_EXPECTED_BYTES = 4096
-"""Largest size of the arguments of such a data set."""
+"""Largest size of the arguments of an announced data set."""
 MAX_HELPERS = 63
-"""Largest number of hosts that may give samples for one batch of another host."""
+"""Largest number of other hosts that may compute samples of one batch."""
 MAX_SKIPS_BYTES = 96 * 2**10
 """Largest list of a batch's skipped samples: 32 entries of 2 * 160 characters take less, with 4 bytes for each."""
 
@@ -72,7 +72,8 @@ class Limits(StructureLimits):
     @property
     def max_answer_bytes(self) -> int:
         """Bytes of one message from an endpoint, without payload."""
-        # A header also has up to 4 bytes for each block. Each leaf may have one block that is not full.
+        # A header also has up to 4 bytes for each block. Each leaf may have one block that is not full, so there are at
+        # most this many blocks.
         num_blocks = self.max_batch_bytes // BLOCK_BYTES + self.max_leaves
         return max(self.max_header_bytes, self.max_failure_bytes) + 4 * num_blocks + MAX_SKIPS_BYTES + 1024
 

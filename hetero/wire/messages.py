@@ -36,12 +36,12 @@ def parse(kind: type[_Message], data: bytes) -> _Message:
 
 
 def parse_bounded(kind: type[_Message], data: bytes) -> _Message:
-    """Return the message in these bytes, which may hold many small ones.
+    """Return the message in these bytes. The message may hold many small messages.
 
     Raises:
         ProtocolError: As in `parse`, and if there are more than `MAX_PARSED_BYTES`.
     """
-    # Before parsing: a value without content has two bytes, and takes about a hundred once it is parsed.
+    # Check the size before parsing. A value without content has two bytes, and takes about a hundred after parsing.
     if len(data) > MAX_PARSED_BYTES:
         raise ProtocolError(
             f"a {kind.DESCRIPTOR.name} of a request has {len(data)} bytes, at most {MAX_PARSED_BYTES} are allowed"

@@ -39,7 +39,7 @@ _Record = TypeVar("_Record")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """The bound of a record's field, and its conversion if the type does not say it."""
+    """The bound of a record's field. Also its conversion, if the type of the field is not enough to know it."""
 
     check: Callable[[Any], object] | None = None
     """Takes the message's value. Raises `ProtocolError` if the value is not allowed."""
@@ -50,7 +50,7 @@ class Wire:
     write: Callable[[Any], Mapping[str, Any]] | None = None
     """Returns values of the message's fields for the record's value, if no field has the same name."""
     read: Callable[[Any, Any], Any] | None = None
-    """Returns the record's value from the message and the one that contains it, if no field has the same name."""
+    """Returns the record's value from the message and its containing message, if no field has the same name."""
 
 
 NOT_SENT = Wire(write=lambda _value: {}, read=lambda _message, _outer: None)
@@ -110,7 +110,7 @@ def record_of(kind: type[_Record], message: Message, outer: Message | None = Non
     Args:
         kind: The record's class.
         message: The message, which may come from any process.
-        outer: The message that contains this one, for records with a field that is there.
+        outer: The message that contains this one. Needed for records with a field that is in the containing message.
 
     Raises:
         ProtocolError: If a value is not allowed.
@@ -137,11 +137,12 @@ def _find_columns(kind: Any) -> tuple[_Column, ...]:
     return tuple([_column(field.name, hints[field.name]) for field in dataclasses.fields(kind)])
 
 
-# Kept for each class, because resolving the types of a class takes longer than converting a hundred records.
+# The columns of each class are kept, because resolving its types takes longer than converting a hundred records.
 _columns: Callable[[Any], tuple[_Column, ...]] = functools.cache(_find_columns)
 
 
 def _column(name: str, hint: Any) -> _Column:
+    """Return the conversions of the field with this name and type."""
     wire = Wire()
     if typing.get_origin(hint) is Annotated:
         hint, wire = typing.get_args(hint)
@@ -160,7 +161,7 @@ def _column(name: str, hint: Any) -> _Column:
 
 
 def _conversion(value_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
-    """Return how a value of a type is encoded and decoded. A decoder also gets the message that has the value."""
+    """Return functions that encode and decode a value of a type. The decoder also gets the message with the value."""
     origin = typing.get_origin(value_type)
     if origin is tuple:
         encode, decode = _conversion(typing.get_args(value_type)[0])

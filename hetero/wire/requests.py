@@ -33,7 +33,8 @@ __all__ = [
 
 _DEFAULT_LIMITS = Limits()
 _MAX_TEXT_BYTES = {"exception": 10_000, "traceback": 30_000}
-"""Limits of a failure's longest fields. Other fields may have 4,000 bytes. All fit in `Limits.max_failure_bytes`."""
+"""Limits of a failure's longest fields. Each other field may have 4,000 bytes. All fields together fit in
+`Limits.max_failure_bytes`."""
 _MAX_TYPES = 16
 _MAX_TYPE_BYTES = 400
 _MAX_HELPER_TEXT = 512
@@ -83,7 +84,7 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
         assert isinstance(request.work, IndexedWork)
         indexed.write(message, request.work)
     except ValueError as exc:
-        # protobuf raises it for a number out of range or text that is not UTF-8.
+        # protobuf raises this for a number out of range, or for text that is not UTF-8.
         raise ConfigError(f"a batch request cannot be sent: {exc}") from exc
     return message
 
@@ -171,7 +172,7 @@ def _helpers_from_proto(message: pb.FetchRequest, num_samples: int) -> tuple[tup
     for each in items:
         if not all(0 < len(getattr(each, field.name)) <= _MAX_HELPER_TEXT for field in dataclasses.fields(Helper)):
             raise ProtocolError("a request names a helper whose fields are empty or too long")
-        # The endpoint connects to this address, so it must not be made to look up a name.
+        # The endpoint connects to this address. A request must not make it look up a name.
         if not _is_numeric(each.address):
             raise ProtocolError("a request names a helper whose address is not ip:port")
     helpers = tuple(
@@ -188,7 +189,7 @@ def _helpers_from_proto(message: pb.FetchRequest, num_samples: int) -> tuple[tup
 
 
 def _is_numeric(address: str) -> bool:
-    """Return whether an address has the form of those in the directory, ``ip:port``. A name would be looked up."""
+    """Return whether an address has the form ``ip:port``, as in the directory. A host name would be looked up."""
     host, _, port = address.rpartition(":")
     try:
         ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))

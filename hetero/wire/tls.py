@@ -3,8 +3,8 @@
 `hetero certs` makes a folder with ``ca.pem``, the certificate authority of one job, and a certificate ``HOST.pem`` and
 its key ``HOST.key`` for each host. The name in a certificate identifies the host, and a host does not need another
 host's key. Both sides of a connection show a certificate. The system's authorities are not accepted. Connections go to
-numeric addresses. The client therefore states the name that the server's certificate must have, which is the host's
-name in the description of the cluster.
+numeric addresses, so the address does not contain the host's name. The client checks that the server's certificate has
+the name that the host has in the description of the cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = ["WELCOME", "Tls", "TlsDiagnosis", "TlsError", "TlsSession", "diagnose
 WELCOME = b"hetero"
 """First bytes that the server sends under TLS, after it has accepted the client's certificate.
 
-The client waits for them, because in TLS 1.3 its handshake ends before the server has checked the certificate.
+The client waits for these bytes, because in TLS 1.3 the client's handshake ends before the server has checked the
+client's certificate.
 """
 
 _MAX_FILE_BYTES = 2**20
@@ -76,7 +77,7 @@ def diagnose(words: str) -> TlsDiagnosis | None:
         why = why.strip(" :]").partition(":")[0].partition(";")[0].strip(" .]")
         if any(word in why.lower() for word in _OTHER_AUTHORITY):
             why = f"another authority signed it than this host's ca.pem ({why})"
-        # gRPC before 1.69 does not say why.
+        # gRPC before 1.69 does not give a reason.
         why = why or "verification failed"
         return TlsDiagnosis(text=f"its certificate is not valid: {why}", is_certificate=True)
     for name, text, is_certificate in _REASONS:
@@ -167,7 +168,7 @@ class TlsSession:
 
     def __init__(self, context: ssl.SSLContext, *, name: str | None = None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        # OpenSSL allows one thread at a time.
+        # The lock is needed because OpenSSL allows only one thread at a time to use a session.
         self._lock = threading.Lock()
         self._is_server = name is None
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=self._is_server, server_hostname=name)
@@ -214,7 +215,7 @@ class TlsSession:
         """
         filled = 0
         try:
-            # Each call decrypts one record of 16 KiB at most, and releases the interpreter's lock meanwhile.
+            # Each call decrypts one record of 16 KiB at most. During the call, the interpreter's lock is free.
             while filled < len(room):
                 with self._lock:
                     size: int = self._ssl.read(len(room) - filled, room[filled:])  # type: ignore[assignment]
@@ -262,7 +263,7 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
         raise AuthenticationError(f"{path} (--tls-dir) belongs to user {facts.st_uid}: expected this user or root")
     if is_secret and mode & 0o077:
         raise AuthenticationError(f"the key {path} has mode {mode:04o}: others have access; chmod 600 it")
-    # Also for ca.pem: who can write it decides who is let in.
+    # Check this for ca.pem too, because anyone who can write this file decides who may join the job.
     if mode & 0o022:
         raise AuthenticationError(f"{path} (--tls-dir) has mode {mode:04o}: others can write it; chmod go-w it")
     if b"-----BEGIN " not in content:
@@ -283,14 +284,14 @@ def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext
     context.verify_mode = ssl.CERT_REQUIRED
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     if protocol is ssl.PROTOCOL_TLS_SERVER:
-        # Sessions are never resumed, and a session ticket would be unread bytes on an idle connection.
+        # Send no session tickets. Sessions are never resumed, and a ticket would be unread bytes on an idle connection.
         context.num_tickets = 0
     try:
         context.load_verify_locations(cafile=authority)
     except (OSError, ValueError) as error:
         raise AuthenticationError(f"{authority} (--tls-dir) has no certificate that can be used: {error}") from error
     try:
-        # Without password= OpenSSL asks for one on the terminal.
+        # Without the argument ``password``, OpenSSL would ask for a password on the terminal.
         context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:
         raise AuthenticationError(

@@ -1,4 +1,4 @@
-"""Converts the structure of a batch to a protobuf message, and back. A whole message is checked before its use."""
+"""Converts the structure of a batch to a protobuf message, and back. A received message is checked before its use."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def _fill(node: pb.Node, tree: Tree) -> None:
 
 
 def _fill_mapping(mapping: pb.Mapping, tree: MappingTree) -> None:
-    # Always assigned, because this creates the message.
+    # Always assign this field, because the assignment creates the message.
     mapping.ordered = tree.ordered
-    # Fields that are not set cost nothing, so ordinary mappings do not mention it.
+    # Set this field only for read-only mappings, because a field that is not set takes no bytes.
     if tree.read_only:
         mapping.read_only = True
     keys, values = mapping.keys, mapping.values
@@ -124,12 +124,12 @@ def encode_items(items: Sequence[Tree]) -> bytes:
 
 
 def decode_items(data: bytes) -> tuple[Tree, ...]:
-    """Return the trees in a serialised ``Children``, which may have leaves nevertheless.
+    """Return the trees in a serialised ``Children``. Unlike the trees of `encode_items`, they may have leaves.
 
     Raises:
         ProtocolError: If the bytes are not such a message, or too many.
     """
-    # Each part and each byte of a text takes at least one of these bytes, so their number bounds both.
+    # Each part, and each byte of a text, takes at least one byte of ``data``. So the size of ``data`` bounds both.
     limits = Limits(max_nodes=MAX_PARSED_BYTES, max_inline_bytes=MAX_PARSED_BYTES)
     return _TreeReader(limits).trees(parse_bounded(pb.Children, data).items, 0)
 
@@ -214,8 +214,8 @@ class _TreeReader:
         if kind in ("set", "frozen_set"):
             children = node.set if kind == "set" else node.frozen_set
             items = self.trees(children.items, depth)
-            # Before the set is built. Numbers can be chosen to have one hash, and building a set of n of them takes n
-            # squared steps.
+            # Check for equal hashes before the set is built. A sender can choose n numbers with the same hash, and
+            # building a set of them takes n squared steps.
             if not all(map(is_hashable, items)) or collide(items) or len(set(items)) != len(items):
                 raise ProtocolError("the items of a set repeat, have the same hash or cannot be in one")
             return SetTree(items, kind == "frozen_set")
@@ -237,7 +237,7 @@ class _TreeReader:
         return tuple([self.tree(node, depth) for node in nodes])
 
     def _key(self, node: pb.Node, depth: int) -> Tree:
-        # Nearly every key is text.
+        # A short path, because nearly every key is text.
         if node.WhichOneof("kind") == "text":
             self.num_nodes += 1
             if self.num_nodes > self.limits.max_nodes:

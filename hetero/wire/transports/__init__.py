@@ -6,8 +6,8 @@ sockets.py      the parts that all transports over stream sockets share
 tcp.py          TCP
 tls.py          TCP under TLS
 
-A reader connects to an endpoint that listens, and a rank to its launcher. Each admits a peer after it has shown that it
-belongs to the job.
+A reader connects to an endpoint, and a rank connects to its launcher. Endpoint and launcher admit a peer after the peer
+has shown that it belongs to the job.
 
 To add a transport, write its module, choose it in `choose_transport`, and add its kind to the tests of all transports.
 """

@@ -1,9 +1,9 @@
 """Accepts the connections of a listener, and admits the peers that show that they belong to the job.
 
 The first bytes of a connection are `GREETING` and 32 bytes that only a process of the job knows. One thread accepts
-connections and reads these bytes. It also does the TLS handshakes, which take about a millisecond of work each. It
-never waits for the bytes of one peer, so a peer that stops in the middle of a handshake does not delay other peers. A
-peer that shows other bytes, or none in time, gets no answer.
+connections and reads these bytes. This thread also does the TLS handshakes, which take about a millisecond of work
+each. The thread never waits for the bytes of one peer, so a peer that stops in the middle of a handshake does not delay
+other peers. If a peer shows other bytes, or does not show the bytes in time, it gets no answer.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ class Greeter:
         admit: Called with a peer and the bytes that it has shown, on the greeter's thread. Returns whether it has
             admitted the peer.
         name: Name of the thread.
-        expected: What a rejected peer did not show, for the log.
-        was_valid: Returns whether these bytes were right before. Such a peer is rejected, but does not count.
+        expected: Name of the bytes that a peer must show, for the log.
+        was_valid: Returns whether these bytes were valid earlier. A peer with such bytes is rejected, but not counted
+        as
+            unauthenticated.
     """
 
     def __init__(
@@ -97,10 +99,12 @@ class Greeter:
     def stop(self) -> None:
         """Accept no more connections, and close those that are not admitted. Idempotent. Does not block."""
         self._is_stopped = True
-        # Wakes the accepting thread. Otherwise the port stayed open for up to half a second.
+        # This wakes the accepting thread, which closes the port. Without it, the port stayed open for up to half a
+        # second.
         self._listener.shut_down()
 
     def _accept(self) -> None:
+        """Accept peers and read their first bytes until `stop`. Runs in the greeter's thread."""
         with contextlib.closing(self._listener), self._selector:
             while not self._is_stopped:
                 for key, _ in self._selector.select(POLL_S):
@@ -110,8 +114,8 @@ class Greeter:
                         with self._closing_on_failure(key.fileobj):
                             self._read_greeting(key.fileobj)
                 now_s = time.monotonic()
-                # Looked at in each turn. When it was looked at only after a silent second, a peer that trickled was
-                # never late.
+                # Check the deadlines in each round. When they were checked only after a second without events, a peer
+                # that sent single bytes all the time was never late.
                 while self._peers and next(iter(self._peers.values())).deadline_s <= now_s:
                     self._reject(next(iter(self._peers)))
             for peer in list(self._peers):
@@ -123,7 +127,7 @@ class Greeter:
         except Exception as error:  # noqa: BLE001 - if descriptors or memory run out, the listener stays readable
             if not self._is_stopped:
                 self._warn_of_failed("cannot accept connections: %s", error)
-            # No event reports that a descriptor is free again.
+            # Wait a moment and try again, because no event reports that a descriptor is free again.
             time.sleep(SHORT_POLL_S)
             return
         if len(self._peers) >= _MAX_PEERS:
@@ -131,7 +135,7 @@ class Greeter:
         with self._closing_on_failure(peer):
             self._peers[peer] = _Hello()
             self._selector.register(peer, selectors.EVENT_READ)
-            # Nearly always the bytes have arrived already.
+            # Read at once, because the bytes have nearly always arrived already.
             self._read_greeting(peer)
 
     @contextlib.contextmanager
@@ -144,6 +148,7 @@ class Greeter:
             self._reject(peer)
 
     def _read_greeting(self, peer: UnauthenticatedPeer) -> None:
+        """Read the bytes that have arrived from a peer. Admit or reject the peer if this is enough to decide."""
         hello = self._peers[peer]
         try:
             received = peer.receive(_HELLO_BYTES - len(hello.received))
@@ -172,7 +177,7 @@ class Greeter:
 
     def _forget(self, peer: UnauthenticatedPeer) -> None:
         if self._peers.pop(peer, None) is not None:
-            # Perhaps it was never registered.
+            # The peer may not have been registered yet.
             with contextlib.suppress(KeyError):
                 self._selector.unregister(peer)
 

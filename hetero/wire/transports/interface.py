@@ -23,7 +23,7 @@ CONNECT_TIMEOUT_S = 5.0
 """Seconds to connect, then for a TLS handshake, and for an accepted peer to show that it belongs to the job."""
 _LENGTH = struct.Struct("<I")
 _BUFFER_BYTES = 64 * 2**10
-# Less than this is received through the buffer, to save system calls.
+# Fewer bytes than this are received through the buffer, to save system calls.
 _DIRECT_BYTES = 16 * 2**10
 
 
@@ -32,7 +32,7 @@ class DeadlineError(TimeoutError):
 
 
 class Connection(ABC):
-    """One connection. One thread at a time may send, and one may receive. Any may call `shut_down` and `is_ended`.
+    """One connection. One thread at a time may send, and one may receive. Any thread may call `shut_down`, `is_ended`.
 
     A transport defines `_send`, `_receive`, `_peek`, `shut_down` and `close`. It calls `_check` before it waits, and at
     least once a second while it waits.
@@ -131,7 +131,7 @@ class Connection(ABC):
         return size
 
     def _take_arrived(self, room: memoryview) -> int:
-        """Receive what has arrived. Return its length, 0 if nothing has arrived. Raises as `receive_now` does."""
+        """Receive the data that has arrived. Return its length, 0 for no data. Raises as `receive_now` does."""
         size = self._receive_now(room)
         if size is None and self._is_shut_down:
             raise ConnectionAbortedError("the connection was shut down")
@@ -244,8 +244,8 @@ class Connection(ABC):
     def _check(self, deadline_s: float) -> None:
         """Raise if the connection was shut down or the deadline has passed.
 
-        Call this before every system call. The system call itself does not time out while the peer sends a few bytes
-        at a time.
+        Call this before every system call. A system call itself does not time out if the peer sends a few bytes at a
+        time.
         """
         if self._is_shut_down:
             raise ConnectionAbortedError("the connection was shut down")
@@ -254,7 +254,7 @@ class Connection(ABC):
 
 
 def _joined_if_small(message: bytes, payload: Sequence[memoryview]) -> list[memoryview]:
-    """Return what is sent for a message and its payload. One piece is sent faster than several small ones."""
+    """Return the pieces to send for a message and its payload. Join small ones, because one piece is sent faster."""
     pieces = [memoryview(_LENGTH.pack(len(message)) + message), *payload]
     return [memoryview(b"".join(pieces))] if sum(map(len, pieces)) <= _BUFFER_BYTES else pieces
 
@@ -284,7 +284,7 @@ class UnauthenticatedPeer(ABC):
 
     @abstractmethod
     def admit(self) -> Connection:
-        """Return the connection, which continues after the received bytes. Close it instead of the peer."""
+        """Return the connection, which continues after the received bytes. Close the connection instead of the peer."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The parts that all transports over stream sockets share: connections without copies, peers, and listeners.
 
-Calls block in the kernel without holding the interpreter's lock, for at most one second at a time. A blocked thread
-therefore notices its deadline within a second, and also a `SocketConnection.shut_down` by another thread if the kernel
-does not wake it at once.
+Calls block in the kernel without holding the interpreter's lock, for at most one second at a time. So a blocked thread
+notices its deadline within a second. It also notices a `SocketConnection.shut_down` by another thread within a second,
+if the kernel does not wake it at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["SocketConnection", "SocketListener", "SocketPeer"]
 
 # A struct timeval of one second.
 _SLICE = struct.pack("ll", 1, 0)
-# A thread that waits for many more bytes is woken when this many have arrived.
+# If a thread waits for many more bytes, the kernel wakes it when this many have arrived.
 _WAKE_BYTES = 256 * 2**10
-# Pieces per system call, whose limit is 1,024.
+# Largest number of pieces in one system call. The kernel's limit is 1,024.
 _MAX_PIECES = 512
 _SEND_NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 _PEEK_NOW = socket.MSG_PEEK | socket.MSG_DONTWAIT
-"""Combined once, because the operator of these enumerations runs in Python."""
+"""The flags are combined once here, because ``|`` of these enumerations is slow Python code."""
 
 
 class SocketConnection(Connection):
@@ -45,7 +45,7 @@ class SocketConnection(Connection):
     def __init__(self, given: socket.socket, options: Iterable[tuple[int, int, int]] = ()) -> None:
         super().__init__()
         self._socket = given
-        # Guards the descriptor, because a new connection may get the same number as soon as this one is closed.
+        # Guards the descriptor. As soon as this connection is closed, a new connection may get the same descriptor.
         self._closing = threading.Lock()
         given.settimeout(None)
         given.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
@@ -65,7 +65,7 @@ class SocketConnection(Connection):
 
     def close(self) -> None:
         """See `Connection.close`."""
-        # Close alone does nothing if a forked process has a copy of the descriptor.
+        # Shut down first. If a forked process has a copy of the descriptor, closing alone has no effect.
         self.shut_down()
         with self._closing:
             self._socket.close()
@@ -83,7 +83,7 @@ class SocketConnection(Connection):
         give_up_s = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             self._check(deadline_s)
-            # Blocks for one second at most.
+            # This blocks for one second at most.
             code = self._socket.connect_ex(place)
             if code in (0, errno.EISCONN):
                 return
@@ -96,7 +96,8 @@ class SocketConnection(Connection):
         while pieces:
             self._check(deadline_s)
             try:
-                # MSG_NOSIGNAL, because a script may have restored SIGPIPE's default action, which ends the process.
+                # MSG_NOSIGNAL is needed, because a script may have restored SIGPIPE's default action, which ends the
+                # process.
                 sent = self._socket.sendmsg(pieces[:_MAX_PIECES], (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 continue
@@ -180,7 +181,7 @@ class SocketPeer(UnauthenticatedPeer):
     def close(self) -> None:
         """See `UnauthenticatedPeer.close`."""
         with contextlib.suppress(OSError):
-            # Close alone does nothing if a forked process has a copy.
+            # Shut down first. If a forked process has a copy of the descriptor, closing alone has no effect.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -216,7 +217,7 @@ class SocketListener(Listener):
     def shut_down(self) -> None:
         """See `Listener.shut_down`."""
         with contextlib.suppress(OSError):
-            # Wakes the thread that waits for peers.
+            # This wakes the thread that waits for peers.
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -225,7 +226,7 @@ class SocketListener(Listener):
 
 
 def _after(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """Return what follows the first ``num_bytes`` bytes of the pieces."""
+    """Return the pieces without their first ``num_bytes`` bytes."""
     first = 0
     while first < len(pieces) and num_bytes >= len(pieces[first]):
         num_bytes -= len(pieces[first])

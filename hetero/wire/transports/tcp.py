@@ -51,7 +51,7 @@ class TcpTransport(Transport):
         """See `Transport.connect`."""
         connection = self._make_connection(socket.socket(_family(address), socket.SOCK_STREAM), host)
         try:
-            # Before connecting, because another thread may shut down a connection that waits.
+            # Call this before connecting, because another thread may shut down the connection while it waits.
             on_connection(connection)
             connection.open((address, port), deadline_s)
         except BaseException:

@@ -1,8 +1,9 @@
 """TCP connections under TLS.
 
 OpenSSL encrypts and decrypts buffers in memory, and `SocketConnection` calls a plain socket. Deadlines, peeking, and
-shutting down from another thread therefore work as without TLS. `ssl.SSLSocket` supports neither MSG_PEEK nor
-MSG_NOSIGNAL. Its ``shutdown`` also drops the session, and a thread that is receiving then continues in plaintext.
+shutting down from another thread therefore work as without TLS. `ssl.SSLSocket` is not used, because it supports
+neither MSG_PEEK nor MSG_NOSIGNAL. Also, its ``shutdown`` drops the session, and a receiving thread then continues in
+plaintext.
 
 Neither side sends close_notify, because the receiver knows all lengths and notices an early end without it.
 """
@@ -77,7 +78,7 @@ class _TlsPeer(SocketPeer):
         finally:  # after a failure, this tells the peer the reason
             answer = self._session.outgoing()
             if answer:
-                # A few KB, which fit into the send buffer if the peer reads.
+                # These are a few KB. If the peer reads, they fit into the send buffer, so this does not block.
                 with contextlib.suppress(OSError):
                     self._socket.send(answer, socket.MSG_NOSIGNAL)
         return bytes(decrypted[:size])
@@ -119,7 +120,7 @@ class TlsConnection(SocketConnection):
             try:
                 is_complete = self._session.shake_hands()
             except TlsError:
-                # The other side must be able to log the failure, too.
+                # Send OpenSSL's alert first, because the other side must be able to log the failure too.
                 with contextlib.suppress(OSError):
                     self._flush(deadline_s)
                 raise
@@ -128,8 +129,8 @@ class TlsConnection(SocketConnection):
                 break
             if not self._take_more(deadline_s):
                 raise TlsError(_BROKEN_OFF)
-        # In TLS 1.3 the client is done before the server has looked at its certificate. Without this word it would see
-        # a refusal as a reset, without the reason.
+        # In TLS 1.3 the client's handshake ends before the server has checked the client's certificate. So wait for
+        # `WELCOME`. Without it, the client would see a refusal only later, as a reset without a reason.
         welcome = bytearray(len(WELCOME))
         self.receive_into(memoryview(welcome), deadline_s=deadline_s)
         if welcome != WELCOME:
@@ -169,7 +170,7 @@ class TlsConnection(SocketConnection):
             self._session.take(self._arrived[:taken])
 
     def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
-        # SO_RCVLOWAT is not used, because the kernel does not count bytes that OpenSSL has already read.
+        # Do not use SO_RCVLOWAT, because the kernel does not count bytes that OpenSSL has already read.
         filled = 0
         while True:
             filled += self._session.decrypt(room[filled:])
