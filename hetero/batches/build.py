@@ -283,6 +283,7 @@ class BuiltDataset:
         return self._ask_length()
 
     def _ask_length(self) -> int | None:
+        """Return the present length of the data set, None if it lacks one."""
         if self.makes_batches:
             return num_batches(self.dataset)
         if not hasattr(type(self.dataset), "__len__"):

@@ -201,6 +201,7 @@ class EpochCopies:
             )
 
     def _copy(self, dataset: Any) -> Any:
+        """Return a deep copy of a data set, which shares its large arrays unless a method has written to one."""
         shared = _large_arrays(dataset) if self._shares_arrays else []
         try:
             return copy.deepcopy(dataset, {id(array): array for array in shared})

@@ -82,6 +82,7 @@ class Tiers:
         self._finalizer()
 
     def _open(self, base: Path, max_bytes: int, spared: float) -> None:
+        """Open a store below a folder. If this fails, log a warning and go on without it."""
         try:
             folder = SharedFolder(base, self._name, self._key.hex())
             store = SampleStore(folder, self._key, self.num_samples, max_bytes=max_bytes, spared=spared)

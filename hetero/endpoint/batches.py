@@ -134,6 +134,7 @@ class RequestedBatch:
         return found
 
     def _compute_batch(self, task: Task, gathering: Gathering | None) -> EncodedBatch | tuple[Any, Skips | None, int]:
+        """Compute a whole batch. Return it as `compute` does."""
         request, built = self.request, self.built
         begin_s = time.monotonic()
         skipped: list[Skips] = []
@@ -161,6 +162,7 @@ class RequestedBatch:
         self.experience.is_plain = False
 
     def _compute_part(self, task: Task) -> EncodedBatch:
+        """Compute a part of a batch for another endpoint, and return it encoded."""
         if self.links is None or not self.built.is_divisible:
             raise ProtocolError(f"batches of data set {self.request.spec.name!r} are not computed in parts here")
         samples = fetch_part(self.built, self.request, host=self.name, cancelled=task.is_cancelled)

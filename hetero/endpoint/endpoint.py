@@ -159,7 +159,7 @@ class Endpoint:
         This blocks while the service is stuck. So a result shows the pool that the service is not stuck.
 
         Args:
-            reads_memory: Whether to read the memory use now. Otherwise the numbers of bytes may be some seconds old.
+            reads_memory: Whether to read the memory use now. Otherwise the numbers of bytes may be up to 10 s old.
         """
         now_s = time.monotonic()
         if reads_memory or now_s >= self._memory_due_s:

@@ -88,6 +88,7 @@ def _identify(pipeline: LoaderPipeline) -> Writer:
 
 
 def _facts(pipeline: LoaderPipeline) -> LoaderFacts:
+    """Return the facts that identify a loader in the ledger."""
     state = pipeline.facts()
     return LoaderFacts(
         name=pipeline.name,

@@ -264,6 +264,7 @@ class _OwnDataset:
         return ""
 
     def _fetch(self, request: BatchRequest, deadline_s: float) -> Any:
+        """Compute a batch in this process, without the cache. Stop at the deadline."""
         assert self._built is not None
         # Load all samples anew, because a sample from the cache would hide that its file differs here.
         with self._built.loading_anew():

@@ -190,6 +190,7 @@ class LoaderPipeline(LoaderTiming):
         )
 
     def _report_empty(self) -> None:
+        """Raise an error for an empty data set if the order is shuffled. Otherwise log one warning."""
         subject = self.subject if isinstance(self.subject, DatasetSpec) else type(self.subject).__name__
         what = f"data set {subject} has no samples"
         # An error, because a job that trained on nothing ended with exit code 0. torch raises here too.

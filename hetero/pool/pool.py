@@ -96,8 +96,8 @@ class EndpointPool(PoolFigures):
         """
         if self._thread is not None:
             raise RuntimeError("the pool was started already")
-        # Call this before the thread below starts. It has no effect on threads that run already: they give freed memory
-        # back to the system, which took 92 us per sample of video. A trainer process makes its readers only later.
+        # Call this before the thread below starts, because threads that start earlier keep giving freed memory back to
+        # the system. This took 92 us per sample of video. If this process is the trainer, it makes its readers later.
         keep_freed_memory()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
@@ -176,6 +176,7 @@ class EndpointPool(PoolFigures):
     # The pool's thread
 
     def _run(self) -> None:
+        """Start, watch and restart the processes until `stop` is called, then end them. Runs in the pool's thread."""
         try:
             while self._stop_grace_s is None:
                 self._end_what_is_not_wanted()
@@ -275,6 +276,7 @@ class EndpointPool(PoolFigures):
         return starter.fileno() in self._selector.get_map()
 
     def _on_event(self, starter: ProcessStarter, event: dict[str, Any]) -> None:
+        """Act on an event of the fork server or of an endpoint. `hetero.pool.fork_server` sends them."""
         kind = event.pop("event")
         if kind == "loaded":
             starter.loaded_s = time.monotonic()
@@ -302,6 +304,7 @@ class EndpointPool(PoolFigures):
             self._on_exit(slot, event["status"])
 
     def _on_ready(self, slot: Slot, pid: int, port: int) -> None:
+        """Record that an endpoint serves, and publish it, unless it is about to leave."""
         options = self._options.endpoint
         slot.ready_s = time.monotonic()
         slot.liveness.beat(slot.ready_s)
@@ -443,6 +446,7 @@ class EndpointPool(PoolFigures):
         )
 
     def _fail(self, error: HeteroError) -> None:
+        """Give up for good: keep the first error, and plan no further starts."""
         if self.failure is None:
             # At the start, the failure ends the job, and the launcher logs the whole error. So log only one line here.
             is_at_start = not self._has_served and self._options.num_at_start != 0
@@ -458,6 +462,7 @@ class EndpointPool(PoolFigures):
             self._changed.notify_all()
 
     def _shut_down(self, grace_s: float) -> None:
+        """Remove the endpoints from the directory, and end them within the grace period."""
         # Remove the endpoints from the directory first, because readers must send no more requests.
         self._publish()
         # If the fork server is still importing the script, it has no endpoints, and it would read the request to stop

@@ -358,6 +358,7 @@ class Fetchers:
             self._work.notify()
 
     def _run(self) -> None:
+        """Fetch batches until the reader is closed. Runs in a fetcher's thread."""
         try:
             while (attempt := self._next_attempt()) is not None:
                 self._outcomes.settle(attempt, self._fetch(attempt))

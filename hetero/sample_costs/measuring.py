@@ -253,6 +253,7 @@ def _bursts(
     progress: Callable[[str], object],
     notes: list[str],
 ) -> Iterator[ConcurrencyPoint]:
+    """Yield the rates of 1, 2, 4, ... fetchers that fetch at the same time."""
     # The number of processes that time and memory allow.
     num_processes = most_processes(options.num_processes, measured)
     if build_s > _LONG_BUILD_S and num_processes > 1:

@@ -313,6 +313,7 @@ def _check_arguments(
     max_outstanding_requests: int | None,
     name: str | None,
 ) -> None:
+    """Reject invalid arguments of `distribute`, and arguments that contradict each other."""
     for argument, value, choices in (
         ("sharding", sharding, (*_SHARED, *_STATIC)),
         ("compression", compression, ("auto", None)),
@@ -342,6 +343,7 @@ def _check_arguments(
 
 
 def _check_dataset(dataset: Any, *, coordinated: bool) -> None:
+    """Reject a dataset that `distribute` cannot use."""
     import tensorflow as tf
 
     from hetero.tf.dataset import FedDataset

@@ -275,6 +275,7 @@ class Feed(LoaderPipeline):
                 step.waited_s = time.perf_counter() - step.begun_s
 
     def _note_failed(self, tf_pass: TensorFlowPass, error: Exception) -> None:
+        """Keep an exception of TensorFlow's thread for the script and the rank, and stop the clock."""
         session = control.current()
         if session is not None and isinstance(error, HeteroError):
             # Keras raises an OpError that contains only the text of this error. Keep this error, because the rank
@@ -297,6 +298,7 @@ class Feed(LoaderPipeline):
         on_skips: Callable[[Any], object] | None,
         on_wait: Callable[[bool], None],
     ) -> CheckedReader:
+        """Return a reader over the endpoints of the job, or of this process."""
         return remote.open_reader(
             self._fleet(),
             requests,

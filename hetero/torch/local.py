@@ -184,6 +184,7 @@ class LocalFetcher:
         return itertools.chain(first, requests)
 
     def _loader(self, sampler: _RequestSampler, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
+        """Return torch's loader for the requests. Check what its workers will read, if there are workers."""
         options = self._options
         if options.num_workers and _forks(options):
             # Build the data set once, to share it with the forked workers. Warn only after this, because the warning

@@ -245,6 +245,7 @@ class Pipeline(LoaderPipeline):
     def _begin_own_order(
         self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
     ) -> tuple[Start, Iterator[PlannedBatch]]:
+        """Begin a pass in the loader's own order. Return its start, which may be the next epoch, and its batches."""
         self._warn_of_no_shards()
         if self.options.shuffle and self.options.shard is None:
             self._ranks.check_seed(self.options.seed, loader=self.name)
@@ -311,6 +312,7 @@ class Pipeline(LoaderPipeline):
         )
 
     def _open_source(self, requests: EpochRequests) -> Batches:
+        """Return the batches of ``requests``: from endpoints if the job has them, else made locally."""
         session = control.current()
         if session is not None and session.remote:
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
@@ -464,6 +466,7 @@ class Pipeline(LoaderPipeline):
             )
 
     def _plan_sampler(self, order: SamplerOrder, start: Start) -> Iterator[PlannedBatch]:
+        """Yield the batches of a user's sampler. Reject batches that another rank's loader has planned."""
         own_rank = self.shard().rank
         batches = order.batches(start)
         self._check_length(order, start)

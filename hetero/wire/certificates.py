@@ -85,6 +85,7 @@ def make_certificates(
 
 
 def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
+    """Reject invalid or repeated host names, and files that exist already."""
     if not hosts:
         raise ConfigError("no host is given: pass --host NAME for each host, or --cluster-file FILE")
     for host in hosts:

@@ -250,6 +250,7 @@ def _translated(error: ssl.SSLError) -> TlsError:
 
 
 def _read(path: Path, *, is_secret: bool) -> bytes:
+    """Return the content of a PEM file. Reject a file that others can write, and a secret file that others can read."""
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
             facts = os.fstat(file.fileno())
@@ -277,6 +278,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext:
+    """Return OpenSSL's settings for one side of a connection. `Tls` describes what they demand."""
     authority, certificate, key = paths
     # PROTOCOL_TLS_CLIENT also checks the host's name.
     context = ssl.SSLContext(protocol)

@@ -82,6 +82,7 @@ def _fill(node: pb.Node, tree: Tree) -> None:
 
 
 def _fill_mapping(mapping: pb.Mapping, tree: MappingTree) -> None:
+    """Write a mapping into an empty message."""
     # Always assign this field, because the assignment creates the message.
     mapping.ordered = tree.ordered
     # Set this field only for read-only mappings, because a field that is not set takes no bytes.
@@ -135,6 +136,7 @@ def decode_items(data: bytes) -> tuple[Tree, ...]:
 
 
 def _decode(data: bytes, limits: Limits) -> tuple[Tree, tuple[LeafShape, ...]]:
+    """Parse and check a ``Structure``, see `decode_structure`."""
     message = parse(pb.Structure, data)
     if len(message.leaves) > limits.max_leaves:
         raise ProtocolError(f"a batch has {len(message.leaves)} leaves, at most {limits.max_leaves} are allowed")
@@ -155,6 +157,7 @@ _decode_kept = functools.lru_cache(maxsize=256)(_decode)
 
 
 def _leaf_shape(message: pb.Leaf) -> LeafShape:
+    """Return the shape in a message. `LeafShape.check` checks it later, except for the number of dimensions."""
     shape, strides = tuple(message.shape), tuple(message.strides) if message.strides else ()
     if (ndim := max(len(shape), len(strides))) > 64:
         raise ProtocolError(f"a leaf has {ndim} dimensions")
@@ -179,6 +182,7 @@ class _TreeReader:
         self.num_nodes = 0
 
     def tree(self, node: pb.Node, depth: int) -> Tree:
+        """Return the tree in a node, which has ``depth`` containers around it."""
         # A node is a leaf, a container, or a plain value. The header holds the plain values.
         self.num_nodes += 1
         if self.num_nodes > self.limits.max_nodes:
@@ -207,6 +211,7 @@ class _TreeReader:
         return int.from_bytes(node.big_integer, "little", signed=True) if kind == "big_integer" else value
 
     def _container(self, node: pb.Node, kind: str, depth: int) -> Tree:
+        """Return the tree in a node of a container."""
         if kind == "list":
             return ListTree(tuple([self.tree(item, depth) for item in node.list.items]))
         if kind == "tuple":
@@ -237,6 +242,7 @@ class _TreeReader:
         return tuple([self.tree(node, depth) for node in nodes])
 
     def _key(self, node: pb.Node, depth: int) -> Tree:
+        """Return a key of a mapping."""
         # A short path, because nearly every key is text.
         if node.WhichOneof("kind") == "text":
             self.num_nodes += 1

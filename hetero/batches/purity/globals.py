@@ -108,6 +108,7 @@ class GlobalsReader:
             return {}
 
     def _read(self) -> dict[str, GlobalValue]:
+        """Read as `read` does. May raise what the user's objects raise."""
         reached = reach(self._roots)
         found: dict[str, GlobalValue] = {}
         own = reached.stored | self._own

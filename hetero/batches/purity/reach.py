@@ -157,6 +157,7 @@ class _Walk:
             self._visit(*self._queue.popleft())
 
     def _visit(self, value: Any, depth: int) -> None:
+        """Record the code and names of a value, and push the values that it leads to."""
         if isinstance(value, ModuleType):
             # `_scan` visits the names of the module that the code reads.
             return
@@ -352,6 +353,7 @@ def _is_user(namespace: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _is_user_file(file: str, script_folder: str | None) -> bool:
+    """Return whether a file is the user's code, and not of hetero or of an installed library."""
     path = os.path.realpath(file)
     if _is_inside(path, (_HETERO,)):
         return False

@@ -138,6 +138,7 @@ class _Digest:
         return found
 
     def _of_object(self, value: Any, kind: type) -> bytes:
+        """Return the digest of a value that is not a plain scalar, by its type."""
         # Use a type name without the script's module, because this module has another name on data hosts. Before, a
         # cache folder that `python train.py` had filled was not used there.
         name = _type_name(kind)

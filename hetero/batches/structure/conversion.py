@@ -188,6 +188,7 @@ class _Flattener:
         return MappingTree(keys, self._children(value.items(), depth), type(value) is collections.OrderedDict)
 
     def _record(self, value: Any, kind: type, depth: int) -> RecordTree:
+        """Return the tree of a namedtuple or dataclass. Reject it if the receiver could not rebuild it."""
         names = _field_names(kind)
         if names is None:
             raise Unsendable(_advice(kind))
@@ -410,6 +411,7 @@ class _Builder:
         return self._record(tree) if isinstance(tree, RecordTree) else tree
 
     def _record(self, tree: RecordTree) -> Any:
+        """Rebuild a namedtuple or dataclass without running its code."""
         kind = _find_record_type(tree)
         values = [self.build(value) for value in tree.values]
         if issubclass(kind, tuple):

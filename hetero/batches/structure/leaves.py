@@ -147,6 +147,7 @@ class LeafShape:
             self._check_strides()
 
     def _check_strides(self) -> None:
+        """Reject strides that no encoder produces."""
         if self.container not in ("tensor", "array") or len(self.strides) != len(self.shape):
             raise ProtocolError(
                 f"a {self.container} leaf of {len(self.shape)} dimensions has {len(self.strides)} strides"

@@ -222,6 +222,7 @@ class SamplerOrder:
         self.length = self._measure(start.number)
 
     def _drawn_batches(self, start: Start) -> Iterator[PlannedBatch]:
+        """Draw the batches of a pass and yield those from its start on. At the end, compare the order."""
         state, num_drawn = start.sampler, start.num_drawn
         # Draw batch by batch, each time with the generator states of this epoch.
         own = self._own_generators(start.number)
@@ -411,6 +412,7 @@ class OccurrenceCounter:
             self._counts = counts
 
     def _count_array(self, indices: npt.NDArray[np.int64], plain: list[int]) -> npt.NDArray[np.uint32] | None:
+        """Return the counts for integers below `_MAX_COUNTED_INDEX`, as `count` does."""
         self._reserve(max(plain))
         # Sort equal indices together, and number the occurrences within each group.
         order = np.argsort(indices, kind="stable")

@@ -122,6 +122,7 @@ class Greeter:
                 self._reject(peer)
 
     def _accept_peer(self) -> None:
+        """Accept one connection. If too many peers are waiting, reject the oldest."""
         try:
             peer = self._listener.accept()
         except Exception as error:  # noqa: BLE001 - if descriptors or memory run out, the listener stays readable

@@ -68,6 +68,7 @@ class _TlsPeer(SocketPeer):
         return TlsConnection(self._socket, self._session)
 
     def _decrypt(self, data: bytes, max_bytes: int) -> bytes:
+        """Continue the handshake with the received bytes. When it is complete, return decrypted bytes."""
         self._session.take(data)
         decrypted = bytearray(max_bytes)
         size = 0
@@ -116,6 +117,7 @@ class TlsConnection(SocketConnection):
             raise TlsError(_BROKEN_OFF) from error
 
     def _shake_hands(self, deadline_s: float) -> None:
+        """Complete the handshake as the client, and wait for `WELCOME`. Blocks."""
         while True:
             try:
                 is_complete = self._session.shake_hands()
