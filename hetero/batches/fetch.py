@@ -132,7 +132,7 @@ def fetch_part(
 
     Args:
         built: The data set of ``request.spec``. It is divisible.
-        request: The part. Its samples are those of its ``work``.
+        request: The part. The ``work`` of the request has only the samples of the part.
         host: Name of this host in error messages.
         cancelled: Function that is called before every sample and returns whether to stop.
 

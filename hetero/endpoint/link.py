@@ -245,7 +245,7 @@ class EndpointLink:
     ) -> SentFetch[_Found] | None:
         """Send a request as `fetch` does, but only over an idle connection. Does not block.
 
-        The arguments are those of `fetch`, and ``finish`` is that of `SentFetch`.
+        The arguments are the same as for `fetch`. For ``finish``, see `SentFetch`.
 
         Returns:
             The fetch. None if the request is long, if no connection is idle, or if none takes the whole request at
@@ -386,7 +386,7 @@ class EndpointLink:
             raise CallFailedError(fault_of_status(code.name), channels.short_details(error)) from error
         except ProtocolError as error:
             raise CallFailedError(Fault.BROKEN, f"its answer to {method} is not a valid message") from error
-        except ValueError as error:  # gRPC raises this if the channel was closed meanwhile
+        except ValueError as error:  # gRPC raises this if the channel was closed during the call
             raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
 
 

@@ -85,8 +85,8 @@ class DataServicer:
         on_build: Called on a compute thread, with False when the build of a data set begins and True when it has ended.
         prebuilt: Data sets that were built before this process was forked.
         announce: Called on a compute thread before the first build, with the data sets that other endpoints may share.
-            It returns if this process has to build the data sets itself, see `hetero.endpoint.prebuilt.announce`. None:
-            this process has to.
+            The call returns if this process has to build the data sets itself, see `hetero.endpoint.prebuilt.announce`.
+            If None, this process builds them itself.
         connect: Opens a link to an endpoint of a host that keeps samples. None: this endpoint asks no other one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Compares the globals and batches of endpoints with those of this process.
+"""Compares the globals and batches of endpoints with the globals and batches of this process.
 
 Data hosts only import the script, so changes that ``main()`` makes are missing there. At the beginning of a pass, the
 globals that the data set's code reads are compared (`hetero.batches.purity.globals`). If this process can build the

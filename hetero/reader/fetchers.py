@@ -1,4 +1,4 @@
-"""The threads of one reader that fetch its batches, and what they do with each outcome.
+"""The threads of one reader that fetch batches and act on the outcome of each fetch.
 
 Each fetcher takes the first missing batch of the window, lets the router choose an endpoint, fetches the batch, and
 puts the outcome into the window. If the consumer waits for an overdue batch, the consumer orders a second attempt,

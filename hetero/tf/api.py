@@ -188,7 +188,7 @@ def distribute(
         model.fit(data, steps_per_epoch=500, epochs=3, shuffle=False, callbacks=[data.callback()])
 
     In a job with ``--data-service tf`` the ranks share one job of the service. Each element goes to the rank that asks
-    first. In a job without data hosts, or without a launcher, the elements are those of ``dataset``, unchanged.
+    first. In a job without data hosts, or without a launcher, the elements are the elements of ``dataset``, unchanged.
     Therefore one script works in all cases. The result is a `tf.data.Dataset` that Keras accepts. `MeasuredDataset`
     describes which steps it counts and measures.
 

@@ -60,8 +60,8 @@ def check_divisible(dataset: Any) -> None:
     """Check that a dataset for dynamic sharding does not zip several sources.
 
     The dispatcher hands out the pieces of each source separately. If images and labels are zipped, a worker may get
-    labels of other images. TensorFlow reports no error. A function of the dataset, for example that of `interleave`,
-    may zip datasets, because one worker runs the whole function.
+    labels of other images. TensorFlow reports no error. A function of the dataset, for example the function that
+    `interleave` gets, may zip datasets, because one worker runs the whole function.
 
     Raises:
         ConfigError: If the dataset zips several sources.

@@ -3,7 +3,7 @@
     loader.py         `DataLoader`: its arguments, and the attributes that torch's loader has
     checks.py         checks of its arguments
     pipeline.py       what the loader and all its views share: data set, order, position, source of the batches
-    order/            the order of a user's sampler, and what is wrong with it
+    order/            the order of a user's sampler, and warnings about mistakes in it
     passes.py         one pass over the loader
     local.py          batches made in this process or in torch's workers
     local_dataset.py  the data set that answers the requests in this process or in torch's workers

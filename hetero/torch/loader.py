@@ -161,7 +161,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         order: ``"torch"`` shuffles as ``DistributedSampler(seed=seed)`` does after ``set_epoch``, on any number of
             ranks. ``"hetero"`` shuffles as all earlier versions of hetero did.
         shard: This process's rank and the world size. Needed without a process group (Horovod, MPI), or if the ranks
-            that share the samples are not those of the process group. (0, 1) gives this rank all samples.
+            that share the samples are not the ranks of the process group. (0, 1) gives this rank all samples.
         requests_next_epoch: Whether the first batches of an epoch are requested while the epoch before it ends. Pass
             False if the script changes files or databases between epochs that the data set reads.
         snapshot_every_n_steps: Ignored, because every state is exact. Accepted for scripts that used torchdata's
@@ -461,4 +461,4 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 _ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
     *("self", "pin_memory_device", "in_order", "snapshot_every_n_steps")
 }
-"""Arguments that decide what the loader delivers. The others are ignored."""
+"""Arguments that decide which batches the loader delivers. The other arguments are ignored."""

@@ -147,8 +147,9 @@ class Pipeline(LoaderPipeline):
 
         Args:
             start: The first batch.
-            all_ranks: Whether to yield the batches of all ranks in turn, for a tool that shards them, or only those of
-                this rank. The batches of a user's sampler come in its order in both cases.
+            all_ranks: Whether to yield the batches of all ranks in turn, for a tool that shards them, or only the
+            batches
+                of this rank. The batches of a user's sampler come in the sampler's order in both cases.
         """
         if self.sampler_order is not None:
             if not all_ranks:

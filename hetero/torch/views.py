@@ -259,7 +259,7 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
         Args:
             pipeline: The loader's pipeline.
             sampler: A `SamplerView`, or the user's sampler or batch sampler.
-            all_ranks: Whether the view yields the batches of all ranks, or only those of this rank.
+            all_ranks: Whether the view yields the batches of all ranks, or only the batches of this rank.
         """
         batch_size, drop_last = pipeline.options.batch_size, pipeline.options.drop_last
         if pipeline.sampler_order is not None and pipeline.sampler_order.is_batch_sampler:

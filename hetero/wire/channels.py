@@ -59,7 +59,7 @@ _KEEPALIVE: tuple[Option, ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # Newer gRPC cores wait a minute for the answer to any ping (bandwidth estimation also sends pings) and send no
-    # keepalive meanwhile. Without this option a stopped peer was noticed only after 61 s.
+    # keepalive during this minute. Without this option a stopped peer was noticed only after 61 s.
     ("grpc.http2.ping_timeout_ms", 5_000),
     # Keepalive also runs between calls, because a stalled trainer must notice a lost peer before its next request.
     ("grpc.keepalive_permit_without_calls", 1),

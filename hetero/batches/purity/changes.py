@@ -19,7 +19,7 @@ _MUTATORS = frozenset(
         *("reverse", "setdefault", "sort", "update", "merge_from_dict", "merge_from_file", "merge_from_list"),
     }
 )
-"""Methods that change a container. The last three are those of yacs and similar libraries."""
+"""Methods that change a container. The last three are methods of yacs and similar libraries."""
 
 
 def own_changes(found: Reach) -> set[str]:

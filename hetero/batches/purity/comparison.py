@@ -82,7 +82,7 @@ def compare(first: object, second: object) -> Difference | None:
     """Return where two nested values differ, or None if they are the same bit for bit.
 
     Types, dtypes, shapes, strides, the order of dictionary keys, NaN payloads and the
-    sign of zero all count. The compared strides are those of a copy, because a loader delivers copies
+    sign of zero all count. The strides of copies are compared, because a loader delivers copies
     (`hetero.batches.structure.layouts`). Objects of unknown types are compared as arrays if NumPy can
     view them, else by their attributes or their ``repr``. Nested, sparse and quantized
     tensors are compared by their components. Content that cannot be inspected, such as that

@@ -1,7 +1,7 @@
-"""The order of a user's sampler, and what is wrong with it.
+"""The order of a user's sampler, and warnings about mistakes in it.
 
 sampler.py         the order of a user's sampler, drawn batch by batch without changing the script's generators
 made_anew.py       a warning about loaders that the script makes in each epoch
 own_generators.py  what a sampler draws from in one pass
-ranks.py           comparison of seeds and samplers' parts with those of other ranks
+ranks.py           comparison with other ranks: seeds, and parts that samplers give to ranks
 """

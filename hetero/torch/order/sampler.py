@@ -353,8 +353,8 @@ class SamplerOrder:
 def torch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Return the order of one epoch that torch's samplers draw from a seed. The global generators are not used.
 
-    The order is that of ``DistributedSampler(seed=seed)`` after ``set_epoch(epoch)``. In epoch 0 it is also that of a
-    ``RandomSampler`` whose generator has this seed.
+    The order equals the order of ``DistributedSampler(seed=seed)`` after ``set_epoch(epoch)``. In epoch 0 it also
+    equals the order of a ``RandomSampler`` whose generator has this seed.
 
     Args:
         num_samples: Samples in the data set, >= 0.
