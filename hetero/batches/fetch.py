@@ -262,6 +262,7 @@ def _contiguous(batch: Any) -> Any:
     """
     torch = imported("torch")
     if torch is not None and type(batch) is torch.Tensor:
+        # With the dimension of the batch, samples of four dimensions make five.
         return batch if batch.ndim < 5 or batch.layout is not torch.strided else batch.contiguous()
     if isinstance(batch, dict | list):
         for key, value in batch.items() if isinstance(batch, dict) else enumerate(batch):

@@ -74,7 +74,7 @@ def read_entry(descriptor: int, offset: int, nbytes: int, *, index: int, fingerp
     Args:
         descriptor: The file.
         offset: Where the entry begins.
-        nbytes: Its size.
+        nbytes: Size of the entry.
         index: Index of the wanted sample.
         fingerprint: The wanted data set.
 

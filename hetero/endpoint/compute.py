@@ -146,7 +146,9 @@ class Compute:
         self.num_overruns = 0
         """Tasks whose work took longer than their emulated time. The time spent waiting for other tasks counts too."""
         self._late: deque[tuple[float, float]] = deque()
+        """Begin and end of the latest intervals in which a slot was late, see `late_s`."""
         self._earlier_late_s = 0.0
+        """Sum of all earlier intervals."""
         self.busy_s = 0.0
         """Seconds spent on tasks, summed over all slots. This includes the time that emulated tasks wait."""
         self._threads = [

@@ -156,7 +156,7 @@ class CheckedReader(Iterator[Any]):
             return self._fleet.prepare(spec)
 
     def _check_globals(self) -> None:
-        """Compare the globals with those of every endpoint that has described the data set so far."""
+        """Compare the globals of this process with those of every endpoint that has described the data set so far."""
         spec = self._reader.spec
         if spec is None or not self._compares_globals:
             return

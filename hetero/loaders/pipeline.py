@@ -280,8 +280,8 @@ class LoaderPipeline(LoaderTiming):
 
         Args:
             planned: The batch.
-            epoch: Its epoch.
-            is_prefetch: Whether the script has not asked for that epoch yet. Then the batch may be discarded.
+            epoch: The epoch of the batch.
+            is_prefetch: Whether the script has not asked for this epoch yet. If so, the batch may be discarded.
         """
         self._num_requests += 1
         return BatchRequest(

@@ -162,6 +162,7 @@ class EndpointConnection:
         was_down, was_ready = self.state is ConnectionState.DOWN, self.state is ConnectionState.READY
         self.state = ConnectionState.DOWN
         self.last_message = why
+        # Several calls may fail for the same loss. Only the first one counts and begins a back-off.
         if was_down:
             return False
         self.prepared.clear()

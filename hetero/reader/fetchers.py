@@ -93,9 +93,9 @@ class Fetchers:
         self.window = window
         """The reader's batches."""
         self._allocate = allocate
-        self._arrived = threading.Condition(fleet.lock)  # the consumer waits for it
-        self._work = threading.Condition(fleet.lock)  # the fetchers wait for it
-        self._for_fetchers: deque[Attempt] = deque()  # started attempts: hedges, and those handed over
+        self._arrived = threading.Condition(fleet.lock)  # the consumer waits for this condition
+        self._work = threading.Condition(fleet.lock)  # the fetchers wait for this condition
+        self._for_fetchers: deque[Attempt] = deque()  # started attempts: hedges, and attempts that were handed over
         self._outcomes = Outcomes(
             fleet,
             window,

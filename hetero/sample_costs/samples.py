@@ -130,6 +130,8 @@ def _measure_samples(
     watch = _Stopwatch(cpu_clock)
     read_before, num_samples, num_failures = _read_bytes(), 0, 0
     first = next(split(requests, 1))
+    # Fetch one sample that does not count, because it opens files and fills caches. Its time gives the first chunk
+    # size.
     with contextlib.suppress(DatasetError):
         fetch(built, first, cancelled=watch.mark)
         num_samples += 1
@@ -147,6 +149,7 @@ def _measure_samples(
             if num_failures > _MAX_FAILURES:
                 raise
             continue
+        # Encode the batch, because an endpoint does so too, and the time counts.
         EncodedBatch(batch, copy=not built.makes_new_memory(collate=request.collate))
         watch.stop(times, request.work.num_samples)
         num_samples += request.work.num_samples

@@ -180,6 +180,7 @@ class Feed(LoaderPipeline):
         options = self.options
         num_first = min(options.batch_size or 1, num_samples)
         num_second = 1 if options.batch_size is None else num_first // 2 or 2
+        # The second batch comes from the end. If the data set has only one sample, this sample comes twice.
         indices = [np.arange(num_first), (num_samples - 1 - np.arange(num_second)) % num_samples]
         requests = [
             BatchRequest(

@@ -123,7 +123,7 @@ def _dispatcher_address(session: RankSession) -> str:
     """Return the address of the dispatcher. Blocks until it is known.
 
     Raises:
-        EndpointUnavailableError: If it is not known within the data timeout.
+        EndpointUnavailableError: If the address is not known within the data timeout.
         SystemExit: If the job was asked to stop during the wait.
     """
     timeout_s = session.options.data_timeout_s

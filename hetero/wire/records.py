@@ -63,7 +63,7 @@ def at_most(bound: int, what: str, *, each: int | None = None) -> Wire:
     Args:
         bound: Largest number of items, characters or bytes.
         what: What is counted, for the message of the error.
-        each: Largest length of an item. In a map, of a key and of a value.
+        each: Largest length of an item. In a map, largest length of a key or a value.
     """
 
     def check(value: Any) -> None:

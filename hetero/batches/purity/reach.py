@@ -169,8 +169,8 @@ class _Walk:
             self._push_all((value.function, value.collate_fn, value.worker_init_fn, value.fingerprint), 0)
             for place in value_places(value):
                 self._note(place)
-        # Do not follow loggers. They lead to all handlers of the program, and so to code that the data set does not
-        # use.
+        # Follow an object only to a bounded depth. A logger, for example, leads to all handlers of the program, and so
+        # to code that the data set does not use.
         elif depth < _MAX_DEPTH:
             self._push_all(_parts(value), depth + 1)
 

@@ -430,7 +430,7 @@ class _Usage:
         Args:
             is_over: Whether the phase has ended. Later steps do not count.
         """
-        if self._gpus is None:  # the phase had ended before
+        if self._gpus is None:  # the phase has already ended
             return
         now_s = time.perf_counter()
         reading = now_s, time.process_time() - self._kept.cpu_s

@@ -222,7 +222,7 @@ class SamplerOrder:
         self.length = self._measure(start.number)
 
     def _drawn_batches(self, start: Start) -> Iterator[PlannedBatch]:
-        """Draw the batches of a pass and yield those from its start on. At the end, compare the order."""
+        """Draw the batches of a pass and yield those from its start on. Then compare the order with the last pass."""
         state, num_drawn = start.sampler, start.num_drawn
         # Draw batch by batch, each time with the generator states of this epoch.
         own = self._own_generators(start.number)
