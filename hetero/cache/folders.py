@@ -1,7 +1,7 @@
 """The folders of kept samples, which all processes of a user on a host share. Imports nothing heavy.
 
-    BASE/hetero-cache-UID/data-NAME/          samples of one registered data set, within one bound of bytes
-                         /data-NAME/KEY/      samples of one fingerprint, and a lock that each user of them holds
+    BASE/hetero-cache-UID/data-NAME/          samples of one registered data set, with one limit of bytes
+    BASE/hetero-cache-UID/data-NAME/KEY/      samples of one fingerprint, and a lock of each process that uses them
 
 A folder in memory is of no use after the processes that share it have ended. The last process removes the folder
 (`sweep_memory`).

@@ -1,4 +1,4 @@
-"""A rank's end of the control plane.
+"""The part of the control plane that runs in a rank.
 
 session.py     the connection to the launcher of this host
 variables.py   the environment variables that connect it
