@@ -247,6 +247,7 @@ class Delivery:
         damaged = max([memoryview(message), *payload], key=len)
         if fault.action == "corrupt":
             damaged[fault.place(len(damaged))] ^= 1
+        # The other fault cuts an answer short. A message without payload stays whole.
         elif payload:
             payload[-1] = payload[-1][: len(payload[-1]) // 2]
         return bytes(message), [piece for piece in payload if piece]

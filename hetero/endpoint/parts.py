@@ -312,6 +312,7 @@ class Parts:
         except Exception as error:  # noqa: BLE001 - the asking endpoint computes the part then
             # Keep only the text, because the exception refers to frames that hold the samples.
             problem = str(error) or type(error).__name__
+            # The samples cannot be sent, so no helper will be asked for parts of this data set again.
             part.is_refused = isinstance(error, DatasetError) and record_of(error).stage == "encode"
         with self._changed:
             part.conclude(problem)

@@ -74,7 +74,7 @@ logger = logging.getLogger(__name__)
 
 
 def serve(host: LaunchedHost) -> None:
-    """Serve batches until every trainer host is done or only this host is asked to stop. Then shut this host down.
+    """Serve batches until every trainer host is done, or this host alone is asked to stop. Then shut this host down.
 
     Raises:
         JobEndsError: If the job fails, or if a trainer host is still missing after the start timeout.

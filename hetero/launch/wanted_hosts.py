@@ -132,7 +132,7 @@ def window_of(
 def _wanted(before: Window, now: Window) -> float | None:
     """Return the number of data hosts wanted between two totals. None if the time between them shows too little."""
     num_batches, busy_s = now.num_batches - before.num_batches, now.busy_s - before.busy_s
-    if num_batches <= 0 or busy_s <= 0 or now.slots_per_data_host <= 0:
+    if not now.steps or num_batches <= 0 or busy_s <= 0 or now.slots_per_data_host <= 0:
         return None
     # Batches per second that the ranks would take if they never waited.
     demand = 0.0
@@ -142,5 +142,6 @@ def _wanted(before: Window, now: Window) -> float | None:
         if steps <= steps_before or compute_s <= compute_before_s:
             return None
         demand += (steps - steps_before) / (compute_s - compute_before_s)
-    slots = needed_for_headspace(demand, _MAX_BUSY * num_batches / busy_s)
-    return max(0.0, slots - now.trainer_slots) / now.slots_per_data_host if now.steps else None
+    batches_per_slot_s = _MAX_BUSY * num_batches / busy_s
+    slots = needed_for_headspace(demand, batches_per_slot_s)
+    return max(0.0, slots - now.trainer_slots) / now.slots_per_data_host

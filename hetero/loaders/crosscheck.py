@@ -212,6 +212,7 @@ class _OwnDataset:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data
             reason = f"here: {error}".partition("\n")[0]
         end_s = time.monotonic()
+        # The next comparison waits, so comparisons take at most this share of the time.
         _due_s[spec] = end_s + (end_s - begin_s) / LATER_SHARE
         if reason:
             _skipped.add(spec)

@@ -70,7 +70,7 @@ class JobHost:
 
     def __init__(self) -> None:
         self._node_pid = os.getppid()
-        """The process of Ray on this node. Ray does not end a method that runs when that process ends."""
+        """The process of Ray on this node. If it ends, Ray lets a running method go on, so the method looks for it."""
         self._folder: Path | None = None
         self._child: Child | None = None
         self._changed = threading.Condition()

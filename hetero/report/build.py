@@ -55,7 +55,7 @@ def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
         catalogue: Instance types with the prices to use.
 
     Returns:
-        The report. None: the definition of a figure does not apply.
+        The report. A figure is None if its definition does not apply to the run.
     """
     headline = _headline(facts)
     verdict = _verdict(facts, headline, catalogue)

@@ -195,7 +195,9 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def allow_descriptors(needed: int = 0) -> None:
-    """Raise the soft limit of open files to the hard limit, because the usual 1,024 are too few.
+    """Raise the soft limit of open files, because the usual 1,024 are too few.
+
+    It becomes the hard limit, but at most `_MAX_DESCRIPTORS`.
 
     Args:
         needed: Least number that this process needs.

@@ -237,9 +237,11 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
         yield from _walk_array(np.asarray(value), path, depth)
     elif hasattr(value, "__dict__"):
         yield path, name, b""
+        # An unknown object may refer to half of the program, so its attributes use up more of the depth.
         for attribute, item in vars(value).items():
             yield from _walk(item, f"{path}.{attribute}", depth + _OPAQUE_DEPTH)
     else:
+        # A text with an address differs in each process.
         text = repr(value)
         yield path, name, b"" if " at 0x" in text else text.encode("utf-8", "surrogatepass")
 

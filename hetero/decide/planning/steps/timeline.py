@@ -338,7 +338,8 @@ class Timeline:
         if rank.requested >= rank.added:
             return False
         sequence = rank.requested
-        if sequence != rank.next and sequence - rank.next >= self.job.window_batches and not self.job.is_own_loader:
+        # The memory of a window is bounded. torch's loader has no such bound.
+        if sequence - rank.next >= self.job.window_batches and not self.job.is_own_loader:
             return False
         rank.requested += 1
         # torch's loader gives its batches to the workers in turn.
@@ -381,10 +382,10 @@ class Timeline:
         self.step += 1
         if not self.job.is_own_loader:
             for index, host in enumerate(self.hosts[: self.job.num_trainers]):
-                # Rounded, because only few different paces should be computed.
+                # CPUs that receive. Rounded to quarters, because a pace is computed once for each value.
                 host.receiving = round(4 * self.num_received[index] * self.job.receive_s / elapsed_s) / 4
                 self.num_received[index] = 0
-        self._set_ranks(now_s, 0)
+        self._set_ranks(now_s, num_threads=0)
         self._ask(now_s)
 
     def _set_ranks(self, now_s: float, num_threads: int) -> None:
@@ -457,6 +458,7 @@ class Timeline:
             rank.loads[attempt.endpoint] = attempt.load
             rank.count(attempt.endpoint, -1)
             self.num_received[rank.number // self.job.ranks_per_host] += 1
+            # As the reader does: if half of the window waits, an earlier batch is late, and more batches are requested.
             waiting = len(rank.arrived)
             if 2 * waiting >= rank.window:
                 rank.extra = max(rank.extra, min(waiting, (_MAX_GROWTH - 1) * rank.window))
