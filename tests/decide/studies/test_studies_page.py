@@ -12,7 +12,6 @@ import yaml
 
 from hetero.config import LaunchOptions
 from hetero.config.flags import flag_of
-from hetero.control.metric_series import MAX_HOST_VALUES
 from hetero.decide.studies.checks import CHECKS, check_study
 from hetero.decide.studies.output.table import rows
 from hetero.decide.studies.plan import catalogue_of, plan_study
@@ -65,7 +64,6 @@ def test_figures_are_those_of_the_code() -> None:
     assert f"A rank keeps {MAX_VALUES:,} values of {MAX_NAMES} names" in text
     assert f"every combination of levels, at most {MAX_RUNS:,}" in text
     assert {each.name for each in fields(Metric)} <= set(re.findall(r"`(\w+)`", PAGE))
-    assert f"sends at most {MAX_HOST_VALUES:,} values" in text
 
 
 def test_named_columns_exist() -> None:
