@@ -29,9 +29,11 @@ __all__ = [
 ]
 
 MAX_SKIP_CHARS = 160
-"""Limit on the text of an index, and of an exception in a list of skipped samples."""
+"""Limit on the text of an index, and of an exception in a list of skipped samples. With
+`hetero.batches.skips.MAX_LISTED` it bounds the growth of a batch's answer to 10 KB."""
 _MAX_TRACEBACK_BYTES = 16 * 1024
-"""Limit on the traceback of a failure. The middle of a longer traceback is cut out."""
+"""Limit on the traceback of a failure, half of the detail that a control message may carry. The middle of a longer
+traceback is cut out."""
 
 _ON_EVERY_HOST = (
     "Every data host opens the data at its own path, and a relative path in its own folder. Put the data there, or\n"

@@ -32,6 +32,7 @@ Indices: TypeAlias = npt.NDArray[np.int64] | tuple[Index, ...]
 """An array if all indices are integers, else a tuple. The array is compact enough for 10^9 integers."""
 
 _NUM_PROBES = 8
+"""Samples that stand for all. Each takes the time of a sample."""
 _LENGTH = struct.Struct("<cI").pack
 _INTEGER = struct.Struct("<cq").pack
 _REAL = struct.Struct("<cd").pack

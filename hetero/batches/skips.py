@@ -19,7 +19,8 @@ from hetero.spec import Index
 __all__ = ["MAX_LISTED", "FailedSamples", "Skip", "Skips"]
 
 MAX_LISTED = 32
-"""Limit on the skipped samples that a batch lists, and that the report of a loader lists. All are counted."""
+"""Limit on the skipped samples that a batch lists, and that the report of a loader lists. All are counted. The
+list is part of the answer for a batch, see `hetero.batches.failures.MAX_SKIP_CHARS`."""
 
 _T = TypeVar("_T")
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 __all__ = ["MAX_DEPTH", "StructureLimits"]
 
 MAX_DEPTH = 8
-"""Depth of containers inside containers, in a batch, in a kept sample and in an index."""
+"""Depth of containers inside containers, in a batch, in a kept sample and in an index. It keeps deeply nested answers
+from overflowing the stack (attack A7)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

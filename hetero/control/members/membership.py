@@ -48,8 +48,9 @@ class Membership(HostTable):
     """Seconds that the arbiter collects failures before it decides. The report of a killed rank arrives a moment after
     the exceptions that its death raises in other ranks."""
     CONSEQUENCE_SETTLE_S = 4.0
-    """Seconds that the arbiter collects failures if all are consequences (`Cause.is_consequence`). If a trainer host is
-    silent by then, the arbiter waits longer, until that host is heard again or its lease ends."""
+    """Seconds that the arbiter collects failures if all are consequences (`Cause.is_consequence`). The failure that
+    caused them may come later from another host (tests/control/test_causes.py). If a trainer host is silent by
+    then, the arbiter waits longer, until that host is heard again or its lease ends."""
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 3
+"""Version of ``canary.json``. Since version 3 it has no `canary_s`."""
 CANARY_FILE_NAME = "canary.json"
 RULES = (
     *("failed", "too-few", "curved", "no-growth", "noise", "fixed-steps", "passes", "short-passes", "cache"),
