@@ -82,6 +82,8 @@ def job(served: ServedJob, script: Any, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(control, "_session", served)
     monkeypatch.setattr(pipeline, "_num_verified", {})
     monkeypatch.setattr(crosscheck, "_skipped", set())
+    # Comparing one batch takes milliseconds, so on a slow machine a later batch would be due within a test.
+    monkeypatch.setattr(crosscheck, "LATER_SHARE", 1e-9)
     monkeypatch.setattr(script.Scaled, "num_built", 0)
     monkeypatch.setenv("HETERO_CROSSCHECK_RANK", "1")
     yield served
@@ -134,7 +136,7 @@ def test_later_batch_is_compared_after_a_time_that_its_cost_decides(
     assert script.Scaled.num_built == 1
     monkeypatch.setattr(script.Scaled, "scale", 0.5)  # for example a file that was replaced on this host
     next(batches)  # too early
-    monkeypatch.setattr(crosscheck.time, "monotonic", lambda now=crosscheck.time.monotonic: now() + 3600)
+    monkeypatch.setattr(crosscheck.time, "monotonic", lambda now=crosscheck.time.monotonic: now() + 1e12)
     with pytest.raises(DatasetMismatchError, match="makes different batches in the rank and on data hosts"):
         next(batches)
 
