@@ -65,6 +65,9 @@ class CheckedReader(Iterator[Any]):
         DatasetMismatchError: If a global that the data set's code reads has another value on an endpoint.
     """
 
+    may_be_kept = True
+    """Whether the reader may stay open between two passes."""
+
     def __init__(
         self,
         fleet: Fleet,
@@ -127,11 +130,6 @@ class CheckedReader(Iterator[Any]):
     def is_open(self) -> bool:
         """Whether another batch may come."""
         return self._reader.is_open
-
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether the reader may stay open between two passes."""
-        return True
 
     def close(self) -> None:
         """Close the reader. Idempotent. Blocks like `Reader.close`."""

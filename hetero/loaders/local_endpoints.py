@@ -98,11 +98,6 @@ class LocalEndpoints:
         assert self._fleet is not None
         return self._fleet
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the living endpoints."""
-        return self._pool.pids
-
     def check(self) -> None:
         """Raise the failure that prevents further batches, if there is one. Call this while waiting for a batch.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +13,12 @@ import torch.utils.data
 
 from hetero.batches.fetch import describe
 from hetero.control.rank import session as control
-from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
 from hetero.loaders.prefetching import Batches, EpochRequests, Prefetched
-from hetero.loaders.sampling import Permute, PlannedBatch, Shard
+from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
 from hetero.torch.kept_batches import KeptBatches
@@ -81,6 +79,10 @@ class Pipeline(LoaderPipeline):
         self.stride: int | None = None
         """The n of a tool that consumes every n-th batch. None until n is known."""
         self._has_warned = False
+        self.has_own_order = sampler_order is None
+        self.collate = self.collate or (sampler_order is not None and sampler_order.is_batch_sampler)
+        self.has_workers = workers.num_workers > 0
+        self.permute = torch_permutation if options.order == "torch" else None
         kind = *self.kind, options.batch_size
         self._made_anew = MadeAnew(subject, *kind, options.seed, options.drop_last)
         self._ranks = RankOrders(*kind, options.shuffle)
@@ -88,21 +90,6 @@ class Pipeline(LoaderPipeline):
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
         self._profiler: LoaderProfiler | None = None
-
-    @property
-    def has_own_order(self) -> bool:
-        """Whether the loader uses its own order instead of a user's sampler."""
-        return self.sampler_order is None
-
-    @property
-    def collate(self) -> bool:
-        """Whether samples are made into batches."""
-        return super().collate or (self.sampler_order is not None and self.sampler_order.is_batch_sampler)
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether torch's loader with the same arguments would fetch in worker processes."""
-        return self.workers.num_workers > 0
 
     def shard(self) -> Shard:
         """Return this process's rank and world size: the loader's argument, else the values of the process group."""
@@ -112,11 +99,6 @@ class Pipeline(LoaderPipeline):
         if distributed.is_available() and distributed.is_initialized():
             return Shard(distributed.get_rank(), distributed.get_world_size())
         return Shard()
-
-    @property
-    def permute(self) -> Permute | None:
-        """Function that draws the permutation of an epoch. None for hetero's own function."""
-        return torch_permutation if self.options.order == "torch" else None
 
     def dataset_samples(self) -> int:
         """Return the length of the data set, taken from the built object itself if this process builds it."""
@@ -230,7 +212,7 @@ class Pipeline(LoaderPipeline):
         if order is None or self.progress.is_within_pass:
             return
         found = order.epoch_set_by_user()
-        if self._restores_epoch and resumed is not None and not self.progress.is_epoch_named:
+        if self._restores_epoch and resumed is not None and self.progress.named_epoch is None:
             self._restores_epoch = False
             if found == resumed.sampler_epoch:  # the script set the same epoch again, or set it only once
                 order.epoch, found = found, None
@@ -263,7 +245,7 @@ class Pipeline(LoaderPipeline):
                 f"the loaded state is in an epoch of {start.num_samples} samples, the data set has {num_samples} now\n"
                 "  Change the data set only between epochs."
             )
-        self.progress.note_length(num_samples)
+        self.progress.num_samples = num_samples
         return replace(start, num_samples=num_samples), plan(start)
 
     def note_delivered(self, number: int, sampler_state: object) -> None:
@@ -300,17 +282,14 @@ class Pipeline(LoaderPipeline):
         if session is None or not session.options.profile:
             return self._open_source(requests)
         if self._profiler is None:
-            self._profiler = LoaderProfiler.of(self, session, functools.partial(self._make_profiler, session))
+            self._profiler = LoaderProfiler(
+                self,
+                session,
+                KeptBatches(),
+                num_processes=0 if session.remote else self.workers.num_workers,
+                measure=self.local.noting_files()(lambda requests: measure_here(lambda: self.local.built, requests)),
+            ).shared(session)
         return ProfiledBatches(self._profiler, requests, self._open_source)
-
-    def _make_profiler(self, session: RankSession) -> LoaderProfiler:
-        return LoaderProfiler(
-            self,
-            session,
-            KeptBatches(),
-            num_processes=0 if session.remote else self.workers.num_workers,
-            measure=self.local.noting_files()(lambda requests: measure_here(lambda: self.local.built, requests)),
-        )
 
     def _open_source(self, requests: EpochRequests) -> Batches:
         """Return the batches of ``requests``: from endpoints if the job has them, else made locally."""

@@ -100,21 +100,16 @@ class LoaderProfiler:
         self._has_fetched = False
         self._knows_waits = True
 
-    @classmethod
-    def of(cls, pipeline: LoaderPipeline, session: RankSession, make: Callable[[], LoaderProfiler]) -> LoaderProfiler:
-        """Return the profiler of a loader, and connect it to the loader's timer.
+    def shared(self, session: RankSession) -> LoaderProfiler:
+        """Return the profiler that all loaders of this kind share, and connect it to the timer of this loader.
 
-        If the script makes a new loader of the same kind for every epoch, all of them share a profiler.
+        A script may make a new loader of the same kind for every epoch. The profiler of the first one measures all.
 
         Args:
-            pipeline: The loader.
-            session: The session of this rank.
-            make: Makes a profiler.
+            session: The session of this rank. From now on it reports what the profilers measure.
         """
-        profiler = _profilers.get(pipeline.kind)
-        if profiler is None:
-            profiler = _profilers[pipeline.kind] = make()
-        pipeline.timer.on_step = profiler._on_step
+        profiler = _profilers.setdefault(self._pipeline.kind, self)
+        self._pipeline.timer.on_step = profiler._on_step
         session.set_profile(_part)
         return profiler
 
@@ -189,8 +184,9 @@ class LoaderProfiler:
         """Measure the samples in this rank if hosts cannot measure them after the training. Once, only on rank 0."""
         if self._is_measured or self._rank != 0:
             return
-        self._note = "" if self._work() is not None else self._why_no_work()
-        if self._note:
+        work = self._work()
+        if isinstance(work, str):
+            self._note = work
             logger.info("measuring samples in this rank, because %s", self._note)
             try:
                 self._own = self._measure([*self._unfetched, *self._fetched])
@@ -223,6 +219,7 @@ class LoaderProfiler:
         if is_last:
             self.measure_rest()
         num_steps = min(len(phases.step_s), len(phases.data_wait_s))  # the script may be about to add a step
+        work = self._work() if self._rank == 0 else ""
         return dataclasses.replace(
             part,
             phase=Phase.DONE.value if is_late else part.phase,
@@ -231,7 +228,7 @@ class LoaderProfiler:
             headspace_s=_spread(phases.headspace_s[:], self._basis),
             cpu_cores=self._usage.cpu_cores,
             gpu_percent=self._usage.gpu_percent,
-            work=self._work() if self._rank == 0 else None,
+            work=None if isinstance(work, str) else work,
             supply=None if self._own is None else self._own[0],
             contents=None if self._own is None else self._own[1],
             note=self._note,
@@ -262,21 +259,27 @@ class LoaderProfiler:
         share = max(0.0, 1.0 - statistics.fmean(headspace_s) / statistics.fmean(step_s))
         return _spread([share * seconds for seconds in step_s], "modelled")
 
-    def _work(self) -> SampledWork | None:
-        """Return samples of the job, beginning with samples that were not fetched. None if a host cannot fetch them."""
+    def _work(self) -> SampledWork | str:
+        """Return samples that a host measures after the training. If no host can fetch them, return the reason.
+
+        Samples that were not fetched come first, because the hosts have not cached these samples.
+        """
         spec = self._pipeline.subject
-        if not isinstance(spec, DatasetSpec) or len(spec.arguments_json) > MAX_ARGUMENTS_CHARS:
-            return None
+        if not isinstance(spec, DatasetSpec):
+            return "the data set is an object, which only this process has. Register its factory with @hetero.dataset"
+        if len(spec.arguments_json) > MAX_ARGUMENTS_CHARS:
+            return f"the data set's arguments have more than {MAX_ARGUMENTS_CHARS} characters"
+        has_no_integers = "its samples have indices that are not integers"
         requests = [*self._unfetched, *self._fetched]
         indices: list[int] = []
         for request in requests:
             if not isinstance(request.work, IndexedWork) or isinstance(request.work.indices, tuple):
-                return None
+                return has_no_integers
             indices += request.work.indices.tolist()
             if len(indices) >= MAX_INDICES:
                 break
         if not indices:
-            return None
+            return has_no_integers
         return SampledWork(
             dataset=spec.name,
             arguments_json=spec.arguments_json,
@@ -286,13 +289,6 @@ class LoaderProfiler:
             epoch=requests[0].epoch,
             collate=requests[0].collate,
         )
-
-    def _why_no_work(self) -> str:
-        if not isinstance(self._pipeline.subject, DatasetSpec):
-            return "the data set is an object, which only this process has. Register its factory with @hetero.dataset"
-        if len(self._pipeline.subject.arguments_json) > MAX_ARGUMENTS_CHARS:
-            return f"the data set's arguments have more than {MAX_ARGUMENTS_CHARS} characters"
-        return "its samples have indices that are not integers"
 
 
 class ProfiledBatches(Iterator[Any]):
@@ -309,6 +305,9 @@ class ProfiledBatches(Iterator[Any]):
             script. The caller then reports to the profiler when the script gets them. None if the script gets each
             batch at once.
     """
+
+    may_be_kept = False
+    """Whether this object may stay open between two passes. Never, because a profile run measures each pass."""
 
     def __init__(
         self,
@@ -327,11 +326,6 @@ class ProfiledBatches(Iterator[Any]):
         """Request of the batch that `next` returned or raised an exception for."""
         self.is_repeated = False
         """Whether the batch that `next` returned is a kept one."""
-
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether this object may stay open between two passes. Never, because a profile run measures each pass."""
-        return False
 
     @property
     def is_open(self) -> bool:
