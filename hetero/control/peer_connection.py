@@ -155,6 +155,7 @@ class PeerConnection:
             return
         if self._look_up is None:
             self._look_up = _LookUp(self._options.resolve, self._host)
+        # With a channel to the last address, the next heartbeat can be sent without the lookup.
         if not self._look_up.wait(patience_s if self._channel is None else _LOOK_UP_S):
             self._name_error = f"name resolution (DNS) of host {self._host!r} has not answered yet"
             return
@@ -234,6 +235,7 @@ class PeerConnection:
 
     def _unreachable(self, why: str) -> None:
         """Record why the peer cannot be reached, with the error of the last lookup."""
+        # The address may be out of date if the lookup has failed.
         if self._name_error and self._name_error != why:
             why = f"{self._name_error}; at its last address, {why}"
         with self._options.membership() as membership:

@@ -105,6 +105,7 @@ class CheckedReader(Iterator[Any]):
         is_first = self._is_first()
         is_compared = self._own is not None and (request.verify or self._own.is_due(request.spec))
         if not is_first and not is_compared:
+            # The first batches of the loader are compared. The data set that this process has built is not needed now.
             if self._own is not None:
                 self._own.release()
             return batch
@@ -137,12 +138,13 @@ class CheckedReader(Iterator[Any]):
         self._reader.close()
 
     def _is_first(self) -> bool:
-        """Return whether the last batch is the first one of its epoch."""
+        """Return whether the last batch is the first one of its epoch. Remember its epoch for the next call."""
         request = self._reader.request
         epoch, self._epoch = self._epoch, None if request is None else request.epoch
         return self._epoch is None or epoch != self._epoch
 
     def _compare_or_close(self) -> None:
+        """Compare the globals. If they differ, close the reader and raise."""
         try:
             self._check_globals()
         except BaseException:
@@ -150,6 +152,7 @@ class CheckedReader(Iterator[Any]):
             raise
 
     def _dataset(self, spec: DatasetSpec) -> ServedDataset:
+        """Return what the fleet knows about the data set."""
         with self._fleet.lock:
             return self._fleet.prepare(spec)
 
@@ -186,16 +189,18 @@ class _OwnDataset:
         self._built = None
 
     def compare(self, fleet: Fleet, dataset: ServedDataset, request: BatchRequest, batch: Any) -> None:
-        """Compute a batch in this process too, and compare it with the delivered one.
+        """Compute a delivered batch in this process too, and compare both results.
+
+        If this process cannot compute batches of the data set, log the reason once, and compare none from now on.
 
         Raises:
-            DatasetMismatchError: If the two batches differ.
+            DatasetMismatchError: If the two results differ, and only the script can be the cause.
         """
         spec = request.spec
         # With "skip", one host may skip samples that another host has.
         if spec in _skipped or request.on_sample_error != "raise":
             return
-        # Compute the batch, unless there is a reason not to.
+        # Compute the batch, unless there is a reason not to. An empty ``reason`` means that the batch was computed.
         begin_s = time.monotonic()
         try:
             with preserved_generators(), single_threaded():
@@ -210,7 +215,8 @@ class _OwnDataset:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data
             reason = f"here: {error}".partition("\n")[0]
         end_s = time.monotonic()
-        # The next comparison waits, so comparisons take at most this share of the time.
+        # This comparison took t seconds. The next one may begin t / LATER_SHARE seconds from now. Comparisons therefore
+        # take about LATER_SHARE of the time, at most.
         _due_s[spec] = end_s + (end_s - begin_s) / LATER_SHARE
         if reason:
             _skipped.add(spec)
@@ -218,13 +224,13 @@ class _OwnDataset:
                 "first batches of data set %s are not compared with ones computed in the rank: %s", spec, reason
             )
             return
-        # Compare. If something other than the script may have caused a difference, only log it.
         difference = compare(batch, own)
-        # Ignore differences by rounding if NumPy's libraries may use several threads here. Without this, such jobs
-        # ended.
+        # Ignore differences by rounding if NumPy's libraries may use several threads here, because sums then depend on
+        # the number of threads. Without this rule, such jobs ended.
         if difference is None or (_computes_with_threads() and _is_rounding(batch, own)):
             return
         where = f"epoch {epoch_text(request.epoch)}, position {request.position}: {difference}"
+        # If something other than the script may have caused the difference, only log it.
         doubt = _find_doubt(dataset, spec, environment)
         if doubt:
             _skipped.add(spec)
@@ -307,6 +313,7 @@ def _is_rounding(one: Any, other: Any) -> bool:
             continue
         kind = np.float32 if leaf.dtype == "f32" else np.float64
         values, others = (np.frombuffer(each.data, kind) for each in (leaf, other_leaf))
+        # A small value may be the difference of two large ones, so the absolute tolerance grows with the largest value.
         scale = float(np.nanmax(np.abs(values), initial=0.0))
         if not np.allclose(values, others, rtol=1e-3, atol=1e-5 * scale, equal_nan=True):
             return False
@@ -314,8 +321,10 @@ def _is_rounding(one: Any, other: Any) -> bool:
 
 
 def _globals_reader(spec: DatasetSpec) -> GlobalsReader:
+    """Return a reader of the globals that the code of a registered data set reads."""
     factory = get_factory(spec.name)
     known = _readers.get(spec.name)
+    # In a notebook, a data set may be registered again under the same name.
     if known is None or known[0] is not factory:
         # Keep one reader for each factory, because searching the code of a small script takes 13 ms.
         known = _readers[spec.name] = factory, GlobalsReader(factory)

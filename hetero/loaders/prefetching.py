@@ -153,7 +153,7 @@ class EpochRequests(Iterator[BatchRequest]):
         self._extent.num_passed += 1
         return self._planned_in_flight.popleft()
 
-    def is_through(self) -> bool:
+    def is_pass_over(self) -> bool:
         """Return whether all batches of the pass were delivered or have raised. False also if this is not known yet."""
         epoch = self.epochs[0]
         return epoch.is_complete and epoch.num_passed == epoch.num_requested
@@ -201,10 +201,10 @@ class Prefetched:
             batches: The source.
             requests: Its requests. Their first epoch, which is the epoch of the pass, is removed.
         """
-        is_through = requests.is_through()
+        is_pass_over = requests.is_pass_over()
         requests.epochs.popleft()
         self._check_process()
-        if is_through and requests.epochs and batches.is_open and batches.may_be_kept:
+        if is_pass_over and requests.epochs and batches.is_open and batches.may_be_kept:
             with self._lock:
                 # Two iterators of one loader may end their passes. Keep only the source of the first one.
                 if self._kept is None:

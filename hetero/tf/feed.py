@@ -209,7 +209,7 @@ class Feed(LoaderPipeline):
         reader: Batches | None = None
         try:
             reader, requests = self._begin_reading(tf_pass, order, shard)
-            while not requests.is_through():
+            while not requests.is_pass_over():
                 try:
                     batch = next(reader)
                 except StopIteration:
@@ -217,7 +217,7 @@ class Feed(LoaderPipeline):
                 request = reader.request
                 assert request is not None
                 requests.passed()
-                is_last = requests.is_through()
+                is_last = requests.is_pass_over()
                 entry = auditing.entry_of(self, request, batch)
                 element = self.convert(batch)
                 size = request.work.num_samples if self.size_of is None else self.size_of(element)

@@ -130,8 +130,7 @@ class Pipeline(LoaderPipeline):
         Args:
             start: The first batch.
             all_ranks: Whether to yield the batches of all ranks in turn, for a tool that shards them, or only the
-            batches
-                of this rank. The batches of a user's sampler come in the sampler's order in both cases.
+                batches of this rank. The batches of a user's sampler come in the sampler's order in both cases.
         """
         if self.sampler_order is not None:
             if not all_ranks:
@@ -155,20 +154,25 @@ class Pipeline(LoaderPipeline):
             self.sampler_order.set_epoch(self.progress.next_start().epoch)
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
-        """Begin a pass. Return its number, its start, and its batches."""
+        """Begin a pass. Return its number, its start, and its batches.
+
+        Args:
+            plan: Returns the batches of a pass from a start on.
+        """
+        # The latest pass is left, so an epoch that the script has set on its sampler counts for this pass.
         self.progress.leave()
         self.take_sampler_epoch()
         number, start = self.progress.begin()
-        order = self.sampler_order
-        if start == Start(0) and order is None and self.options.shuffle:
-            self._made_anew.warn(self.name)
         if self.sampler_order is None:
+            if start == Start(0) and self.options.shuffle:
+                self._made_anew.warn(self.name)
             start, planned = self._begin_own_order(start, plan)
             self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
             return number, start, planned
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
         planned = iter(()) if start.is_finished else plan(start)
-        # A loaded state may be at the end of its epoch. If so, this pass is the next epoch.
+        # If nothing is left of a loaded state's epoch, this pass is the next epoch. The length of a user's sampler may
+        # be unknown, so draw a batch to find out.
         if start.may_skip and start.batches:
             first = next(planned, None)
             if first is None:
@@ -187,6 +191,7 @@ class Pipeline(LoaderPipeline):
         """
         if self.sampler_order is not None or not self.options.requests_next_epoch:
             return False
+        # Without workers, this process makes each batch only when the script asks for it.
         return is_remote() or (self.workers.num_workers > 0 and self.local.is_constant)
 
     @property
@@ -209,6 +214,7 @@ class Pipeline(LoaderPipeline):
         otherwise draw the same random numbers again.
         """
         order, resumed = self.sampler_order, self.progress.resumed
+        # Within a pass, an epoch that the script sets on the sampler is for the pass after it.
         if order is None or self.progress.is_within_pass:
             return
         found = order.epoch_set_by_user()
@@ -220,7 +226,9 @@ class Pipeline(LoaderPipeline):
                 order.set_epoch(resumed.sampler_epoch)
         if found is None:
             return
+        # If the loaded state is at the end of a pass, the next pass is the epoch after it.
         following = self.progress.next_start().epoch + (resumed is not None and resumed.completed)
+        # In the middle of an epoch, the script may name this epoch or any other one.
         if found >= following or (resumed is not None and not resumed.completed):
             self.set_epoch(found)
         order.epoch = found
@@ -234,8 +242,9 @@ class Pipeline(LoaderPipeline):
             self._ranks.check_seed(self.options.seed, loader=self.name)
         if start.batches:
             start.check_within(self.num_global_batches(start))
-        # Without padding one rank may reach the end before others, so `is_through` considers all ranks.
+        # Nothing is left of the loaded state's epoch, on any rank.
         if start.batches and self.is_through(start):
+            # The state was taken in the last step of the loop, before the pass had ended. So the pass ends now.
             if not start.may_skip:
                 return start, iter(())
             start = self.progress.skip_to_next_epoch()
@@ -261,8 +270,9 @@ class Pipeline(LoaderPipeline):
     def note_completed(self, number: int) -> None:
         """Record that a pass was delivered to its end, in the position and in the order of the user's sampler."""
         self.extent.num_complete_passes += 1
+        # The order of a user's sampler is known only at the end of a pass. With the loader's own order, `begin` warns.
         order = None if self.sampler_order is None else self.sampler_order.shuffled_order
-        if order is not None and not number:
+        if order is not None and number == 1:
             self._made_anew.warn(self.name, order)
         self._made_anew.note_finished(self.subject, order)
         self.progress.complete(number)
@@ -339,13 +349,18 @@ class Pipeline(LoaderPipeline):
 
     @property
     def resumes_within_epoch(self) -> bool:
-        """Whether the next pass is the rest of an epoch that had begun when a loaded state was taken."""
+        """Whether the next pass is the rest of an epoch that had begun when a loaded state was taken.
+
+        False if the state is at the end of a pass.
+        """
         start = self.progress.next_start()
         if self.progress.resumed is None or not start.batches:
             return False
+        # Without padding, `state` marks each state as completed, so only the number of batches tells.
         return not (self.is_over(start) if self._may_end_unevenly() else start.completed)
 
     def _may_end_unevenly(self) -> bool:
+        """Return whether some ranks may have one batch fewer than others in an epoch."""
         return self.sampler_order is None and not self.options.padding and self.shard().world_size > 1
 
     def load_state(self, value: object) -> None:
@@ -398,7 +413,7 @@ class Pipeline(LoaderPipeline):
         return state
 
     def is_over(self, start: Start) -> bool:
-        """Return whether an epoch is over. Return True also if this is not known."""
+        """Return whether no batch of the epoch is left from ``start`` on. Return True also if this is not known."""
         if self.sampler_order is None:
             return super().is_over(start)
         try:
@@ -420,6 +435,7 @@ class Pipeline(LoaderPipeline):
         )
 
     def _warn_of_equal_ranks(self, sampler: object) -> None:
+        """Log one warning if each of several ranks draws the same batches from one of torch's samplers."""
         if type(sampler) in RANK_BLIND_SAMPLERS and self.shard().world_size > 1 and not self._has_warned:
             self._has_warned = True
             logger.warning(

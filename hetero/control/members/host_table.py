@@ -158,6 +158,7 @@ class HostTable:
         missing = [host for host in others if self._state(host).value < at_least.value]
         if not all(self._members[host].is_optional for host in others):
             missing = [host for host in missing if not self._members[host].is_optional]
+        # The job can do without each host of the role, but needs one that serves. From DRAINING on, it needs none.
         elif at_least < HostState.DRAINING:
             missing = [] if self._has_host(role, at_least) else others
         return [(host, self._peers[host].last_state) for host in missing]
@@ -225,8 +226,8 @@ class HostTable:
 
     def _add(self, joined: JoinedHost) -> None:
         """Add a host that has joined, or replace its record if it joins again."""
+        # The description of the cluster has this host, so it need not join.
         if joined.host in self._members and joined.host not in self.joined_hosts.present:
-            # The description of the cluster has this host, so it need not join.
             return
         now_s = self._clock()
         self.joined_hosts.add(joined, now_s)
@@ -264,6 +265,7 @@ class HostTable:
         status = self._peers[host].status
         if status is None:
             return HostState.INIT
+        # Only trainer hosts begin again with each generation. Data hosts go on.
         is_behind = self._members[host].role is Role.TRAINER and status.generation < self.own.generation
         return HostState.INIT if is_behind else status.state
 
@@ -277,5 +279,6 @@ class HostTable:
                 yield status
 
     def _lives(self, host: str) -> bool:
+        """Return whether another host was heard within the last lease."""
         peer = self._peers[host]
         return peer.status is not None and self._clock() - peer.last_heard_s <= self._timings.lease_s

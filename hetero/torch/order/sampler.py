@@ -127,14 +127,13 @@ class SamplerOrder:
 
     def epoch_set_by_user(self) -> int | None:
         """Return the epoch that the script set on the sampler if it differs from `epoch`, else None."""
-        for epoch in self._epochs():
-            if epoch is not None and epoch >= 0 and epoch != (self.epoch or 0):
-                return epoch
-        return None
+        # A sampler begins at epoch 0, so 0 is no news as long as `epoch` is unknown. Some samplers begin at -1.
+        known = self.epoch or 0
+        return next((epoch for epoch in self._epochs() if epoch is not None and epoch >= 0 and epoch != known), None)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of every part that has ``set_epoch``, with seeded generators because the method may draw."""
-        settable = self._settable()
+        settable = self._parts_with_set_epoch()
         if settable:
             with self._own_generators(epoch).swapped_in():
                 for part in settable:
@@ -143,11 +142,12 @@ class SamplerOrder:
 
     def _epochs(self) -> list[int | None]:
         """Return the epoch of every part that has ``set_epoch``, or None if it is unknown."""
-        return [_epoch_of(part) for part in self._settable()]
+        return [_epoch_of(part) for part in self._parts_with_set_epoch()]
 
     def _put_epochs_back(self, epochs: Sequence[int | None]) -> None:
+        """Set epochs that `_epochs` has returned before, on each part that has another epoch now."""
         # ``epochs`` may be shorter, because a position that was restored from a state has no epochs.
-        for part, before, now in zip(self._settable(), epochs, self._epochs(), strict=False):
+        for part, before, now in zip(self._parts_with_set_epoch(), epochs, self._epochs(), strict=False):
             if before is not None and before != now:
                 part.set_epoch(before)
 
@@ -158,20 +158,22 @@ class SamplerOrder:
         samplers are left out, because they do not draw in ``set_epoch``. A part that keeps no epoch gets the epoch of
         the pass. If a part may keep its epoch under an unknown name, it is left as the script set it.
         """
-        drawing = [part for part in self._settable() if type(part) not in _TORCHS_SAMPLERS]
+        drawing = [part for part in self._parts_with_set_epoch() if type(part) not in _TORCHS_SAMPLERS]
         if drawing:
             with self._own_generators(start.number).swapped_in():
                 for part in drawing:
                     epoch = _epoch_of(part)
-                    if epoch is not None or not any("epoch" in name for name in getattr(part, "__dict__", ())):
+                    may_keep_epoch = any("epoch" in name for name in getattr(part, "__dict__", ()))
+                    if epoch is not None or not may_keep_epoch:
                         part.set_epoch(start.epoch if epoch is None else epoch)
 
-    def _settable(self) -> list[Any]:
+    def _parts_with_set_epoch(self) -> list[Any]:
         return [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
 
     def delivered(self, sampler_state: object) -> None:
         """Record that the next batch of the latest pass was delivered. The sampler had this state after the batch."""
         if self._left is not None:
+            # Keep two states: before and after this batch.
             self._left.states = (self._left.states[-1], sampler_state)
 
     def completed(self) -> None:
@@ -224,7 +226,6 @@ class SamplerOrder:
     def _drawn_batches(self, start: Start) -> Iterator[PlannedBatch]:
         """Draw the batches of a pass and yield those from its start on. Then compare the order with the last pass."""
         state, num_drawn = start.sampler, start.num_drawn
-        # Draw batch by batch, each time with the generator states of this epoch.
         own = self._own_generators(start.number)
         with own.swapped_in():
             elements = self._iterate(state)
@@ -273,7 +274,7 @@ class SamplerOrder:
         if start.again is None:
             # The script did not call set_epoch. Only `hetero check` warns of this, because scripts leave set_epoch out
             # on purpose for validation.
-            if is_checked() and self._settable():
+            if is_checked() and self._parts_with_set_epoch():
                 logger.warning(
                     "sampler %s gives the same order in each pass. Call loader.set_epoch(epoch) before each epoch",
                     type(self.sampler).__name__,
@@ -335,6 +336,7 @@ class SamplerOrder:
     def _own_generators(self, number: int) -> OwnGenerators:
         """Return the generators of a pass, by its number. They are not seeded yet."""
         key = draw_key(self.seed, number)
+        # A part's generator gets a seed of its own, which depends on the key and on the seed that the script gave it.
         more = [
             (generator, (key ^ seed) % 2**63)
             for part, seed in zip(self._parts, self._generator_seeds, strict=True)
@@ -388,9 +390,8 @@ class OccurrenceCounter:
             plain = indices
         result = np.zeros(len(plain), dtype=np.uint32)
         for place, index in enumerate(plain):
-            counts: Any
-            key: Any
-            counts, key = self._others, index
+            counts: Any = self._others
+            key: Any = index
             if isinstance(index, int):
                 key = int(index)  # a bool would index an array as a mask
                 if 0 <= index < _MAX_COUNTED_INDEX:
@@ -417,9 +418,11 @@ class OccurrenceCounter:
         # Sort equal indices together, and number the occurrences within each group.
         order = np.argsort(indices, kind="stable")
         ordered = indices[order]
+        # An element begins a group of equal indices if it differs from the element before it.
         is_first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
         starts = np.flatnonzero(is_first)
         lengths = np.diff(np.append(starts, len(indices)))
+        # The place of each element in its group, from 0.
         within = np.arange(len(indices)) - np.repeat(starts, lengths)
         result = np.empty(len(indices), dtype=np.uint32)
         result[order] = self._counts[ordered] + within
@@ -492,5 +495,6 @@ def _epoch_of(sampler: object) -> int | None:
 
 
 def _generator_seed(sampler: object) -> int | None:
+    """Return the initial seed of the generator in a sampler's attribute. None without a generator."""
     generator = getattr(sampler, "generator", None)
     return generator.initial_seed() if isinstance(generator, torch.Generator) else None
