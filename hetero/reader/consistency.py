@@ -137,7 +137,8 @@ class ServedDataset:
 
     def _choose_reference(self, connections: Sequence[EndpointConnection]) -> None:
         """Set the reference to the first description in natural order, unless an earlier endpoint may still answer."""
-        # The job was planned without its optional endpoints. They may lack the data, so they give no reference.
+        # The job was planned without its optional endpoints. They may lack the data, so they give no reference, unless
+        # there are no others.
         for connection in [each for each in connections if not each.record.is_optional] or connections:
             description = connection.descriptions.get(self.spec)
             if description is not None:

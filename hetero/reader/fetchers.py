@@ -266,11 +266,14 @@ class Fetchers:
         return math.inf
 
     def _on_outcome(self, is_news: bool) -> None:
+        """Wake the consumer if an outcome concerns it. ``is_news``: return value of `Window.put`."""
+        # Any outcome may free the endpoint that a second attempt needs.
         if is_news or self._needs_endpoint:
             # The consumer takes the outcome, adds requests, or hedges.
             self._wake_consumer()
 
     def _on_missing(self) -> None:
+        """Let a fetcher request a missing batch, or make the call of an attempt that was handed over."""
         self._ensure_thread()
         self._work.notify()
 
@@ -336,11 +339,14 @@ class Fetchers:
     def _ensure_thread(self) -> None:
         """Start a fetcher if all may be busy, at most one for each batch in flight and for each second attempt."""
         window, num_threads = self.window, len(self._threads)
+        # There is a fetcher for each batch to request and for each attempt that the consumer does not make itself.
         if num_threads >= len(window.missing) + len(window.attempts) - len(self._own):
             return
         if num_threads >= window.size:
-            wanted = {attempt.batch.sequence for attempt in window.attempts if not attempt.is_given_up}
-            if num_threads >= window.size + len(window.attempts) - len(wanted):
+            # Attempts beyond one for each batch are second attempts, or were given up and still occupy their fetcher.
+            batches = {attempt.batch.sequence for attempt in window.attempts if not attempt.is_given_up}
+            num_further_attempts = len(window.attempts) - len(batches)
+            if num_threads >= window.size + num_further_attempts:
                 return
         thread = threading.Thread(target=self._run, name=f"hetero-fetcher-{num_threads}", daemon=True)
         thread.start()
@@ -438,6 +444,7 @@ class Fetchers:
             return error
 
     def _on_call(self, attempt: Attempt, call: Any) -> None:
+        """Keep the call that begins, so that other threads can cancel it. Cancel it at once if it is not needed."""
         # No lock is needed. This thread sets the call and then reads the flags. A thread that cancels sets a flag and
         # then reads the call. Therefore at least one of the two threads cancels the call.
         attempt.call = call

@@ -194,7 +194,7 @@ class Fleet:
         self.check_process()
         begin_s = self.clock()
         next_log_s = begin_s + LOG_INTERVAL_S
-        settle_at_s: float | None = None
+        settle_at_s: float | None = None  # when to stop waiting for the other endpoints
         with self.lock:
             dataset = self.prepare(spec)
             while True:
@@ -346,12 +346,14 @@ class Fleet:
             self._notify()
 
     def _notify(self) -> None:
+        """Wake the watcher, threads in `describe`, and all readers. The caller must hold the lock."""
         self._news = True
         self._changed.notify_all()
         for listener in self._listeners:
             listener.on_fleet_change()
 
     def _watch(self) -> None:
+        """Run the watcher. If it fails, end all reading, because nothing would prepare endpoints any more."""
         try:
             self._follow()
         except BaseException as error:
@@ -379,7 +381,7 @@ class Fleet:
                     self.router.used, self._datasets, first=next(iter(self._table), None), now_s=now_s
                 )
                 for connection, spec in due:
-                    # Marked while the lock is held. Otherwise the next round could prepare the data set a second time.
+                    # Mark it while the lock is held. Otherwise the next round could prepare the data set a second time.
                     connection.preparing.add(spec)
                 remaining = list(self._table)
             # Without the lock, close old connections and start the preparations.
@@ -395,11 +397,14 @@ class Fleet:
                     name=f"prepare-{connection.record.endpoint_id}",
                     daemon=True,
                 ).start()
+            # Wait for news, for the end of the first back-off, or until consumers may be absent. Wait at least 10 ms,
+            # so that this thread does not run without a pause.
             with self.lock:
                 if not self._news and not self._is_closed:
                     self._changed.wait(max(0.01, min(next_due_s, now_s + ABSENT_S) - self.clock()))
 
     def _receive_for_absent(self) -> None:
+        """Receive for consumers that are absent. Without the lock, see `FleetListener.receive_for_absent`."""
         with self.lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -452,6 +457,7 @@ class Fleet:
 
     def _prepare_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
         """Update the endpoint's state after a failed call of `EndpointConnection.prepare`."""
+        # A busy endpoint gets the request again after a pause. Any other failure counts as a loss of the endpoint.
         if error.fault is Fault.FOREIGN:
             self.call_failed(connection, error, generation)
         elif error.fault is Fault.BUSY and connection.generation == generation:
@@ -461,6 +467,7 @@ class Fleet:
             self._mark_down(connection, error, generation)
 
     def _mark_down(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
+        """Record the loss of an endpoint. Count and log the loss if the endpoint was ready until now."""
         if connection.mark_down(str(error), self.clock(), generation):
             self.stats.endpoint_losses += 1
             logger.info("endpoint %s is down: %s", connection.name, error)

@@ -92,9 +92,11 @@ class Outcomes:
         """
         batch, used = attempt.batch, self._router.used
         skipped = frozenset(skip.index for skip in fetched.skips.listed) if fetched.skips is not None else frozenset()
+        # An optional endpoint has skipped samples, so an endpoint of the plan must try them too.
         if skipped and attempt.connection.record.is_optional and batch.dataset.has_planned(used):
             batch.doubted[attempt.connection] = skipped
             return True
+        # This batch is from an endpoint of the plan. Compare its skips with those of the optional endpoints before.
         for connection, indices in batch.doubted.items():
             if missing := indices - skipped:
                 why = f"it skipped sample {min(missing)}, and {attempt.connection.record.endpoint_id} did not"
@@ -122,7 +124,7 @@ class Outcomes:
         took_s = max(0.0, answered_s - attempt.since_s)
         self._hedging.observe(request, took_s)
         stats.gathered += fetched.num_parts > 1
-        self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
+        attempt.connection.delivered(num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes
         stats.saved_bytes += fetched.saved_bytes
         if fetched.lacks_compression:
@@ -140,6 +142,7 @@ class Outcomes:
             self._fleet.stats.hedges_won += 1
             now_s = self._fleet.clock()
             for other in attempt.batch.attempts:
+                # Without ``owners``, no other host computed a part.
                 if other.owners is None or other.connection.load_at_s < other.issued_s:
                     other.connection.avoid(now_s - other.since_s, now_s)
         self.deliver(attempt.batch, fetched)

@@ -163,6 +163,7 @@ class Router:
             and connection.busy_until_s <= now_s
             and connection.reserved_by in (None, alone_for)
         ]
+        # False comes before True. So the endpoint that is reserved for the request comes first. Stragglers come last.
         chosen = min(
             ready,
             key=lambda connection: (
@@ -177,6 +178,7 @@ class Router:
                 # Another endpoint was reserved for the request before, but was not chosen now. Free it.
                 self.unreserve((alone_for,))
             chosen.reserved_by = alone_for
+            # Earlier requests are still on the endpoint. The caller asks again when the endpoint is free.
             if chosen.num_outstanding:
                 return None
         return self._occupy(chosen)
@@ -294,11 +296,6 @@ class Router:
                 connection.reserved_by = None
         self._on_free()
 
-    def answered(self, connection: EndpointConnection, *, num_queued: int, now_s: float) -> None:
-        """Record that an endpoint delivered a batch, and the load that it reported."""
-        connection.delivered()
-        connection.load, connection.load_at_s = num_queued, now_s
-
     def next_free_s(self) -> float:
         """Return the seconds until the first busy endpoint may be asked again, infinite if none are busy."""
         now_s = self._clock()
@@ -306,6 +303,7 @@ class Router:
         return min(busy_until_s, default=math.inf) - now_s
 
     def _occupy(self, chosen: EndpointConnection | None) -> EndpointConnection | None:
+        """Count a request on the chosen endpoint, if there is one, and return the endpoint."""
         if chosen is not None:
             self._num_choices += 1
             chosen.chosen_at = self._num_choices
@@ -329,6 +327,7 @@ def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int
     Returns:
         The endpoints in order of preference.
     """
+    # First the endpoint 0 of each host, then the endpoint 1 of each host, and so on.
     across_hosts = sorted(connections, key=_index_on_host)
     count = len(across_hosts)
     start = rank * count // world_size
@@ -364,6 +363,7 @@ def unprepared(
     """
     due = []
     next_due_s = math.inf
+    # If this rank does not use the first endpoint of the job, add it.
     for connection in connections if first is None or first in connections else [first, *connections]:
         # If an endpoint has described a data set, it needs no preparation. It waits to be compared with the reference.
         known = connection.prepared | connection.preparing | connection.unusable | connection.descriptions.keys()
@@ -386,6 +386,7 @@ def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float,
 
 
 def _index_on_host(connection: EndpointConnection) -> int:
+    """Return the index in an endpoint's id, such as 3 for ``algo-1/3``."""
     index = connection.record.endpoint_id.rpartition("/")[2]
     return int(index) if index.isdigit() else 0
 
@@ -411,6 +412,7 @@ def owners_of(indices: npt.NDArray[np.int64], hosts: Mapping[str, int]) -> npt.N
 
 
 def _key(host: str) -> np.uint64:
+    """Return a hash of a host's name."""
     # blake2b and not `hash`, because `hash` differs between processes, and all ranks must find the same owners.
     return np.uint64(int.from_bytes(blake2b(host.encode(), digest_size=8).digest(), "little"))
 

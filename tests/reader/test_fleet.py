@@ -62,7 +62,7 @@ def test_back_off_grows_until_a_batch_came_through(monkeypatch: pytest.MonkeyPat
         for number in range(8):
             connection.mark_ready()
             if number == 6:
-                connection.delivered()
+                connection.delivered(num_queued=0, now_s=0.0)
             connection.mark_down("reset", 0.0)
             backoffs_s.append(connection.retry_at_s)
             connection.mark_ready()
@@ -119,7 +119,7 @@ def test_endpoint_that_fails_at_a_request_is_not_the_next_to_get_it(tools: Any, 
             assert [fleet.router.choose(spec), fleet.router.choose(spec)] == [two, two]
             fleet.router.release(two)
             fleet.router.release(two)
-            one.delivered()
+            one.delivered(num_queued=0, now_s=0.0)
             one.chosen_at = 0
 
 

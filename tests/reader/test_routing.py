@@ -103,7 +103,7 @@ def test_straggler_is_avoided_longer_each_time_until_it_answers() -> None:
         assert not connection.is_avoided(now_s + avoided_s)
     connection.num_outstanding = 1
     assert connection.is_avoided(1000.0)  # one at a time
-    connection.delivered()
+    connection.delivered(num_queued=0, now_s=0.0)
     assert not connection.is_avoided(1000.0)
 
 
