@@ -104,6 +104,7 @@ class LocalEndpoints:
         Raises:
             HeteroError: If endpoints ended too often to be started again.
         """
+        # As long as one endpoint serves, it makes the batches of the others too.
         failure = self._pool.failure
         if failure is not None and not self._pool.records:
             raise failure
@@ -154,4 +155,5 @@ def _module_name(script: str) -> str | None:
 
 
 def _show(name: str, line: str) -> None:
+    """Write a line of an endpoint's output to standard error, with the endpoint's name."""
     sys.stderr.write(f"[{name}] {line}\n")

@@ -54,6 +54,7 @@ def expect(spec: DatasetSpec) -> None:
     with _lock:
         if _fleet is not None and _fleet[0] == os.getpid():
             _fleet[2].expect(spec)
+        # This process has no fleet yet. `fleet_for` tells the fleet when it makes one.
         else:
             _expected[spec] = None
 

@@ -142,6 +142,7 @@ class LoaderProfiler:
             knows_wait: Whether the data wait of the steps contains the waits for all their batches.
         """
         global _latest
+        # ``_latest is self``: no other loader has delivered a batch since this loader's last one.
         self._is_typical = not self._pipeline.may_go_on if is_first else _latest is self
         self._has_fetched = has_fetched
         self._knows_waits = self._knows_waits and knows_wait
@@ -155,6 +156,7 @@ class LoaderProfiler:
             batch: The batch.
             num_prefetched: Batches that are being fetched, or that the script has not consumed. This batch counts.
         """
+        # A window in steps, rounded up.
         self.phases.window = max(self.phases.window, -(-num_prefetched // self.batches_per_step))
         if self._first_s is None:
             self._first_s = self._clock()
@@ -171,6 +173,7 @@ class LoaderProfiler:
 
     def repeated(self, request: BatchRequest) -> Any:
         """Return a kept batch in place of the one that was requested."""
+        # Keep the first requests, not the latest ones.
         if len(self._unfetched) < _MAX_REQUESTS:
             self._unfetched.append(request)
         return self.kept.next()
@@ -237,6 +240,7 @@ class LoaderProfiler:
     def _on_step(self, compute_s: float, data_wait_s: float) -> None:
         """Record a complete step, and read CPU and GPU use in the headspace phase. The loader's timer calls this."""
         step_s = compute_s + data_wait_s
+        # In the phases that repeat batches, steps with fetched batches do not count.
         is_typical = self._is_typical and not (self.phases.repeats and self._has_fetched)
         self.phases.step(step_s, data_wait_s, elapsed_s=self.elapsed_s, is_typical=is_typical)
         if self.phases.phase is Phase.HEADSPACE and not self.phases.measures_headspace:
@@ -256,13 +260,14 @@ class LoaderProfiler:
         step_s, headspace_s = phases.step_s[:num_steps], phases.headspace_s[:]
         if not step_s or len(headspace_s) < MIN_STEPS:
             return None
+        # Steps of the headspace phase have no waits. So the rest of a mean step is waiting.
         share = max(0.0, 1.0 - statistics.fmean(headspace_s) / statistics.fmean(step_s))
         return _spread([share * seconds for seconds in step_s], "modelled")
 
     def _work(self) -> SampledWork | str:
         """Return samples that a host measures after the training. If no host can fetch them, return the reason.
 
-        Samples that were not fetched come first, because the hosts have not cached these samples.
+        Samples that were not fetched come first.
         """
         spec = self._pipeline.subject
         if not isinstance(spec, DatasetSpec):
@@ -453,6 +458,7 @@ class _Usage:
 
 
 def _spread(values: list[float], basis: str) -> Spread | None:
+    """Return the spread of measured seconds. None without values."""
     return Spread.of(values, "s", basis) if values else None
 
 
