@@ -196,12 +196,12 @@ class Hub:
             yield self._membership
             self._membership.tick()
             self._follow_joined()
-            news, local_news = self._membership.news, self._membership.local_news
+            known_news, known_local_news = self._known
+            news, local_news = self._known = self._membership.news, self._membership.local_news
             # With a new version, the connections send this host's status to all peers at once.
-            if news != self._known[0]:
+            if news != known_news:
                 self._version += 1
-            if (news, local_news) != self._known:
-                self._known = news, local_news
+            if news != known_news or local_news != known_local_news:
                 self._changed.notify_all()
 
     @property
@@ -256,6 +256,7 @@ class Hub:
         """Return the handler of each RPC by its name."""
 
         def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
+            """Return a handler that parses a request as a message of this kind, and answers with ``method``."""
             # Do not let gRPC parse the request. If its deserializer rejects a request, gRPC goes on counting the
             # request as open, and enough such requests would end the connection.
             return grpc.unary_unary_rpc_method_handler(

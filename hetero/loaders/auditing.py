@@ -82,7 +82,7 @@ def _ledger(pipeline: LoaderPipeline) -> Ledger | None:
 def _identify(pipeline: LoaderPipeline) -> Writer:
     """Return the job and the rank that write the ledger."""
     session = control.current()
-    # Each rank of the job has a ledger of its own. So use the rank in the job, even if the ranks do not share an epoch.
+    # Each rank of the job writes one ledger. So use the rank in the job, even if the ranks do not share an epoch.
     shard = shard_of_environment()
     if shard.world_size == 1:
         shard = pipeline.shard()

@@ -79,7 +79,7 @@ class CheckedReader(Iterator[Any]):
     ) -> None:
         self._fleet = fleet
         self._compares_globals = compares_globals
-        self._own = _OwnDataset(compares_later=compares_later) if compares_batches else None
+        self._own_dataset = _OwnDataset(compares_later=compares_later) if compares_batches else None
         self._epoch: int | None = None  # of the last batch
         self._reader = reader
         # If the script has requested the length, endpoints have already described the data set, and the globals can be
@@ -103,20 +103,20 @@ class CheckedReader(Iterator[Any]):
         request = self._reader.request
         assert request is not None
         is_first = self._is_first()
-        is_compared = self._own is not None and (request.verify or self._own.is_due(request.spec))
+        is_compared = self._own_dataset is not None and (request.verify or self._own_dataset.is_due(request.spec))
         if not is_first and not is_compared:
             # The first batches of the loader are compared. The data set that this process has built is not needed now.
-            if self._own is not None:
-                self._own.release()
+            if self._own_dataset is not None:
+                self._own_dataset.release()
             return batch
         # Before delivery, check the globals at the first batch of an epoch. Compare the batches of the purity check.
         try:
             if is_first:
                 self._check_globals()
-            if is_compared and self._own is not None:
+            if is_compared and self._own_dataset is not None:
                 # Changes that the data set's own code makes to globals, such as a counter, do not count as differences.
                 with _globals_reader(request.spec).running():
-                    self._own.compare(self._fleet, self._dataset(request.spec), request, batch)
+                    self._own_dataset.compare(self._fleet, self._dataset(request.spec), request, batch)
         except BaseException:
             self.close()
             raise
@@ -134,7 +134,7 @@ class CheckedReader(Iterator[Any]):
 
     def close(self) -> None:
         """Close the reader. Idempotent. Blocks like `Reader.close`."""
-        self._own = None
+        self._own_dataset = None
         self._reader.close()
 
     def _is_first(self) -> bool:
@@ -168,9 +168,9 @@ class CheckedReader(Iterator[Any]):
         if not any(description.globals for description in descriptions.values()):
             return
         reader = _globals_reader(spec)
-        own = reader.read()
+        here = reader.read()
         for endpoint, description in sorted(descriptions.items()):
-            check_globals(reader, own, description.globals, dataset=spec.name, there=endpoint)
+            check_globals(reader, here, description.globals, dataset=spec.name, there=endpoint)
 
 
 class _OwnDataset:
@@ -205,11 +205,11 @@ class _OwnDataset:
         try:
             with preserved_generators(), single_threaded():
                 reason = self._build(dataset, spec)
-                own = None if reason else self._fetch(request, begin_s + MAX_COMPARE_S)
+                computed = None if reason else self._fetch(request, begin_s + MAX_COMPARE_S)
                 environment = describe_environment()
             if not reason:
                 # Encode and decode the batch, because a batch from an endpoint has the types that this gives.
-                own = unflatten(*flatten(own, fleet.limits))
+                computed = unflatten(*flatten(computed, fleet.limits))
         except Cancelled:
             reason = f"computing one takes longer than {MAX_COMPARE_S:g} s"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data
@@ -224,10 +224,10 @@ class _OwnDataset:
                 "first batches of data set %s are not compared with ones computed in the rank: %s", spec, reason
             )
             return
-        difference = compare(batch, own)
+        difference = compare(batch, computed)
         # Ignore differences by rounding if NumPy's libraries may use several threads here, because sums then depend on
         # the number of threads. Without this rule, such jobs ended.
-        if difference is None or (_computes_with_threads() and _is_rounding(batch, own)):
+        if difference is None or (_computes_with_threads() and _is_rounding(batch, computed)):
             return
         where = f"epoch {epoch_text(request.epoch)}, position {request.position}: {difference}"
         # If something other than the script may have caused the difference, only log it.
@@ -323,9 +323,10 @@ def _is_rounding(one: Any, other: Any) -> bool:
 def _globals_reader(spec: DatasetSpec) -> GlobalsReader:
     """Return a reader of the globals that the code of a registered data set reads."""
     factory = get_factory(spec.name)
-    known = _readers.get(spec.name)
-    # In a notebook, a data set may be registered again under the same name.
-    if known is None or known[0] is not factory:
+    known_factory, reader = _readers.get(spec.name, (None, None))
+    # In a notebook, another factory may be registered under the same name.
+    if reader is None or known_factory is not factory:
         # Keep one reader for each factory, because searching the code of a small script takes 13 ms.
-        known = _readers[spec.name] = factory, GlobalsReader(factory)
-    return known[1]
+        reader = GlobalsReader(factory)
+        _readers[spec.name] = factory, reader
+    return reader

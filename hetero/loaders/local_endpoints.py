@@ -123,7 +123,7 @@ class LocalEndpoints:
 
 def local_endpoints(num_endpoints: int) -> LocalEndpoints:
     """Return this process's endpoints, started on first use. Data sets with the same number of endpoints share them."""
-    # A forked process needs endpoints of its own, because it is not the parent of these.
+    # A forked process needs other endpoints, because it is not the parent of these processes.
     key = (os.getpid(), num_endpoints)
     with _lock:
         if key not in _started:

@@ -299,6 +299,7 @@ class LoaderPipeline(LoaderTiming):
         return True
 
     def _make_timer(self) -> StepTimer:
+        """Return a timer that also reports the skipped samples, the bytes and the extent of the passes."""
         timer = super()._make_timer()
         timer.skips = self.skips
         timer.traffic = self.traffic
@@ -356,7 +357,7 @@ def is_checked() -> bool:
 
 
 def answer_lengths() -> None:
-    """Make endpoints answer ``len(spec)`` from now on, so that this host does not need the data."""
+    """Make endpoints answer ``len(spec)`` from now on, because this host may lack the data."""
     from hetero.loaders import remote
 
     set_describer(remote.num_samples)

@@ -28,7 +28,7 @@ class Permute(Protocol):
         """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
 
 
-# Mixed into the seed, so that other code that seeds from (seed, epoch) draws different numbers.
+# Mixed into the seed, because other code that seeds from (seed, epoch) must draw different numbers.
 _ORDER_TAG = int.from_bytes(b"hetero", "big")
 
 
@@ -174,8 +174,8 @@ class BuiltInOrder:
         """Return the batch of the samples at ``places`` in the epoch's order. Places past the end wrap, for padding."""
         occurrences = None
         if places[-1] >= self.num_samples:
-            # Count for each place how often its sample came before. With fewer samples than ranks, the order wraps more
-            # than once.
+            # ``repeats``: how often the sample of each place came before. With fewer samples than ranks, the order
+            # wraps more than once, so this can exceed 1.
             repeats, places = np.divmod(places, self.num_samples)
             occurrences = repeats.astype(np.uint32) if repeats.any() else None
         indices = places if order is None else order[places]

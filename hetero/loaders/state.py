@@ -403,7 +403,7 @@ class Progress:
             start: Start of the pass that begins.
         """
         resumed = self._latest_resumed
-        # A pass that ended, or that delivered more than one batch, was no such look.
+        # The script did more than look at one batch, if the pass ended or delivered more than one batch.
         if resumed is None or self._is_completed or self._batches > resumed.batches + 1:
             return
         # Do not warn if the next epoch begins, because the one batch may have been the rest of the state's epoch.

@@ -180,7 +180,7 @@ class EndpointConnection:
         self.descriptions.clear()
         self.reserved_by = None
         self._num_failures += 1
-        # Any time from 0 to the back-off, because ranks that lost the same host must not all call it at the same time.
+        # Draw any time from 0 to the back-off, because ranks that lost the same host must not all call it at once.
         self.retry_at_s = now_s + _random.uniform(0.0, backoff_s(self._num_failures))
         # The link is closed later, because the caller holds the fleet's lock, and closing may wait for calls.
         self._retire_link()
@@ -413,5 +413,5 @@ def _failed(failure: pb.Failure) -> Exception:
     try:
         return DatasetError(requests.failure_from_proto(failure))
     except ProtocolError as error:
-        # Only this endpoint is at fault. A `ProtocolError` would end all reading, so it is replaced.
+        # Only this endpoint is at fault. A `ProtocolError` would end all reading, so return another error instead.
         return CallFailedError(Fault.BROKEN, str(error))

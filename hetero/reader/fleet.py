@@ -2,7 +2,7 @@
 
 One lock guards everything here and in the readers. No thread holds this lock during a call, while the user's thread
 waits, or while the user's code runs. One thread, the watcher, follows the directory and the back-offs. Each preparation
-runs in a short-lived thread of its own, so one slow build does not delay the others.
+runs in a separate short-lived thread, so one slow build does not delay the others.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Fleet:
                 now_s = self.clock()
                 if dataset.reference is not None:
                     settle_at_s = now_s + _SETTLE_S if settle_at_s is None else settle_at_s
-                    if dataset.has_settled or now_s >= settle_at_s or dataset.is_settled(self.router.used):
+                    if dataset.has_settled or now_s >= settle_at_s or dataset.is_settled(self.router.endpoints):
                         dataset.has_settled = True
                         return dataset.reference
                 elif now_s - begin_s > self.prepare_timeout_s:
@@ -318,11 +318,11 @@ class Fleet:
 
     def has_ready(self, spec: DatasetSpec) -> bool:
         """Return whether any endpoint of this rank serves ``spec``. The caller must hold the lock."""
-        return any(connection.serves(spec) for connection in self.router.used)
+        return any(connection.serves(spec) for connection in self.router.endpoints)
 
     def is_preparing(self, spec: DatasetSpec) -> bool:
         """Return whether an endpoint that can be reached is building ``spec``. The caller must hold the lock."""
-        return any(spec in connection.preparing for connection in self.router.used)
+        return any(spec in connection.preparing for connection in self.router.endpoints)
 
     def describe_endpoints(self) -> str:
         """Return one line that names all endpoints and the last message about each. The caller must hold the lock."""
@@ -353,7 +353,7 @@ class Fleet:
             listener.on_fleet_change()
 
     def _watch(self) -> None:
-        """Run the watcher. If it fails, end all reading, because nothing would prepare endpoints any more."""
+        """Run the watcher. If it fails, end all reading, because no other thread prepares endpoints."""
         try:
             self._follow()
         except BaseException as error:
@@ -378,7 +378,7 @@ class Fleet:
                 self.router.update()
                 now_s = self.clock()
                 due, next_due_s = unprepared(
-                    self.router.used, self._datasets, first=next(iter(self._table), None), now_s=now_s
+                    self.router.endpoints, self._datasets, first=next(iter(self._table), None), now_s=now_s
                 )
                 for connection, spec in due:
                     # Mark it while the lock is held. Otherwise the next round could prepare the data set a second time.
@@ -398,7 +398,7 @@ class Fleet:
                     daemon=True,
                 ).start()
             # Wait for news, for the end of the first back-off, or until consumers may be absent. Wait at least 10 ms,
-            # so that this thread does not run without a pause.
+            # because this thread must not run without a pause.
             with self.lock:
                 if not self._news and not self._is_closed:
                     self._changed.wait(max(0.01, min(next_due_s, now_s + ABSENT_S) - self.clock()))
@@ -477,6 +477,7 @@ _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    """Forget the parent's fleets in a forked process."""
     # The child cannot use these fleets. A thread of the parent may have held a lock at the fork, and the child
     # lacks the thread that would release the lock.
     for fleet in list(_fleets):

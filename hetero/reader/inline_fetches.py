@@ -168,7 +168,7 @@ class InlineFetches:
                 is later. None for now.
         """
         for descriptor in descriptors:
-            # It is the descriptor of `wake`, or a signal handler has closed the reader.
+            # The descriptor is the one of `wake`, or a signal handler has closed the reader.
             if descriptor not in self._sent:
                 continue
             attempt, sent = self._sent[descriptor]
@@ -182,7 +182,7 @@ class InlineFetches:
                 continue
             # The entry may be gone already, because a signal handler may close the reader during `receive`.
             self._sent.pop(descriptor, None)
-            # Perhaps the connection ended only because it was idle. A fetcher asks once more over a new connection.
+            # The connection may have ended only because it was idle. Let a fetcher ask again over a new connection.
             if isinstance(outcome, ConnectionResetError | BrokenPipeError):
                 self._hand_over(attempt)
                 continue

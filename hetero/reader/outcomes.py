@@ -60,7 +60,7 @@ class Outcomes:
         """
         batch = attempt.batch
         with self._fleet.lock:
-            # End the attempt first, also if its outcome no longer matters, because the endpoint is free again.
+            # End the attempt even if its outcome no longer matters, because its endpoint is free again.
             self.end(attempt)
             if self.is_closed:
                 return
@@ -90,7 +90,7 @@ class Outcomes:
         An optional endpoint that skips a sample may lack its file. If the planned endpoint does not skip the sample,
         the optional one is no longer used.
         """
-        batch, used = attempt.batch, self._router.used
+        batch, used = attempt.batch, self._router.endpoints
         skipped = frozenset(skip.index for skip in fetched.skips.listed) if fetched.skips is not None else frozenset()
         # An optional endpoint has skipped samples, so an endpoint of the plan must try them too.
         if skipped and attempt.connection.record.is_optional and batch.dataset.has_planned(used):
@@ -155,8 +155,8 @@ class Outcomes:
         """
         batch, stats = attempt.batch, self._fleet.stats
         final = self._failed(attempt, error)
-        # If another attempt is in progress, wait for it. It cannot help if the user's code raises or the token is
-        # wrong.
+        # Wait for the other attempt if one is in progress, unless the user's code raises or the token is wrong. Then
+        # the other attempt cannot help.
         if batch.attempts and not isinstance(final, DatasetError | AuthenticationError):
             return False
         if final is not None:
@@ -193,7 +193,7 @@ class Outcomes:
             return batch.damaged(connection, error)
         if isinstance(error, DatasetError):
             why = str(error).splitlines()[0]
-            return None if batch.dataset.leave_to_others(connection, self._router.used, why) else error
+            return None if batch.dataset.leave_to_others(connection, self._router.endpoints, why) else error
         # All other errors are final at once, because a repetition gives the same error. A batch with a type that this
         # process lacks (`UnknownTypeError`) was once requested three times and counted as damaged.
         if not isinstance(error, HeteroError):

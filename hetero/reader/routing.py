@@ -120,7 +120,7 @@ class Router:
         clock: Callable[[], float],
         on_free: Callable[[], None],
     ) -> None:
-        self.used: list[EndpointConnection] = []
+        self.endpoints: list[EndpointConnection] = []
         """This rank's endpoints, in order of preference."""
         self._table = table
         self._rank = rank
@@ -131,7 +131,7 @@ class Router:
 
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
-        self.used = subset(self._table, self._rank, self._world_size)
+        self.endpoints = subset(self._table, self._rank, self._world_size)
 
     def planned_batches(self, prefetch_factor: float) -> int:
         """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
@@ -144,7 +144,7 @@ class Router:
 
         The endpoint with the fewest outstanding requests of this process per slot is chosen. On a tie the lowest
         reported load decides, then the longest time since the last choice. Between endpoints that were never chosen,
-        the order of `used` decides, which differs between ranks. A straggler is chosen only if all others are
+        the order of `endpoints` decides, which differs between ranks. A straggler is chosen only if all others are
         unsuitable.
 
         Args:
@@ -157,7 +157,7 @@ class Router:
         now_s = self._clock()
         ready = [
             connection
-            for connection in self.used
+            for connection in self.endpoints
             if connection.serves(spec)
             and (is_optional_allowed or not connection.record.is_optional)
             and connection.busy_until_s <= now_s
@@ -211,7 +211,7 @@ class Router:
         if not isinstance(work, IndexedWork) or not isinstance(work.indices, np.ndarray):
             return (), None
         # All ranks count all endpoints of a host, and therefore find the same owners.
-        hosts = {connection.record.host for connection in self.used}
+        hosts = {connection.record.host for connection in self.endpoints}
         num_endpoints = Counter(
             connection.record.host
             for connection in self._table
@@ -268,7 +268,7 @@ class Router:
         self, spec: DatasetSpec, now_s: float, *, besides: EndpointConnection
     ) -> Iterator[EndpointConnection]:
         """Yield the endpoints except ``besides`` that may help with its request: ready, not reserved, no stragglers."""
-        for connection in self.used:
+        for connection in self.endpoints:
             if (
                 connection is not besides
                 and not connection.is_avoided(now_s)
@@ -299,7 +299,7 @@ class Router:
     def next_free_s(self) -> float:
         """Return the seconds until the first busy endpoint may be asked again, infinite if none are busy."""
         now_s = self._clock()
-        busy_until_s = [each.busy_until_s for each in self.used if each.busy_until_s > now_s]
+        busy_until_s = [each.busy_until_s for each in self.endpoints if each.busy_until_s > now_s]
         return min(busy_until_s, default=math.inf) - now_s
 
     def _occupy(self, chosen: EndpointConnection | None) -> EndpointConnection | None:

@@ -222,6 +222,7 @@ class _MeasuringIterator:
         return self
 
     def __next__(self) -> Any:
+        """Return the next element, count its batches as consumed and measure the step. See `FedDataset.measure`."""
         try:
             return self._feed.deliver(self._iterator.__next__, self._batches_per_step)
         except tf.errors.OpError:

@@ -223,6 +223,7 @@ def _other_structure(path: str, one: Any, other: Any) -> ConfigError:
 
 
 def _outline(value: Any) -> str:
+    """Return a short description of a value's structure, for errors."""
     if isinstance(value, dict):
         return f"a dict of {', '.join(map(repr, value))}"[:200]
     if isinstance(value, tuple):

@@ -317,7 +317,7 @@ class Feed(LoaderPipeline):
             # This process must not compute batches, because other threads draw random numbers at the same time.
             compares_batches=False,
             # This function ends the wait when the job is asked to stop. Without this, Keras never returned to a rank
-            # that waited for a hanging process of its own.
+            # that waited for one of its processes that hung.
             on_wait=on_wait if is_remote() else self._and_check_processes(on_wait),
             on_received=self.traffic.add,
             on_skips=on_skips,

@@ -340,7 +340,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return Pass(self._pipeline)
 
     def _draw_as_torch(self) -> None:
-        """Draw the random numbers that torch's loader draws here, so that the script's next draws are as with torch.
+        """Draw the random numbers that torch's loader draws here. The script's next draws are then as with torch.
 
         torch draws a base seed for the workers and, if it makes a RandomSampler, a seed for that sampler. A pass that
         resumes within an epoch draws nothing, because these numbers were drawn when the epoch began. A script that also
@@ -358,13 +358,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if makes_iterator:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         options = self._pipeline.options
-        # A RandomSampler draws its seed from the global generator, unless it has a generator of its own. On several
+        # A RandomSampler draws its seed from the global generator, unless it was given a generator. On several
         # ranks, and with order="torch", the script replaces a DistributedSampler, which draws no seed.
         replaces_random_sampler = options.shuffle and options.order != "torch" and self._pipeline.has_own_order
         if replaces_random_sampler and self.generator is None and self._pipeline.shard().world_size == 1:
             torch.empty((), dtype=torch.int64).random_()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Reject the name of an argument after the loader was made, unless a tool sets it."""
         # torch's loader allows assignments to some of its attributes. Here an assignment would not do anything, because
         # the pipeline already has the values.
         if name in _ARGUMENTS and self.__dict__.get("_is_made") and not is_asked_by_tool():

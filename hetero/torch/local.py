@@ -355,7 +355,7 @@ class _RequestSampler:
     def __init__(self) -> None:
         self.requests: Iterator[BatchRequest] = iter(())
         self.is_used = False
-        """Whether a pass takes requests from this sampler. Another pass then needs a sampler of its own."""
+        """Whether a pass takes requests from this sampler. Another pass then needs another sampler."""
 
     def __iter__(self) -> Iterator[BatchRequest]:
         return self.requests

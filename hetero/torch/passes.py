@@ -201,7 +201,7 @@ class Pass(Iterator[Any]):
             typed = with_user_type(error)
             # One batch has raised, and the batches after it may still come. Otherwise the pass has failed as a whole.
             if self._batches is not None and self._batches.is_open and self._batches.request is not None:
-                # Count this batch in the state, so that a resumed run does not request it again.
+                # Count this batch in the state, because a resumed run must not request it again.
                 self._feed.lost(self._batches.request)
                 self._hand_over_source()
                 self.pipeline.end_timing(self._feed)

@@ -329,7 +329,7 @@ class Pipeline(LoaderPipeline):
         stateful = self.sampler_order is not None and self.sampler_order.is_stateful
         left = None
         if self.sampler_order is not None and position.sampler is None and self.progress.is_between_passes:
-            left = self.sampler_order.left()
+            left = self.sampler_order.left_position()
         return replace(
             facts,
             epoch=position.epoch,
@@ -379,7 +379,7 @@ class Pipeline(LoaderPipeline):
         self._restores_epoch = state.sampler_epoch is not None
         if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
             epoch: Any = state.left["epoch"]
-            self.sampler_order.restore_left(epoch, state.left["sampler"])
+            self.sampler_order.restore_left_position(epoch, state.left["sampler"])
         self.consumed_elsewhere = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -473,5 +473,5 @@ class Pipeline(LoaderPipeline):
                     f"{own_rank}\n  loader.batch_sampler yields the batches of all ranks; wrap a sampler of your own."
                 )
             yield planned
-        if order.drawn is not None and self.options.shard is None:
-            self._ranks.compare_parts(order.drawn, sampler=type(order.sampler).__name__)
+        if order.drawn_pass is not None and self.options.shard is None:
+            self._ranks.compare_parts(order.drawn_pass, sampler=type(order.sampler).__name__)

@@ -49,6 +49,7 @@ class RequestedBatch(list[Any]):
         return self._request
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
+        """Return one index. Reject a slice, because a part of a batch has no request."""
         if isinstance(key, slice):
             raise ConfigError(
                 "a batch of a hetero DataLoader cannot be split over ranks (accelerate's split_batches=True)\n"
@@ -105,6 +106,7 @@ class ViewPass:
         """Identifies this pass in the loader's timing."""
 
     def __iter__(self) -> Iterator[RequestedBatch]:
+        """Begin the pass. Yield its batches, each of which the tool may pass to `fetch`."""
         pipeline = self._pipeline
         number, start, self._planned = pipeline.begin(functools.partial(pipeline.plan, all_ranks=self._all_ranks))
         self._begin(start)
@@ -114,6 +116,7 @@ class ViewPass:
                 pipeline.note_delivered(number, batch.planned.sampler_state)
                 yield batch
             pipeline.note_completed(number)
+        # This also runs if the tool drops this iterator.
         finally:
             self._is_over = True
             self._end_reading()
@@ -148,7 +151,7 @@ class ViewPass:
                 "  loader.batch_sampler yields the batches of all ranks in turn, for tools that shard it as accelerate "
                 "does.\n  Iterate over the hetero DataLoader itself; with accelerate leave out dispatch_batches=True."
             )
-        # Wait for it, as `Pass` does.
+        # Wait for the batch, as `Pass` does.
         timer = self._pipeline.await_step(self._timing)
         try:
             fetched = next(self._reader_at(batch))
@@ -164,7 +167,7 @@ class ViewPass:
             raise
         assert self._reader is not None
         assert self._reader.request is not None
-        # Record that it is delivered.
+        # Record that the batch is delivered.
         auditing.enter(self._pipeline, self._reader.request, fetched)
         timer.end_wait(len(batch))
         self._last = batch.number

@@ -118,6 +118,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
             forward(epoch)
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the user's object or spec."""
         # pickle and copy look up special methods before `local` is set. Without this check, the lookup of `local` below
         # would call this method again without end.
         if name.startswith("__") or name == "local":
@@ -125,10 +126,11 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         return getattr(self.local.subject, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the user's object, unless the view itself has the attribute."""
         if name in ("local", "_skips", "_pipeline", "_is_worker"):
             self.__dict__[name] = value
         else:
-            # Set the attribute of the user's object. If only the view had it, it would have no effect on samples.
+            # If only the view had the attribute, its value would have no effect on samples.
             setattr(self.local.subject, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,7 +165,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
 class SamplerView(DistributedSampler[Any]):
     """Sampler that yields this rank's samples in the loader's own order.
 
-    It is a ``DistributedSampler``, so that Lightning does not shard the samples a second time.
+    It is a ``DistributedSampler``, because Lightning would otherwise shard the samples a second time.
 
     Args:
         pipeline: The loader's pipeline, which has the order.
@@ -287,6 +289,7 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
         return iter(torch.utils.data.BatchSampler(self.sampler, self.batch_size, self.drop_last))
 
     def __len__(self) -> int:
+        """Return the number of batches that this sampler yields in an epoch."""
         if self.pipeline is None:
             assert self.batch_size is not None
             return len(torch.utils.data.BatchSampler(self.sampler, self.batch_size, self.drop_last))

@@ -182,6 +182,7 @@ class RankSession:
         self._report()
 
     def _cause(self, summary: str, detail: str, exit_code: ExitCode, *, is_consequence: bool = False) -> Cause:
+        """Return the record of a failure of this rank. The arguments are those of `fail`."""
         return Cause(
             host="",  # the launcher fills it in
             summary=f"rank {self.rank}: {summary}",
@@ -205,7 +206,7 @@ class RankSession:
         """
         loader = self._loaders[id(timer)]
         with self._changed:
-            # Wait for the decision after which step all ranks end. Report now, because the decision needs all ranks.
+            # Wait until the last step of all ranks is decided. Report now, because the decision needs all ranks.
             if self._stop_requested and self._stop_at is None:
                 self._wake.set()
                 if not self._changed.wait_for(lambda: self._stop_at is not None, _DECISION_TIMEOUT_S):

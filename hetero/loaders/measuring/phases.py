@@ -127,7 +127,7 @@ class Phases:
         """Return whether the phase has enough steps and time, or whether its time limit has passed."""
         if self.num_steps >= self.num_planned and (self.phase is Phase.WARMUP or self._phase_s >= ENOUGH_S):
             return True
-        # Also after the time limit, a phase needs some steps to be measured at all.
+        # A phase needs some steps even after its time limit, because it must be measured.
         min_steps = {
             Phase.WARMUP: _MIN_WARMUP_STEPS,
             Phase.RUNNING: MIN_STEPS,

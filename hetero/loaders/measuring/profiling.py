@@ -93,7 +93,8 @@ class LoaderProfiler:
         self._unfetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
         self._fetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
         self._usage = _Usage(kept)
-        self._own: tuple[SupplyProfile, Contents] | None = None
+        self._measured_here: tuple[SupplyProfile, Contents] | None = None
+        """Return value of ``measure``. None if this rank has not measured samples."""
         self._note = ""
         self._is_measured = False
         self._is_typical = True
@@ -192,7 +193,7 @@ class LoaderProfiler:
             self._note = work
             logger.info("measuring samples in this rank, because %s", self._note)
             try:
-                self._own = self._measure([*self._unfetched, *self._fetched])
+                self._measured_here = self._measure([*self._unfetched, *self._fetched])
             except Exception as error:
                 logger.warning("the samples could not be measured in this rank", exc_info=True)
                 self._note += f". Measuring them in the rank failed: {type(error).__name__}: {str(error)[:200]}"
@@ -223,6 +224,7 @@ class LoaderProfiler:
             self.measure_rest()
         num_steps = min(len(phases.step_s), len(phases.data_wait_s))  # the script may be about to add a step
         work = self._work() if self._rank == 0 else ""
+        supply, contents = (None, None) if self._measured_here is None else self._measured_here
         return dataclasses.replace(
             part,
             phase=Phase.DONE.value if is_late else part.phase,
@@ -232,8 +234,8 @@ class LoaderProfiler:
             cpu_cores=self._usage.cpu_cores,
             gpu_percent=self._usage.gpu_percent,
             work=None if isinstance(work, str) else work,
-            supply=None if self._own is None else self._own[0],
-            contents=None if self._own is None else self._own[1],
+            supply=supply,
+            contents=contents,
             note=self._note,
         )
 
@@ -300,7 +302,7 @@ class ProfiledBatches(Iterator[Any]):
     """The batches of one pass of a profiled loader: first fetched batches, then kept batches.
 
     The pass has as many batches as without profiling, because schedulers of scripts count steps. Once the profiler
-    repeats batches, each remaining request gets a kept batch, and nothing is fetched any more.
+    repeats batches, each remaining request gets a kept batch, and nothing more is fetched.
 
     Args:
         profiler: The loader's profiler.
@@ -344,7 +346,7 @@ class ProfiledBatches(Iterator[Any]):
         """
         if self._is_closed:
             raise StopIteration
-        # In this phase every batch is a kept one, so that the script never waits for data.
+        # In this phase every batch is a kept one, because the script must never wait for data.
         if self._profiler.repeats:
             # Close the source, which would otherwise go on fetching ahead.
             if self._source is not None:
@@ -413,7 +415,9 @@ class _Usage:
     def __init__(self, kept: KeptBatches) -> None:
         self._kept = kept
         self._first: tuple[float, float] | None = None
+        """First reading: time and CPU time of this process, in seconds."""
         self._last: tuple[float, float] | None = None
+        """Latest such reading."""
         self._gpus: Gpus | None = None
         self._gpu_percents: list[float] = []
         self._next_gpu_s = 0.0
@@ -447,9 +451,11 @@ class _Usage:
     @property
     def cpu_cores(self) -> float | None:
         """CPUs that this process kept busy. Copies of kept batches do not count. None if not measured."""
-        if self._first is None or self._last is None or self._last[0] <= self._first[0]:
+        if self._first is None or self._last is None:
             return None
-        return max(0.0, (self._last[1] - self._first[1]) / (self._last[0] - self._first[0]))
+        (first_s, first_cpu_s), (last_s, last_cpu_s) = self._first, self._last
+        # Not negative: the thread that copies batches may have used more CPU time since its time was read.
+        return max(0.0, (last_cpu_s - first_cpu_s) / (last_s - first_s)) if last_s > first_s else None
 
     @property
     def gpu_percent(self) -> float | None:

@@ -68,8 +68,9 @@ class OwnGenerators:
         for (generator, _), state in zip(self._torch, self._torch_states, strict=True):
             generator.set_state(state)
         if self._other_states is not None:
-            random.setstate(self._other_states[0])
-            np.random.set_state(self._other_states[1])
+            python_state, numpy_state = self._other_states
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 def draw_key(seed: int, number: int) -> int:

@@ -20,7 +20,7 @@ import torch
 
 from hetero.errors import DatasetMismatchError
 
-__all__ = ["MAX_INDICES", "Drawn", "RankOrders"]
+__all__ = ["MAX_INDICES", "DrawnPass", "RankOrders"]
 
 MAX_INDICES = 2**16
 """Only indices below this bound are compared. So a rank publishes at most 8 KiB, and a comparison takes 0.1 ms."""
@@ -31,7 +31,7 @@ _num_loaders: Counter[tuple[object, ...]] = Counter()
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnPass:
     """A pass that was drawn to its end."""
 
     number: int
@@ -87,7 +87,7 @@ class RankOrders:
                     "If this loader is for one rank alone, pass shard=(0, 1)."
                 )
 
-    def compare_parts(self, drawn: Drawn, *, sampler: str) -> None:
+    def compare_parts(self, drawn: DrawnPass, *, sampler: str) -> None:
         """Log one warning if a pass of this rank and the same pass of a neighbour share samples by chance.
 
         If two ranks permute all samples independently and each takes a part, they share about 1 / (world size) of their

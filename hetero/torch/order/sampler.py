@@ -23,7 +23,7 @@ from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.spec import Index
 from hetero.torch.order.own_generators import OwnGenerators, draw_key
-from hetero.torch.order.ranks import MAX_INDICES, Drawn
+from hetero.torch.order.ranks import MAX_INDICES, DrawnPass
 
 __all__ = ["RANK_BLIND_SAMPLERS", "OccurrenceCounter", "SamplerOrder", "torch_permutation"]
 
@@ -82,14 +82,14 @@ class SamplerOrder:
         self.length: int | None = None
         """The sampler's length in the latest pass. None before the first pass, for a sampler without a length, and for
         a stateful sampler, whose length may be only what is left of the epoch."""
-        self._left: _Left | None = None
+        self._left_pass: _LeftPass | None = None
         self._drawn: tuple[int, bytes] | None = None
         """The epoch of the last pass that was drawn from its beginning to its end, and a digest of its order."""
         self._may_repeat = isinstance(sampler, list | tuple | range | np.ndarray)
         """Whether the order may be the same in every epoch without a warning. True also after the first warning."""
         self.shuffled_order: bytes | None = None
         """Digest of the order of the last pass that was drawn to its end. None if the sampler does not shuffle."""
-        self.drawn: Drawn | None = None
+        self.drawn_pass: DrawnPass | None = None
         """The last pass that was drawn to its end. A stateful sampler's indices are not counted."""
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
             getattr(sampler, "load_state_dict", None)
@@ -127,7 +127,7 @@ class SamplerOrder:
 
     def epoch_set_by_user(self) -> int | None:
         """Return the epoch that the script set on the sampler if it differs from `epoch`, else None."""
-        # A sampler begins at epoch 0, so 0 is no news as long as `epoch` is unknown. Some samplers begin at -1.
+        # A sampler begins at epoch 0 or -1. As long as `epoch` is unknown, these do not come from the script.
         known = self.epoch or 0
         return next((epoch for epoch in self._epochs() if epoch is not None and epoch >= 0 and epoch != known), None)
 
@@ -172,27 +172,27 @@ class SamplerOrder:
 
     def delivered(self, sampler_state: object) -> None:
         """Record that the next batch of the latest pass was delivered. The sampler had this state after the batch."""
-        if self._left is not None:
+        if self._left_pass is not None:
             # Keep two states: before and after this batch.
-            self._left.states = (self._left.states[-1], sampler_state)
+            self._left_pass.states = (self._left_pass.states[-1], sampler_state)
 
     def completed(self) -> None:
         """Record that the latest pass was delivered to its end."""
-        if self._left is not None:
-            self._left.is_completed = True
+        if self._left_pass is not None:
+            self._left_pass.is_completed = True
 
-    def left(self) -> tuple[int, object] | None:
-        """Return the arguments for a later `restore_left`. None before the first pass, and for a stateless sampler."""
-        return None if self._left is None else (self._left.number, self._left.states[0])
+    def left_position(self) -> tuple[int, object] | None:
+        """Return arguments for `restore_left_position`. None before the first pass, and for a stateless sampler."""
+        return None if self._left_pass is None else (self._left_pass.number, self._left_pass.states[0])
 
-    def restore_left(self, number: int, state: object) -> None:
+    def restore_left_position(self, number: int, state: object) -> None:
         """Make the next pass begin where an earlier pass left the sampler.
 
         Args:
             number: The number of that pass.
             state: The sampler's state before the last delivered batch of that pass.
         """
-        self._left = _Left(number, (state,))
+        self._left_pass = _LeftPass(number, (state,))
 
     def batches(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield the batches of a pass. If the start has no sampler's state, draw and discard the batches before it.
@@ -212,13 +212,13 @@ class SamplerOrder:
                 # which hetero does itself.
                 part.generator = None
         # If the last pass was left early, and no state is loaded, put the sampler back to the last delivered batch.
-        if state is None and self._left is not None and not self._left.is_completed:
-            self._put_back(self._left)
+        if state is None and self._left_pass is not None and not self._left_pass.is_completed:
+            self._put_back(self._left_pass)
         # Set the epochs only after this, because a sampler may draw its order in set_epoch.
         self._set_again(start)
         # Keep the position, for the pass after this one.
         if self.is_stateful:
-            self._left = _Left(start.number, (self._snapshot() if state is None else state,), self._epochs())
+            self._left_pass = _LeftPass(start.number, (self._snapshot() if state is None else state,), self._epochs())
         # Ask for the length once in a pass, and after set_epoch: a bucket sampler took 300 ms for its length, and drew
         # random numbers for it.
         self.length = self._measure(start.number)
@@ -226,20 +226,20 @@ class SamplerOrder:
     def _drawn_batches(self, start: Start) -> Iterator[PlannedBatch]:
         """Draw the batches of a pass and yield those from its start on. Then compare the order with the last pass."""
         state, num_drawn = start.sampler, start.num_drawn
-        own = self._own_generators(start.number)
-        with own.swapped_in():
+        generators = self._own_generators(start.number)
+        with generators.swapped_in():
             elements = self._iterate(state)
         largest_batch = 0
         counter, digest = OccurrenceCounter(), blake2b(digest_size=16)
         is_compared = not self._may_repeat and state is None
         for position in itertools.count(0 if state is None else start.batches):
-            with own.swapped_in():
+            with generators.swapped_in():
                 drawn = self._draw(elements)
                 snapshot = self._snapshot()
             if drawn is None:
                 if is_compared:
-                    self._compare_with_last(start, digest.digest(), own)
-                self.drawn = Drawn(start.number, counter.first(MAX_INDICES), largest_batch)
+                    self._compare_with_last(start, digest.digest(), generators)
+                self.drawn_pass = DrawnPass(start.number, counter.first(MAX_INDICES), largest_batch)
                 return
             indices = as_indices(drawn)
             largest_batch = max(largest_batch, len(indices))
@@ -259,16 +259,16 @@ class SamplerOrder:
             if position >= start.batches:
                 yield PlannedBatch(position, IndexedWork(indices, occurrences), rank, snapshot, num_drawn)
 
-    def _compare_with_last(self, start: Start, order: bytes, own: OwnGenerators) -> None:
+    def _compare_with_last(self, start: Start, order: bytes, generators: OwnGenerators) -> None:
         """Set `shuffled_order`. Log one warning if the shuffled order is the same as in the last pass of another epoch.
 
         Args:
             start: Start of a pass that was drawn to its end.
             order: Digest of the indices of this pass.
-            own: The generators of this pass.
+            generators: The generators of this pass.
         """
         last, self._drawn = self._drawn, (start.epoch, order)
-        self.shuffled_order = order if self._shuffles(start.number, own) else None
+        self.shuffled_order = order if self._shuffles(start.number, generators) else None
         if self.shuffled_order is None or last is None or last[0] == start.epoch or last[1] != order:
             return
         if start.again is None:
@@ -289,19 +289,19 @@ class SamplerOrder:
             start.epoch,
         )
 
-    def _shuffles(self, number: int, own: OwnGenerators) -> bool:
+    def _shuffles(self, number: int, generators: OwnGenerators) -> bool:
         """Return whether the sampler shuffles. A fixed order, for example by length, is not random.
 
         Args:
             number: The number of a pass that was drawn to its end.
-            own: The generators of that pass.
+            generators: The generators of that pass.
         """
         if any(getattr(part, "shuffle", None) is True or getattr(part, "generator", None) for part in self._parts):
             return True
         # If the sampler drew from a global generator, the next number of this generator is not its first one.
-        return own.next_numbers() != self._own_generators(number).next_numbers()
+        return generators.next_numbers() != self._own_generators(number).next_numbers()
 
-    def _put_back(self, left: _Left) -> None:
+    def _put_back(self, left: _LeftPass) -> None:
         """Put the sampler where it would be if only the delivered batches of the last pass had been drawn.
 
         It is not enough to load the state after the last delivered batch. Some samplers start their next iteration at a
@@ -336,7 +336,7 @@ class SamplerOrder:
     def _own_generators(self, number: int) -> OwnGenerators:
         """Return the generators of a pass, by its number. They are not seeded yet."""
         key = draw_key(self.seed, number)
-        # A part's generator gets a seed of its own, which depends on the key and on the seed that the script gave it.
+        # The seed of a part's generator depends on the key and on the seed that the script gave the generator.
         more = [
             (generator, (key ^ seed) % 2**63)
             for part, seed in zip(self._parts, self._generator_seeds, strict=True)
@@ -431,7 +431,7 @@ class OccurrenceCounter:
 
 
 @dataclass
-class _Left:
+class _LeftPass:
     """How far the latest pass of a stateful sampler was delivered."""
 
     number: int
