@@ -259,6 +259,7 @@ def _discard_at_exit(prefetched: Prefetched) -> None:
     Exit handlers run in the reverse order of their registration. This handler must run before torch's, because
     otherwise workers would be left behind. So it is registered after torch's.
     """
+    # No batches are kept now. An earlier registration may be from before torch's, so replace it.
     if not _at_exit:
         atexit.unregister(_discard_all)
         atexit.register(_discard_all)

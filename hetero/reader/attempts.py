@@ -76,7 +76,7 @@ class PoisonDetector:
             spec: The request's data set.
         """
         self.endpoints = [
-            lost for lost in self.endpoints if not lost.serves(spec) and (lost.has_died or not lost.is_retired)
+            lost for lost in self.endpoints if not (lost.serves(spec) or (lost.is_retired and not lost.has_died))
         ]
         return len(self.endpoints) >= MAX_ATTEMPTS
 

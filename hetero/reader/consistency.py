@@ -177,6 +177,7 @@ class ServedDataset:
 
     def _compare_environment(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
         """Log one warning per data set if the versions of libraries or settings differ between two endpoints."""
+        # Only facts that both endpoints report can differ.
         if self._has_warned:
             return
         names = sorted(found.environment.keys() & expected.environment.keys())

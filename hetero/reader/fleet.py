@@ -200,6 +200,7 @@ class Fleet:
             while True:
                 self.raise_failure(dataset)
                 now_s = self.clock()
+                # An endpoint has described the data set. Wait for the others, unless a caller has done so before.
                 if dataset.reference is not None:
                     settle_at_s = now_s + _SETTLE_S if settle_at_s is None else settle_at_s
                     if dataset.has_settled or now_s >= settle_at_s or dataset.is_settled(self.router.endpoints):
@@ -269,7 +270,7 @@ class Fleet:
                 attempt.connection.num_outstanding += 1
 
     def raise_failure(self, dataset: ServedDataset) -> None:
-        """Raise the failure that makes waiting pointless, if there is one. The caller must hold the lock."""
+        """Raise the failure because of which no batch of a data set can come, if there is one. Needs the lock."""
         failure = self._failure or dataset.failure
         if failure is not None:
             raise failure

@@ -124,6 +124,7 @@ class InlineFetches:
     def close(self) -> None:
         """Close the connections of all fetches. Idempotent. The caller holds `lock` and the fleet's lock."""
         self._is_closed = True
+        # Forget the fetches first, because the consumer's `_receive` may be in progress in this thread.
         sent = [fetch for _, fetch in self._sent.values()]
         self._sent.clear()
         for fetch in sent:

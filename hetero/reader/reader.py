@@ -267,6 +267,7 @@ def default_window_bytes() -> int:
     of this process's control group (a container, for example) if that is less. ``LOCAL_WORLD_SIZE`` gives the number of
     ranks on this host, 1 if it is not set.
     """
+    # Count one rank if the variable is not a positive number.
     given = os.environ.get("LOCAL_WORLD_SIZE", "1")
     num_local_readers = int(given) if given.isdigit() and int(given) > 0 else 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -115,11 +115,13 @@ def check_spec(spec: Any) -> Any:
     """
 
     def leaf(path: str, one: Any, _: Any) -> Any:
+        """Return a part of the specification, if it is valid. ``path`` is the part's place in the batch."""
         if not isinstance(one, tf.TensorSpec):
             found = type_name(type(one))
             raise ConfigError(f"element_spec: {path} is a {found}, expected tf.TensorSpec, or dicts or tuples of it")
         return one
 
+    # Merging a specification with itself visits each part.
     return _merge(spec, spec, "batch", leaf)
 
 

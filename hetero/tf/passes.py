@@ -382,6 +382,8 @@ class PassLog:
 
     def _process_end(self, ended: TensorFlowPass) -> None:
         """Decide which stage follows for a pass that has ended."""
+        # The script may still report produced batches, unless TensorFlow left the pass early while nothing is reported.
+        # For example, Keras takes one batch to build a model, and then drops the pass.
         is_reporting = self._reporting is Reporting.REPORTING
         may_be_reported = is_reporting or ended.is_complete or ended.failure is not None
         if ended.has_rest and may_be_reported:
@@ -408,6 +410,7 @@ class PassLog:
         # after the epoch, so a rank that has consumed its last batch counts all global batches.
         batches = tf_pass.num_global_batches if is_consumed else tf_pass.start.batches + tf_pass.num_consumed
         self._progress.advance(tf_pass.number, batches=batches)
+        # A pass that ended early, as with ``take(3)``, closes when the script has reported all its produced batches.
         if is_consumed or (tf_pass.stage is Stage.ENDED and not tf_pass.has_rest):
             self._close(tf_pass, Stage.CLOSED)
 

@@ -359,7 +359,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         options = self._pipeline.options
         # A RandomSampler draws its seed from the global generator, unless it was given a generator. On several
-        # ranks, and with order="torch", the script replaces a DistributedSampler, which draws no seed.
+        # ranks, and with order="torch", a script would use torch's DistributedSampler, which draws no seed.
         replaces_random_sampler = options.shuffle and options.order != "torch" and self._pipeline.has_own_order
         if replaces_random_sampler and self.generator is None and self._pipeline.shard().world_size == 1:
             torch.empty((), dtype=torch.int64).random_()

@@ -144,6 +144,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         """Return a requested batch: from the pass that planned it, or computed here in a tool's worker process."""
         if batch.source is not None:
             return FetchedBatch(batch.source.fetch(batch))
+        # Before its first batch, a worker process of a tool's loader prepares the data set.
         info = torch.utils.data.get_worker_info()
         if info is not None and not self._is_worker:
             self.local.start_worker(info.id)

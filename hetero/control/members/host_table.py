@@ -82,6 +82,7 @@ class HostTable:
         # With 256 data hosts, computing this for each message took 63 % of a core. Now it takes 5 %.
         if self._local_news is not None and now_s <= self._news_valid_until_s:
             return self._local_news
+        # Without a further message, the values change when the next lease ends. Leases in the past have ended already.
         ends_s = (peer.last_heard_s + self._timings.lease_s for peer in self._peers.values() if peer.status is not None)
         self._news_valid_until_s = min((end_s for end_s in ends_s if end_s >= now_s), default=math.inf)
         finals = tuple((peer.has_our_final, peer.has_left) for peer in self._peers.values())
@@ -114,6 +115,7 @@ class HostTable:
     @property
     def failure_delivered(self) -> bool:
         """Whether the arbiter has received this host's failure. True without a failure, or if the cause is decided."""
+        # None if no arbiter lives, and if this host itself is the arbiter, because it is not one of its peers.
         arbiter = self._peers.get(self.arbiter or "")
         if self.own.failure is None or self.own.decided is not None or arbiter is None:
             return True

@@ -81,6 +81,7 @@ class Membership(HostTable):
         """
         if generation is not None and generation != self.own.generation:
             return
+        # A host repeats its failure in each heartbeat.
         if any(known.first_line == cause.first_line for _, known in self._failures):
             return
         self._failures.append((self._clock(), cause))

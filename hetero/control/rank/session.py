@@ -393,6 +393,7 @@ class RankSession:
         """Return the loaders to report: all, or the busiest if there are too many, such as one per validation."""
         names = set(self._loaders.values())
         if len(names) > MAX_LOADERS:
+            # Always report the loader whose step began last, so leave one place for this loader.
             names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._loader}
         return frozenset(names)
 

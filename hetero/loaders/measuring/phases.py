@@ -81,6 +81,7 @@ class Phases:
         # Measure whole windows, because batches may arrive in bursts of one window.
         num_windows = max(_MIN_WINDOWS, math.ceil(ENOUGH_STEPS / self.window))
         counts = {
+            # Batches that were fetched ahead before the first step must not be measured.
             Phase.WARMUP: max(self._warmup_steps, self.window),
             Phase.RUNNING: num_windows * self.window,
             Phase.HEADSPACE: EXCLUDED_STEPS + ENOUGH_STEPS,
@@ -115,6 +116,7 @@ class Phases:
             self.data_wait_s.append(data_wait_s)
         elif self.measures_headspace:
             self.headspace_s.append(step_s)
+        # The first steps of the headspace phase count as its steps, but not towards its time.
         is_excluded = self.phase is Phase.HEADSPACE and not self.measures_headspace
         self.num_steps += 1
         self._phase_s += 0.0 if is_excluded else step_s
