@@ -197,7 +197,8 @@ class Hub:
             self._membership.tick()
             self._follow_joined()
             known_news, known_local_news = self._known
-            news, local_news = self._known = self._membership.news, self._membership.local_news
+            news, local_news = self._membership.news, self._membership.local_news
+            self._known = news, local_news
             # With a new version, the connections send this host's status to all peers at once.
             if news != known_news:
                 self._version += 1

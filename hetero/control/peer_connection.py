@@ -126,7 +126,7 @@ class PeerConnection:
         try:
             while not (options.stopping.is_set() or self._is_over.is_set()):
                 interval_s = options.heartbeat_s * _RANDOM.uniform(0.9, 1.1)
-                pause_s = min(interval_s, POLL_S)
+                pause_s = min(interval_s, POLL_S)  # after an unexpected error, which leaves `_send` without a result
                 # Log an unexpected error and continue. Such an error once ended this thread, and much later the job
                 # ended because this host had been silent.
                 with errors.during(f"sending this host's status to {self._host}"):

@@ -93,6 +93,7 @@ class InlineFetches:
             else:
                 readable = self._readable(timeout_s)
             self._is_waiting = False
+            # Reset the descriptor. Otherwise the next wait would end at once.
             if self._wake_descriptor in readable:
                 with contextlib.suppress(OSError):  # a signal handler may have closed the descriptor
                     os.eventfd_read(self._wake_descriptor)

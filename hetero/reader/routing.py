@@ -368,6 +368,7 @@ def unprepared(
         # If an endpoint has described a data set, it needs no preparation. It waits to be compared with the reference.
         known = connection.prepared | connection.preparing | connection.unusable | connection.descriptions.keys()
         missing = [spec for spec in specs if spec not in known]
+        # A foreign endpoint is never used, because another process has its address.
         if not missing or connection.state is ConnectionState.FOREIGN:
             continue
         if connection.retry_at_s > now_s:

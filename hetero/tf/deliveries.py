@@ -87,6 +87,7 @@ def num_samples(batch: Any) -> Any:
         return sum(map(num_samples, leaf.values))
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows()
+    # Here and below, the product of at most one dimension is 1 for a tensor without dimensions.
     if isinstance(leaf, tf.SparseTensor):
         return tf.reduce_prod(leaf.dense_shape[:1])
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:

@@ -113,6 +113,7 @@ class Pipeline(LoaderPipeline):
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
 
             return remote.fingerprint(self.subject)
+        # `built` is a cached property, which is in the dictionary after its first use.
         if "built" not in self.local.__dict__:
             return None
         with self.local.noting_files():

@@ -311,6 +311,7 @@ class RankSession:
         self.directory.replace([record for record in records if record.kind == BATCHES], hosts=hosts)
         self.tf_servers.replace([record for record in records if record.kind != BATCHES], hosts=hosts)
         with self._changed:
+            # A request to stop is never withdrawn.
             self._stop_requested = self._stop_requested or update.stop_requested
             if update.HasField("stop_at"):
                 self._stop_at = record_of(StopPoint, update.stop_at)
